@@ -1,0 +1,5 @@
+"""Run growkit from a checkout: ``python cli.py --help``."""
+
+from growkit.cli import main
+
+main()

@@ -1,0 +1,29 @@
+"""Grow trained language-model checkpoints, and prove that nothing they learned was lost."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from growkit.inspection import inspect as inspect
+    from growkit.proof.verdict import verify as verify
+    from growkit.surgery import grow as grow
+    from growkit.surgery import run as run
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "grow", "inspect", "run", "verify"]
+
+_HOMES = {
+    "grow": "growkit.surgery",
+    "inspect": "growkit.inspection",
+    "run": "growkit.surgery",
+    "verify": "growkit.proof.verdict",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: ``growkit --help`` must not wait for torch.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'growkit' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""``python -m growkit``."""
+
+from growkit.cli import main
+
+main()

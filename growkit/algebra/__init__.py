@@ -1,0 +1,1 @@
+"""The mathematics of growth: pure functions of tensors, no files, no models."""

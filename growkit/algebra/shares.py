@@ -1,0 +1,41 @@
+"""How the weights of a reader are shared out among the copies of what it reads."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+LEAST_SNR_DB = 10 * math.log10(3)
+"""Signal-to-noise ratio in dB at which a split takes anything from none to all of a weight: no
+exact split is noisier."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The shares of a split: halves, with or without noise (``growkit.algebra.splits``).
+
+    Attributes:
+        snr_db: signal-to-noise ratio of the random part in dB, where the signal is an equal half
+            and the noise is uniform; None for plain halves (HyperCloning as published).
+        seed: with the tensor's name, seeds the noise, so that a tensor's split depends neither on
+            the order in which tensors are made nor on their number.
+    """
+
+    snr_db: float | None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.snr_db is None or self.snr_db >= LEAST_SNR_DB
+
+    @property
+    def amplitude(self) -> float:
+        """Largest |u|. The noise is w·u with u uniform in [-U, U], so SNR = ¼ / (U²/3)."""
+        if self.snr_db is None:
+            return 0.0
+        return min(0.5, math.sqrt(0.75) * 10 ** (-self.snr_db / 20))
+
+    def seed_of(self, name: str) -> int:
+        """The seed of the tensor of this name, 64 bits."""
+        digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
+        return int.from_bytes(digest[:8], "big", signed=True)

@@ -1,0 +1,52 @@
+"""Exact splits: several numbers of a storage format that sum to a given one, bit for bit.
+
+Two parts of w come from three rounded operations, with any u in [-½, ½]:
+
+    first = w · (½ + u)        between 0 and w, because rounding is monotone
+    second = w - first
+    first = w - second
+
+If the first lies in [w/2, w], Sterbenz' lemma makes the second exact, and the last line repeats the
+first. If it lies in [0, w/2], the second lies in [w/2, w], and the same lemma makes the last line
+exact. In the subnormal range every difference is exact. Either way ``first + second = w`` in real
+arithmetic: with a random u, which lets the copies part, and with u = 0, plain halves, even where
+w/2 has no representation. More parts come from splitting the parts again: three are ¼, ¼, ½.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_ARITHMETIC = {torch.float32: torch.float32, torch.float64: torch.float64}
+
+
+def split(weight: Tensor, parts: int, amplitude: float, generator: torch.Generator) -> list[Tensor]:
+    """Split every element into ``parts`` numbers of the same dtype that sum to it exactly.
+
+    Args:
+        weight: any shape, any floating dtype.
+        parts: at least 1. Two parts are about ½ each, three ¼, ¼, ½, four ¼ each.
+        amplitude: largest |u|, in [0, ½]; 0 for plain halves.
+        generator: source of u.
+
+    Returns:
+        ``parts`` tensors of the shape and dtype of ``weight``.
+    """
+    if parts == 1:
+        return [weight]
+    arithmetic = _ARITHMETIC.get(weight.dtype, torch.float32)
+    exact = weight.to(arithmetic)
+    if amplitude:
+        share = torch.empty_like(exact)
+        share.uniform_(0.5 - amplitude, 0.5 + amplitude, generator=generator)
+        first = share.mul_(exact).to(weight.dtype)
+    else:
+        first = (exact * 0.5).to(weight.dtype)
+    second = (exact - first.to(arithmetic)).to(weight.dtype)
+    first = (exact - second.to(arithmetic)).to(weight.dtype)
+    left = (parts + 1) // 2
+    return [
+        *split(first, left, amplitude, generator),
+        *split(second, parts - left, amplitude, generator),
+    ]

@@ -1,0 +1,91 @@
+"""Checkpoints on disk: read lazily, written streamed, published when proved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+Config = dict[str, Any]
+"""The contents of a ``config.json``."""
+
+FLOAT_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
+"""Bytes per element of every float dtype, by its safetensors name."""
+
+TORCH_NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+"""The torch (and ``config.json``) name of every float dtype, by its safetensors name."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a header says of a tensor: its shape and its dtype (a safetensors name)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the data."""
+        return self.elements * FLOAT_BYTES[self.dtype]
+
+
+class Weights(Protocol):
+    """A checkpoint, on disk or yet to be computed: what is known from headers, and the tensors."""
+
+    @property
+    def config(self) -> Config:
+        """The contents of ``config.json``."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The header of every tensor, by name."""
+        ...
+
+    def where(self, name: str) -> str:
+        """Where a tensor comes from, for messages."""
+        ...
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor, as consecutive blocks along dimension 0."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor."""
+        ...
+
+
+def total_bytes(tensors: Mapping[str, TensorInfo]) -> int:
+    """Size of the data of all tensors."""
+    return sum(info.bytes for info in tensors.values())
+
+
+def total_parameters(tensors: Mapping[str, TensorInfo]) -> int:
+    """Number of elements of all tensors."""
+    return sum(info.elements for info in tensors.values())
+
+
+def main_dtype(tensors: Mapping[str, TensorInfo]) -> str:
+    """The dtype that holds most of the parameters."""
+    elements: dict[str, int] = {}
+    for info in tensors.values():
+        elements[info.dtype] = elements.get(info.dtype, 0) + info.elements
+    return max(elements, key=lambda dtype: elements[dtype])

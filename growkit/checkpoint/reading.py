@@ -1,0 +1,193 @@
+"""Reading a Hugging Face folder: headers at once, tensors one at a time."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from growkit.checkpoint import FLOAT_BYTES, TORCH_NAMES, Config, TensorInfo
+from growkit.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SAFETENSORS_NAMES = {name: dtype for dtype, name in TORCH_NAMES.items()}
+
+
+class Checkpoint:
+    """A model folder: ``config.json`` and its weights, of which only headers are read at first.
+
+    Weights are ``model.safetensors``, or the shards that ``model.safetensors.index.json`` lists,
+    or, where there are none, the same of ``pytorch_model.bin`` (weights-only loading).
+
+    Raises:
+        InputError: the folder is no checkpoint, or a file is missing, truncated or malformed.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise InputError(
+                f"{self.folder} is not a folder; give a model folder with config.json and weights"
+            )
+        self.config: Config = read_json(self.folder / "config.json")
+        self.files, listed = _weight_files(self.folder)
+        self.tensors: dict[str, TensorInfo] = {}
+        self._file_of: dict[str, Path] = {}
+        for file in self.files:
+            for name, info in _headers(file).items():
+                if name in self._file_of:
+                    raise InputError(
+                        f"tensor {name} is in both {self._file_of[name]} and {file}; remove one, "
+                        "one of the shards may be left over from another model"
+                    )
+                self.tensors[name] = info
+                self._file_of[name] = file
+        for name, file in listed.items():
+            if self._file_of.get(name) != file:
+                raise InputError(
+                    f"tensor {name} is missing from {file}, where the index lists it; "
+                    "copy the checkpoint again"
+                )
+
+    def where(self, name: str) -> str:
+        """The file that holds a tensor."""
+        return str(self._file_of[name])
+
+    def read(self, name: str) -> Tensor:
+        """A tensor in its storage dtype; its file is closed again.
+
+        Raises:
+            InputError: the tensor holds NaN or infinity, or its file can no longer be read.
+        """
+        tensor = _read(self._file_of[name], name)
+        if not _finite(tensor):
+            raise InputError(
+                f"tensor {name} in {self._file_of[name]} holds NaN or infinity; "
+                "a model like that cannot be grown or proved, use an earlier checkpoint"
+            )
+        return tensor
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """The tensor, whole."""
+        yield self.read(name)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        InputError: the file is missing, or is not a JSON object.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{file} does not exist; is {file.parent} a model folder?") from None
+    except (ValueError, OSError) as error:
+        raise InputError(f"{file} cannot be read as JSON ({error}); copy it again") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{file} holds a JSON {type(content).__name__}; an object was expected")
+    return content
+
+
+def _weight_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+    """The files with the weights, in order, and where the index (if any) says each tensor is."""
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{single}.index.json"
+        if index.exists():
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict) or not weight_map:
+                raise InputError(f"{index} has no weight_map; copy the index again")
+            listed = {name: folder / str(file) for name, file in weight_map.items()}
+            files = sorted(set(listed.values()))
+            for file in files:
+                if not file.exists():
+                    raise InputError(
+                        f"shard {file} is missing, {index.name} lists it; copy it into the folder"
+                    )
+            return files, listed
+        if (folder / single).exists():
+            return [folder / single], {}
+    raise InputError(
+        f"{folder} has no weights; model.safetensors, model.safetensors.index.json or "
+        "pytorch_model.bin was expected"
+    )
+
+
+def _headers(file: Path) -> dict[str, TensorInfo]:
+    if file.suffix == ".bin":
+        return {
+            name: _supported(
+                file,
+                name,
+                tuple(tensor.shape),
+                _SAFETENSORS_NAMES.get(str(tensor.dtype).removeprefix("torch."), str(tensor.dtype)),
+            )
+            for name, tensor in _load_pickled(file, "meta").items()
+        }
+    try:
+        with safe_open(file, framework="np") as opened:  # no need of torch for headers
+            headers = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return {
+                name: _supported(file, name, tuple(header.get_shape()), header.get_dtype())
+                for name, header in headers.items()
+            }
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{file} is not a whole safetensors file ({error}); it may be truncated, copy it again"
+        ) from None
+
+
+def _supported(file: Path, name: str, shape: tuple[int, ...], dtype: str) -> TensorInfo:
+    if dtype not in FLOAT_BYTES:
+        raise InputError(
+            f"tensor {name} in {file} has dtype {dtype}; growkit works on float weights "
+            f"({', '.join(FLOAT_BYTES)}), dequantise the model first"
+        )
+    return TensorInfo(shape, dtype)
+
+
+def _read(file: Path, name: str) -> Tensor:
+    if file.suffix == ".bin":
+        return _load_pickled(file, "cpu")[name].contiguous()
+    try:
+        # Opened for this tensor alone, so that its pages are given back with it.
+        with safe_open(file, framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"tensor {name} cannot be read from {file} ({error})") from None
+
+
+def _load_pickled(file: Path, device: str) -> dict[str, Tensor]:
+    import torch
+
+    try:
+        try:
+            content = torch.load(file, map_location=device, weights_only=True, mmap=True)
+        except RuntimeError:  # files from before torch 1.6 cannot be mapped
+            content = torch.load(file, map_location=device, weights_only=True)
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"{file} cannot be loaded as plain weights ({reason}); it may be truncated or hold "
+            "code, save the model as safetensors"
+        ) from None
+    if not isinstance(content, dict) or not all(
+        isinstance(t, torch.Tensor) for t in content.values()
+    ):
+        raise InputError(
+            f"{file} does not hold a plain dictionary of tensors; save the model as safetensors"
+        )
+    return content
+
+
+def _finite(tensor: Tensor) -> bool:
+    numbers = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no arithmetic
+    # A finite sum proves finite elements; only where it overflows is a slower look needed.
+    return bool(numbers.sum().isfinite()) or bool(numbers.isfinite().all())

@@ -1,0 +1,70 @@
+"""A checkpoint in a wider dtype: every weight keeps its value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights
+from growkit.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Exponent and fraction bits: a format holds another's values if it has no fewer of either.
+_BITS = {
+    "F64": (11, 52),
+    "F32": (8, 23),
+    "BF16": (8, 7),
+    "F16": (5, 10),
+    "F8_E4M3": (4, 3),
+    "F8_E5M2": (5, 2),
+}
+
+
+class Widened:
+    """The tensors of a checkpoint, cast without rounding.
+
+    Args:
+        source: the checkpoint.
+        dtype: torch name of the dtype, e.g. ``float32``.
+
+    Raises:
+        InputError: the dtype is unknown, or would round some tensor.
+    """
+
+    def __init__(self, source: Weights, dtype: str) -> None:
+        names = {torch_name: name for name, torch_name in TORCH_NAMES.items()}
+        if dtype not in names:
+            raise InputError(f"dtype {dtype!r} is not known; choose one of {', '.join(names)}")
+        for name, info in source.tensors.items():
+            if any(
+                has > gets for has, gets in zip(_BITS[info.dtype], _BITS[names[dtype]], strict=True)
+            ):
+                raise InputError(
+                    f"dtype {dtype} would round tensor {name} in {source.where(name)}, which is "
+                    f"{TORCH_NAMES[info.dtype]}; growing must not lose anything, choose a wider one"
+                )
+        self._source = source
+        self._dtype = dtype
+        self.config: Config = source.config | {"dtype": dtype}
+        if "torch_dtype" in source.config:
+            self.config["torch_dtype"] = dtype
+        self.tensors = {
+            name: TensorInfo(info.shape, names[dtype]) for name, info in source.tensors.items()
+        }
+
+    def where(self, name: str) -> str:
+        """Where the narrower tensor comes from."""
+        return self._source.where(name)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """The tensor, whole."""
+        yield self.read(name)
+
+    def read(self, name: str) -> Tensor:
+        """The tensor in its new dtype."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self._dtype)
+        return self._source.read(name).to(dtype)

@@ -1,0 +1,156 @@
+"""Writing a Hugging Face folder as a stream.
+
+The header of a safetensors file only needs names, shapes and dtypes, all known from the plan. So
+it is written first, the tensors follow one block after the other, and no file is ever in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+
+from growkit.checkpoint import FLOAT_BYTES, TensorInfo, Weights, total_bytes, total_parameters
+from growkit.errors import InputError
+
+WORKERS = 2
+"""Tensors made side by side: one computes while another is on its way to the disk."""
+
+SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def parse_bytes(text: str) -> int:
+    """``"500MB"`` -> 500000000.
+
+    Raises:
+        InputError: the text is not a positive number with a unit.
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(KB|MB|GB|TB)", str(text).strip().upper())
+    if not match or float(match[1]) == 0:
+        raise InputError(f"shard size {text!r} is not understood; write it like 500MB or 5GB")
+    return int(float(match[1]) * SIZE_UNITS[match[2]])
+
+
+def write_weights(
+    weights: Weights, folder: Path, shard_bytes: int, advance: Callable[[int], None]
+) -> None:
+    """Write all tensors as safetensors shards of at most ``shard_bytes`` each, with their index.
+
+    A tensor larger than that gets a shard of its own. Every tensor has its place before any is
+    computed, so several are made side by side, each block going to disk as soon as it exists.
+
+    Args:
+        weights: the tensors; each is computed exactly once.
+        folder: an existing folder.
+        shard_bytes: upper limit of the data in one shard.
+        advance: called with the number of bytes written, after each block.
+    """
+    shards = _shards(weights.tensors, shard_bytes)
+    names = _file_names(len(shards))
+    stop = Event()
+    with ExitStack() as stack:
+        places: dict[str, tuple[int, int]] = {}
+        for shard, name in zip(shards, names, strict=True):
+            stream = stack.enter_context((folder / name).open("wb", buffering=0))
+            header = _header(shard)
+            stream.write(header)
+            offset = len(header)
+            for tensor, info in shard.items():
+                places[tensor] = (stream.fileno(), offset)
+                offset += info.bytes
+        pool = stack.enter_context(ThreadPoolExecutor(WORKERS, initializer=_one_thread))
+        stack.callback(stop.set)
+        jobs = [
+            pool.submit(_write_tensor, weights, tensor, *place, advance, stop)
+            for tensor, place in places.items()
+        ]
+        wait(jobs, return_when=FIRST_EXCEPTION)
+        stop.set()
+    for job in jobs:
+        job.result()
+
+    if len(shards) > 1:
+        index = {
+            "metadata": {
+                "total_parameters": total_parameters(weights.tensors),
+                "total_size": total_bytes(weights.tensors),
+            },
+            "weight_map": {
+                tensor: name for shard, name in zip(shards, names, strict=True) for tensor in shard
+            },
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
+    """The tensors of each shard, in the order in which they lie in the file."""
+    shards: list[dict[str, TensorInfo]] = [{}]
+    used = 0
+    for name, info in tensors.items():
+        if shards[-1] and used + info.bytes > shard_bytes:
+            shards.append({})
+            used = 0
+        shards[-1][name] = info
+        used += info.bytes
+    # The widest dtypes first: then every tensor begins at a multiple of its element size.
+    return [
+        dict(sorted(shard.items(), key=lambda item: -FLOAT_BYTES[item[1].dtype]))
+        for shard in shards
+    ]
+
+
+def _file_names(count: int) -> list[str]:
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
+def _one_thread() -> None:
+    """One core per tensor: the tensors run side by side instead."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _write_tensor(
+    weights: Weights,
+    name: str,
+    descriptor: int,
+    offset: int,
+    advance: Callable[[int], None],
+    stop: Event,
+) -> None:
+    import torch
+
+    begin = offset
+    for block in weights.blocks(name):
+        data = memoryview(block.contiguous().flatten().view(torch.uint8).numpy().data)
+        while data:  # a write may be partial
+            if stop.is_set():
+                return
+            count = os.pwrite(descriptor, data, offset)
+            data = data[count:]
+            offset += count
+            advance(count)
+    assert offset - begin == weights.tensors[name].bytes, name
+
+
+def _header(tensors: Mapping[str, TensorInfo]) -> bytes:
+    """Length, JSON, padding: https://github.com/huggingface/safetensors#format."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, info in tensors.items():
+        entries[name] = {
+            "dtype": info.dtype,
+            "shape": info.shape,
+            "data_offsets": [offset, offset + info.bytes],
+        }
+        offset += info.bytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,321 @@
+"""The command line: commands and nothing else; what they do is in the modules they call.
+
+Exit codes: 0 done and preserved, 1 a promise was broken, 2 usage or input, 130 interrupted.
+Results are on stdout, everything else on stderr. Torch is imported inside commands only.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect as introspection
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from growkit import __version__
+from growkit.errors import InputError
+from growkit.growth import methods
+from growkit.proof import Settings
+from growkit.recipe import DEFAULT_SHARD_SIZE, DEFAULT_SNR_DB
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="growkit",
+    help="Grow trained language-model checkpoints, and prove that nothing they learned was lost.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+recipes_app = typer.Typer(help="Recipes that ship with growkit.", no_args_is_help=True)
+app.add_typer(recipes_app, name="recipes")
+
+Source = Annotated[
+    Path, typer.Argument(metavar="SRC", help="Model folder: config.json and weights.")
+]
+Output = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Text = Annotated[Path | None, typer.Option(help="UTF-8 text to compare on; random tokens without.")]
+Device = Annotated[str, typer.Option(help="Where the proof runs: auto, cpu or cuda.")]
+Prompts = Annotated[int, typer.Option(help="Windows of text, or random prompts, to compare.")]
+Length = Annotated[int, typer.Option(help="Tokens in each.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an OUT that growkit wrote.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, touch nothing.")]
+Proof = Annotated[
+    bool, typer.Option(" /--no-verify", help="Publish OUT without the proof.", show_default=False)
+]
+
+
+def main() -> None:
+    """The ``growkit`` command."""
+    signal.signal(signal.SIGTERM, _terminate)
+    app()
+
+
+def _terminate(signum: int, frame: object) -> NoReturn:
+    sys.exit(128 + signum)  # unwinds, so that nothing half-written stays
+
+
+def command(function: Callable[..., int | None]) -> Callable[..., None]:
+    """Turn what goes wrong inside a command into a sentence and an exit code."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        debug = bool(os.environ.get("GROWKIT_DEBUG"))
+        try:
+            code = function(*args, **kwargs) or 0
+        except InputError as error:
+            if debug:
+                raise
+            _say(f"error: {error}")
+            code = 2
+        except MemoryError:
+            _say("error: memory ran out; nothing was kept, use a machine with more")
+            code = 2
+        except KeyboardInterrupt:
+            _say("interrupted: nothing was kept")
+            code = 130
+        raise typer.Exit(code)
+
+    return guarded
+
+
+def with_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace a command's ``sizes`` by one option for every size of every growth method."""
+    options = {option.name: option for m in methods().values() for option in m.options}
+    signature = introspection.signature(function, eval_str=True)
+    kept = [p for name, p in signature.parameters.items() if name != "sizes"]
+    added = [
+        introspection.Parameter(
+            name,
+            introspection.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                str | None,
+                typer.Option(
+                    "--" + name.replace("_", "-"),
+                    metavar="xN|SIZE",
+                    help=option.help[0].upper() + option.help[1:] + ".",
+                    rich_help_panel="Sizes: a factor (x2) or a size (2048)",
+                ),
+            ],
+        )
+        for name, option in options.items()
+    ]
+
+    @functools.wraps(function)
+    def wrapped(**kwargs: Any) -> Any:
+        sizes = {name: value for name in options if (value := kwargs.pop(name)) is not None}
+        return function(**kwargs, sizes=sizes)
+
+    parameters = [p.replace(kind=introspection.Parameter.KEYWORD_ONLY) for p in kept] + added
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Grow trained language-model checkpoints, and prove that nothing they learned was lost."""
+    if version:
+        typer.echo(f"growkit {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+@command
+def inspect(folder: Source, as_json: Json = False) -> None:
+    """Show what a checkpoint is: family, sizes, heads, ties, dtype."""
+    from growkit.inspection import inspect as look
+    from growkit.report.terminal import show_inspection
+
+    result = look(folder)
+    if as_json:
+        _print_json(result)
+    else:
+        show_inspection(_console(), result)
+
+
+@app.command()
+@with_sizes
+@command
+def grow(
+    source: Source,
+    output: Output,
+    sizes: dict[str, str],
+    method: Annotated[str, typer.Option(help=f"Growth method: {', '.join(methods())}.")] = (
+        "hypercloning"
+    ),
+    symmetry: Annotated[
+        str, typer.Option(help="break: copies can part in training; keep: they stay equal.")
+    ] = "break",
+    snr_db: Annotated[
+        float, typer.Option(help="Signal-to-noise ratio of the random splits, in dB.")
+    ] = DEFAULT_SNR_DB,
+    seed: Seed = 0,
+    dtype: Annotated[str | None, typer.Option(help="Store OUT in a wider dtype.")] = None,
+    shard_size: Annotated[str, typer.Option(help="Largest output file.")] = DEFAULT_SHARD_SIZE,
+    text: Text = None,
+    device: Device = "auto",
+    prompts: Prompts = Settings.prompts,
+    length: Length = Settings.length,
+    verify: Proof = True,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> int:
+    """Grow SRC into a larger model OUT that computes the same function, and prove it."""
+    from growkit.recipe import GrowStep, Recipe
+
+    step = GrowStep(method, sizes, symmetry, snr_db)  # type: ignore[arg-type]
+    settings = Settings(_text(text), prompts, length, seed, device) if verify else None
+    recipe = Recipe(str(source), (step,), str(output), settings, seed, dtype, shard_size)
+    return _run(recipe, overwrite, dry_run, as_json)
+
+
+@app.command()
+@command
+def verify(
+    source: Source,
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the grown model.")],
+    text: Text = None,
+    device: Device = "auto",
+    prompts: Prompts = Settings.prompts,
+    length: Length = Settings.length,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> int:
+    """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
+    from growkit.proof.verdict import proof_tokens
+    from growkit.proof.verdict import verify as prove
+    from growkit.report.terminal import Bars, show_verdict
+
+    settings = Settings(_text(text), prompts, length, seed, device)
+    with Bars().steps("proving", proof_tokens(settings)) as advance:
+        result = prove(source, target, **vars(settings), advance=advance)
+    if as_json:
+        _print_json(result)
+    else:
+        show_verdict(_console(), result)
+    return 0 if result["kept"] else 1
+
+
+@app.command()
+@command
+def run(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML).")],
+    source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
+    output: Annotated[str | None, typer.Option(help="Replaces the recipe's output.")] = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> int:
+    """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
+    from growkit.recipe import load_recipe
+
+    return _run(load_recipe(recipe, source, output), overwrite, dry_run, as_json)
+
+
+@app.command()
+@command
+def demo(
+    output: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="Keep the grown model there.")
+    ] = None,
+    hidden: Annotated[str, typer.Option(help="How much to grow.")] = "x2",
+    as_json: Json = False,
+) -> int:
+    """The whole story on the model that ships with growkit: grow it, prove it, let it write."""
+    from growkit.demo.story import tell
+    from growkit.report.terminal import Bars, show_demo
+
+    story = tell(output, hidden, Bars())
+    if as_json:
+        _print_json(story)
+    else:
+        show_demo(_console(), story)
+    return 0 if story["growth"]["kept"] else 1
+
+
+@recipes_app.command("list")
+@command
+def recipes_list() -> None:
+    """List the recipes, each with what it does."""
+    from growkit.recipe import shipped_recipes
+
+    for name, file in shipped_recipes().items():
+        first = file.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
+        typer.echo(f"{name:32} {first}")
+
+
+@recipes_app.command("show")
+@command
+def recipes_show(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+    """Print a recipe."""
+    from growkit.recipe import shipped_recipe
+
+    typer.echo(shipped_recipe(name).read_text(encoding="utf-8"), nl=False)
+
+
+@recipes_app.command("copy")
+@command
+def recipes_copy(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put it.")] = Path("."),
+) -> None:
+    """Copy a recipe into a folder, to be changed there."""
+    from growkit.recipe import shipped_recipe
+
+    file = shipped_recipe(name)
+    destination = folder / file.name
+    if destination.exists():
+        raise InputError(f"{destination} already exists; choose another folder")
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; make it first")
+    destination.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    typer.echo(str(destination))
+
+
+def _run(recipe: Any, overwrite: bool, dry_run: bool, as_json: bool) -> int:
+    from growkit.report.terminal import Bars, show_growth, show_verdict
+    from growkit.surgery import run as carry_out
+
+    result = carry_out(recipe, overwrite=overwrite, dry_run=dry_run, progress=Bars())
+    if as_json:
+        _print_json(result)
+    else:
+        console = _console()
+        show_growth(console, result)
+        if result["verification"]:
+            show_verdict(console, result["verification"])
+        if not dry_run:
+            console.print(f"written to {result['output']}", soft_wrap=True)
+    return 1 if result["kept"] is False else 0
+
+
+def _text(file: Path | None) -> str | None:
+    return None if file is None else str(file)
+
+
+def _print_json(result: Any) -> None:
+    typer.echo(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _say(message: str) -> None:
+    typer.echo(message, err=True)

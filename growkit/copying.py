@@ -1,0 +1,167 @@
+"""Growth by copies: from factors per space to the rules of a plan.
+
+Shared by every method whose growth is a choice of copies (``growkit.algebra.law``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from growkit.algebra.axes import Layout, Role
+from growkit.checkpoint import Config, TensorInfo, Weights
+from growkit.errors import InputError
+from growkit.families import Family, family_of
+from growkit.growth import Size, SizeOption
+from growkit.plan import Plan, Rule, unused_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from growkit.algebra.shares import Shares
+
+
+@dataclass(frozen=True)
+class CopyMethod:
+    """A growth method that copies whole spaces: its options say which, and what follows what."""
+
+    name: str
+    summary: str
+    paper: str
+    promise: str
+    options: tuple[SizeOption, ...]
+
+    def plan(self, source: Weights, sizes: Mapping[str, Size | None], shares: Shares) -> Plan:
+        """See ``growkit.growth.Method``."""
+        family = family_of(source.config, "config.json")
+        dropped, duplicates = unused_tensors(source, family)
+        copies = self.copies(family, source.config, sizes)
+        old = family.sizes(source.config)
+        new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
+        config = family.resized(source.config, new)
+        layouts = family.layouts(source.config)
+        plan = Plan(
+            config=config,
+            rules=tuple(
+                _rule(name, layout, source.tensors[name], old, new, copies, shares)
+                for name, layout in layouts.items()
+            ),
+            copies=copies,
+            dropped=dropped,
+            duplicates=duplicates,
+        )
+        plan.check(source, family.layouts(config), family.sizes(config))
+        return plan
+
+    def copies(
+        self, family: Family, config: Config, sizes: Mapping[str, Size | None]
+    ) -> dict[str, int]:
+        """The number of copies of every axis that grows.
+
+        Raises:
+            InputError: an option is unknown, or a size is no whole multiple, or nothing grows.
+        """
+        unknown = sizes.keys() - {option.name for option in self.options}
+        if unknown:
+            raise InputError(
+                f"{self.name} has no size {sorted(unknown)[0]}; "
+                f"it has {', '.join(option.name for option in self.options)}"
+            )
+        present = family.sizes(config)
+        factors: dict[str, int] = {}
+        copies: dict[str, int] = {}
+        for option in self.options:
+            axes = [axis for axis in option.axes if axis in present]
+            size = sizes.get(option.name)
+            if size is None:
+                factors[option.name] = factors[option.follows] if option.follows else 1
+            elif not axes:
+                raise InputError(f"a {family.name} model has no {option.name} to grow")
+            else:
+                current = _current_size(family, config, axes)
+                factors[option.name] = factor(option.name, size, current)
+            copies |= dict.fromkeys(axes, factors[option.name])
+        copies = {axis: count for axis, count in copies.items() if count > 1}
+        if not copies:
+            names = ", ".join("--" + option.name.replace("_", "-") for option in self.options)
+            raise InputError(f"nothing would grow; give at least one of {names} a factor like x2")
+        return copies
+
+
+def factor(name: str, size: Size, current: int) -> int:
+    """The number of copies that turns ``current`` into ``size``.
+
+    Raises:
+        InputError: the size is not understood, or not a whole multiple of the current one.
+    """
+    text = str(size).strip().lower()
+    match = re.fullmatch(r"(x?)([0-9]+)", text)
+    if not match or int(match[2]) == 0:
+        raise InputError(
+            f"{name} {size!r} is not understood; write a whole factor like x2 or a size "
+            f"like {2 * current}"
+        )
+    if match[1]:
+        return int(match[2])
+    wanted = int(match[2])
+    if wanted % current:
+        below = max(wanted // current, 1) * current
+        raise InputError(
+            f"{name} {wanted} is not a whole multiple of the present {current}; "
+            f"choose {below} or {below + current}"
+        )
+    return wanted // current
+
+
+def _current_size(family: Family, config: Config, axes: list[str]) -> int:
+    """A size in the config's own units: DiffLlama's heads are signal and noise heads together."""
+    complete = family.complete(config)
+    for key, parts in family.axes.items():
+        if set(parts) == set(axes):
+            return int(complete[key])
+    sizes = family.sizes(config)
+    return sum(sizes[axis] for axis in axes)
+
+
+def _rule(
+    name: str,
+    layout: Layout,
+    info: TensorInfo,
+    old: Mapping[str, int],
+    new: Mapping[str, int],
+    copies: Mapping[str, int],
+    shares: Shares,
+) -> Rule:
+    return Rule(
+        target=name,
+        info=TensorInfo(layout.shape(new), info.dtype),
+        sources=(name,),
+        why=_why(layout, copies),
+        compute=partial(_grow, name, layout, old, copies, shares),
+    )
+
+
+def _grow(
+    name: str,
+    layout: Layout,
+    sizes: Mapping[str, int],
+    copies: Mapping[str, int],
+    shares: Shares,
+    weight: Tensor,
+) -> Iterator[Tensor]:
+    from growkit.algebra.law import grow_tensor
+
+    return grow_tensor(weight, name, layout, sizes, copies, shares)
+
+
+def _why(layout: Layout, copies: Mapping[str, int]) -> str:
+    """What happens to a tensor, in words."""
+    parts = [
+        f"{verb} {axis} ×{copies[axis]}"
+        for role, verb in ((Role.WRITTEN, "repeat"), (Role.READ, "split"))
+        for axis in sorted(layout.axes(role) & copies.keys())
+    ]
+    return ", ".join(parts) or "as it is"

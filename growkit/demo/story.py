@@ -1,0 +1,80 @@
+"""The demo: grow the shipped model, prove it, compare its losses and let both models write."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TypedDict
+
+from growkit.demo.text import held_out_text
+from growkit.proof import Settings
+from growkit.report import Progress, Silent
+from growkit.surgery import GrowResult, grow
+
+MODEL = Path(__file__).parent / "model"
+OPENING = 'The "for" statement is used to'
+NEW_BYTES = 160
+
+
+class Story(TypedDict):
+    """What the demo did.
+
+    Attributes:
+        growth: the growth with its proof on held-out text.
+        opening: what both models were given to continue.
+        before: the source's greedy continuation.
+        after: the grown model's.
+        kept_in: folder of the grown model; null if it was thrown away.
+    """
+
+    growth: GrowResult
+    opening: str
+    before: str
+    after: str
+    kept_in: str | None
+
+
+def tell(output: Path | None = None, hidden: str = "x2", progress: Progress = Silent()) -> Story:
+    """Run the demo.
+
+    Args:
+        output: where to keep the grown model; None to throw it away.
+        hidden: factor or size of the hidden space; everything else follows.
+        progress: where progress is shown.
+
+    Raises:
+        InputError: the size or the output cannot be used.
+    """
+    with tempfile.TemporaryDirectory(prefix="growkit-demo-") as scratch:
+        text = Path(scratch) / "held_out.txt"
+        text.write_text(held_out_text(), encoding="utf-8")
+        folder = output or Path(scratch) / "grown"
+        growth = grow(
+            MODEL,
+            folder,
+            hidden=hidden,
+            verify=Settings(text=str(text), prompts=16, length=512),
+            progress=progress,
+        )
+        written = Path(growth["output"])
+        return Story(
+            growth=growth,
+            opening=OPENING,
+            before=_continue(MODEL),
+            after=_continue(written),
+            kept_in=str(written) if output else None,
+        )
+
+
+def _continue(folder: Path) -> str:
+    """A greedy continuation, in float32."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from growkit.proof.oracle import load
+
+    model = load(folder, torch.float32, torch.device("cpu"), None)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    asked = tokenizer(OPENING, return_tensors="pt")
+    answer = model.generate(**asked, max_new_tokens=NEW_BYTES, do_sample=False, pad_token_id=0)  # type: ignore[operator]
+    return str(tokenizer.decode(answer[0, asked["input_ids"].shape[1] :]))

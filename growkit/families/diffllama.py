@@ -1,0 +1,91 @@
+"""DiffLlama: differential attention (arXiv 2410.05258) in a Llama skeleton.
+
+Queries and keys are stored blocked: all signal heads, then all noise heads. Values come as two
+halves: output head i reads head ⌊i/r⌋ of each half, side by side, so the same key-value head names
+a row block in both halves, and ``o_proj`` reads ``2 · head_dim`` values per signal head. The head
+norm has no weight, and λ belongs to the layer, so neither grows.
+
+https://github.com/huggingface/transformers/tree/main/src/transformers/models/diffllama
+"""
+
+from __future__ import annotations
+
+from growkit.families import Family, Multiple, Tensor
+from growkit.families.llama import FAMILY as LLAMA
+from growkit.families.llama import attention_bias, tied, untied
+
+FAMILY = Family(
+    name="DiffLlama",
+    model_types=("diffllama",),
+    axes={
+        "vocab_size": ("vocab",),
+        "hidden_size": ("hidden",),
+        "intermediate_size": ("ffn",),
+        "num_hidden_layers": ("layers",),
+        "num_attention_heads": ("signal_heads", "noise_heads"),
+        "num_key_value_heads": ("kv_heads", "kv_heads"),
+        "head_dim": ("head_dim",),
+    },
+    defaults={
+        "num_key_value_heads": lambda config: config["num_attention_heads"],
+        "head_dim": lambda config: config["hidden_size"] // config["num_attention_heads"],
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+    },
+    tensors=(
+        Tensor("model.embed_tokens.weight", "vocab -> hidden"),
+        Tensor("model.layers.{layer}.input_layernorm.weight", "hidden"),
+        Tensor(
+            "model.layers.{layer}.self_attn.q_proj.weight",
+            "signal_heads.head_dim + noise_heads.head_dim <- hidden",
+        ),
+        Tensor(
+            "model.layers.{layer}.self_attn.q_proj.bias",
+            "signal_heads.head_dim + noise_heads.head_dim",
+            attention_bias,
+        ),
+        Tensor(
+            "model.layers.{layer}.self_attn.k_proj.weight",
+            "kv_heads.head_dim + kv_heads.head_dim <- hidden",
+        ),
+        Tensor(
+            "model.layers.{layer}.self_attn.k_proj.bias",
+            "kv_heads.head_dim + kv_heads.head_dim",
+            attention_bias,
+        ),
+        Tensor(
+            "model.layers.{layer}.self_attn.v_proj.weight",
+            "kv_heads.head_dim + kv_heads.head_dim <- hidden",
+        ),
+        Tensor(
+            "model.layers.{layer}.self_attn.v_proj.bias",
+            "kv_heads.head_dim + kv_heads.head_dim",
+            attention_bias,
+        ),
+        Tensor(
+            "model.layers.{layer}.self_attn.o_proj.weight", "hidden <- signal_heads.half.head_dim"
+        ),
+        Tensor("model.layers.{layer}.self_attn.o_proj.bias", "hidden", attention_bias),
+        Tensor("model.layers.{layer}.self_attn.lambda_q1", "head_dim"),
+        Tensor("model.layers.{layer}.self_attn.lambda_k1", "head_dim"),
+        Tensor("model.layers.{layer}.self_attn.lambda_q2", "head_dim"),
+        Tensor("model.layers.{layer}.self_attn.lambda_k2", "head_dim"),
+        Tensor("model.layers.{layer}.post_attention_layernorm.weight", "hidden"),
+        Tensor("model.layers.{layer}.mlp.gate_proj.weight", "ffn <- hidden"),
+        Tensor("model.layers.{layer}.mlp.up_proj.weight", "ffn <- hidden"),
+        Tensor("model.layers.{layer}.mlp.down_proj.weight", "hidden <- ffn"),
+        Tensor("model.norm.weight", "<- hidden", tied),
+        Tensor("model.norm.weight", "hidden", untied),
+        Tensor("lm_head.weight", "vocab <- hidden", untied),
+    ),
+    constants={"half": 2},
+    multiples=(
+        Multiple(
+            "num_attention_heads",
+            "num_key_value_heads",
+            "because each key-value head serves a whole group of query heads",
+        ),
+    ),
+    recomputed=LLAMA.recomputed,
+    duplicates=LLAMA.duplicates,
+)

@@ -1,0 +1,155 @@
+"""The plan: which target tensor is made from which source tensors, and why; from headers alone.
+
+A plan is checked before anything is computed: every source tensor is used or dropped by name, and
+every target tensor is written exactly once, with the shape that its layout predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from growkit.algebra.axes import Layout
+from growkit.checkpoint import Config, TensorInfo, Weights
+from growkit.errors import InputError
+from growkit.families import Family
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one target tensor is made.
+
+    Attributes:
+        target: name of the tensor that is made.
+        info: its shape and dtype.
+        sources: names of the tensors that it is made from.
+        why: one phrase for people.
+        compute: takes the sources in order, yields blocks of the target along dimension 0.
+    """
+
+    target: str
+    info: TensorInfo
+    sources: tuple[str, ...]
+    why: str
+    compute: Callable[..., Iterator[Tensor]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All rules of one step.
+
+    Attributes:
+        config: the target's ``config.json``.
+        rules: one for each target tensor, in the order they are written.
+        copies: number of copies of every grown axis.
+        dropped: source tensors that no rule uses, and why not.
+        duplicates: dropped tensors that must equal another source tensor, and which.
+    """
+
+    config: Config
+    rules: tuple[Rule, ...]
+    copies: Mapping[str, int]
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    duplicates: Mapping[str, str] = field(default_factory=dict)
+
+    def check(
+        self, source: Weights, layouts: Mapping[str, Layout], sizes: Mapping[str, int]
+    ) -> None:
+        """Assert what a plan promises; ``layouts`` and ``sizes`` are those of the target."""
+        used = {name for rule in self.rules for name in rule.sources}
+        assert used | set(self.dropped) == set(source.tensors), "a source tensor was forgotten"
+        assert not used & set(self.dropped), "a dropped tensor is used"
+        written = [rule.target for rule in self.rules]
+        assert len(written) == len(set(written)), "a target is written twice"
+        assert set(written) == set(layouts), "the targets are not those of the layout"
+        for rule in self.rules:
+            assert rule.info.shape == layouts[rule.target].shape(sizes), rule.target
+
+
+class Planned:
+    """A checkpoint that a plan makes out of another one, computed when it is read.
+
+    It can be written, or be the source of the next plan: several steps are one pass over the
+    files.
+
+    Raises:
+        InputError: (while reading) a tensor that must equal another one does not.
+    """
+
+    def __init__(self, source: Weights, plan: Plan) -> None:
+        self.config = plan.config
+        self.tensors = {rule.target: rule.info for rule in plan.rules}
+        self._source = source
+        self._rules = {rule.target: rule for rule in plan.rules}
+        self._duplicates = plan.duplicates
+
+    def where(self, name: str) -> str:
+        """Where the first source of the tensor comes from."""
+        return self._source.where(self._rules[name].sources[0])
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """Compute the tensor, block by block."""
+        rule = self._rules[name]
+        sources = [self._source.read(source) for source in rule.sources]
+        for duplicate, original in self._duplicates.items():
+            if original in rule.sources:
+                self._check_duplicate(duplicate, sources[rule.sources.index(original)])
+        yield from rule.compute(*sources)
+
+    def read(self, name: str) -> Tensor:
+        """Compute the whole tensor."""
+        import torch
+
+        return torch.cat(list(self.blocks(name)))
+
+    def _check_duplicate(self, name: str, original: Tensor) -> None:
+        if not self._source.read(name).equal(original):
+            raise InputError(
+                f"config.json ties the embeddings, but {name} in {self._source.where(name)} "
+                "differs from the embedding; set tie_word_embeddings to false, or remove it"
+            )
+
+
+def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dict[str, str]]:
+    """Hold the headers of a checkpoint against its family.
+
+    Returns:
+        The tensors to drop, each with the reason, and those among them that must equal another
+        tensor, with its name.
+
+    Raises:
+        InputError: a tensor is missing, has the wrong shape, or is not known to the family.
+    """
+    layouts = family.layouts(source.config)
+    sizes = family.sizes(source.config)
+    for name, layout in layouts.items():
+        if name not in source.tensors:
+            raise InputError(
+                f"tensor {name} is missing; a {family.name} model with this config.json has it, "
+                f"with shape {list(layout.shape(sizes))}"
+            )
+        shape, expected = source.tensors[name].shape, layout.shape(sizes)
+        if shape != expected:
+            raise InputError(
+                f"tensor {name} in {source.where(name)} has shape {list(shape)}; config.json "
+                f"predicts {list(expected)} ({layout.notation}), correct whichever is wrong"
+            )
+    dropped: dict[str, str] = {}
+    duplicates: dict[str, str] = {}
+    for name in source.tensors.keys() - layouts.keys():
+        if name.endswith(family.recomputed) and family.recomputed:
+            dropped[name] = "the model class computes it"
+        elif name in family.duplicates:
+            dropped[name] = f"tied to {family.duplicates[name]}"
+            duplicates[name] = family.duplicates[name]
+        else:
+            raise InputError(
+                f"tensor {name} in {source.where(name)} is not part of a {family.name} model with "
+                "this config.json; remove it, or correct model_type, the number of layers or the "
+                "bias switches"
+            )
+    return dropped, duplicates

@@ -1,0 +1,91 @@
+"""What the models are asked: windows of real text, or seeded random tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from growkit.checkpoint import Config
+from growkit.errors import InputError
+from growkit.proof import Settings
+from growkit.proof.oracle import quiet
+
+DOCUMENT_SEPARATOR = "<|endoftext|>"
+"""What separates documents in text files by convention; each document is read on its own."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids, one tensor [tokens] per prompt, and the hash of the text they come from."""
+
+    windows: tuple[Tensor, ...]
+    text_sha256: str | None
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in all prompts."""
+        return sum(len(window) for window in self.windows)
+
+
+def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
+    """The prompts that the settings describe.
+
+    Args:
+        settings: text or random tokens, how many and how long.
+        folder: where the tokenizer is.
+        config: for the vocabulary and the longest context.
+
+    Raises:
+        InputError: the text cannot be read or is too short, or there is no tokenizer for it.
+    """
+    if settings.prompts < 1 or settings.length < 2:
+        raise InputError(
+            f"{settings.prompts} prompts of {settings.length} tokens cannot be compared; "
+            "at least 1 prompt of 2 tokens is needed"
+        )
+    length = min(settings.length, config.get("max_position_embeddings") or settings.length)
+    if settings.text is None:
+        generator = torch.Generator().manual_seed(settings.seed)
+        shape = (settings.prompts, length)
+        return Prompts(tuple(torch.randint(config["vocab_size"], shape, generator=generator)), None)
+    file = Path(settings.text)
+    try:
+        raw = file.read_bytes()
+        text = raw.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"text {file} cannot be read ({error}); give a UTF-8 text file") from None
+    documents = [document.strip() for document in text.split(DOCUMENT_SEPARATOR)]
+    ids = _tokenize([document for document in documents if document], folder)
+    windows = [part for tokens in ids for part in tokens.split(length) if len(part) > 1]
+    if not windows:
+        raise InputError(f"text {file} has fewer than 2 tokens in a row; give a longer one")
+    largest = max(int(tokens.max()) for tokens in ids if len(tokens))
+    if largest >= config["vocab_size"]:
+        raise InputError(
+            f"the tokenizer in {folder} makes token {largest} of {file}, but the model's "
+            f"vocab_size is {config['vocab_size']}; they do not belong together"
+        )
+    return Prompts(tuple(windows[: settings.prompts]), hashlib.sha256(raw).hexdigest())
+
+
+def _tokenize(documents: list[str], folder: Path) -> list[Tensor]:
+    """Token ids of each document, by the folder's own tokenizer, special tokens included."""
+    from transformers import AutoTokenizer
+
+    with quiet():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (ValueError, OSError, KeyError, AttributeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise InputError(
+                f"{folder} has no tokenizer that loads ({reason}); add tokenizer.json, "
+                "or leave the text away to compare on random tokens"
+            ) from error
+        return [
+            torch.tensor(tokenizer(document)["input_ids"], dtype=torch.long)
+            for document in documents
+        ]

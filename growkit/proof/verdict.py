@@ -1,0 +1,281 @@
+"""The verdict: does the target compute what the source computes?"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from growkit.checkpoint import TORCH_NAMES, main_dtype
+from growkit.checkpoint.publishing import MANIFEST
+from growkit.checkpoint.reading import Checkpoint, read_json
+from growkit.errors import InputError
+from growkit.proof import STRICT_TOLERANCE, Measured, Settings, VerifyResult
+from growkit.proof.metrics import Distance, finite
+from growkit.proof.oracle import blocks, hidden_states, load, logits
+from growkit.proof.prompts import Prompts, make_prompts
+from growkit.proof.strict import strict_float64
+
+FAULT = 1e-3
+"""Relative size of the fault that the negative control must notice."""
+
+ROUNDING_MARGIN = 16
+"""How many times the source's own rounding error the target may differ in the storage dtype: both
+round, over sums up to some times as long, and the largest of many errors is compared."""
+
+
+def verify(
+    source: str | Path,
+    target: str | Path,
+    *,
+    text: str | Path | None = None,
+    device: str = "auto",
+    prompts: int = 8,
+    length: int = 512,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda tokens: None,
+) -> VerifyResult:
+    """Compare two model folders: logits in strict float64 and as they will run.
+
+    Both are loaded with transformers from the files as they are. An exact promise is kept when the
+    largest difference of any logit, relative to the source's logit scale, is below 1e-12 in strict
+    float64, and the storage dtype adds no more than rounding.
+
+    Args:
+        source: folder of the model that was grown.
+        target: folder of the model that it became.
+        text: file with real text, tokenized by the source's tokenizer; None for random tokens.
+        device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
+        prompts: number of windows of text, or of random prompts.
+        length: tokens in each, at most the model's longest context.
+        seed: of the random prompts.
+        advance: called with the number of tokens done, for a progress bar that expects
+            ``proof_tokens`` of them.
+
+    Returns:
+        The verdict and all figures.
+
+    Raises:
+        InputError: a folder cannot be loaded, or the two cannot be compared.
+    """
+    settings = Settings(str(text) if text is not None else None, prompts, length, seed, device)
+    before, after = Checkpoint(source), Checkpoint(target)
+    _comparable(before, after)
+    place = _device(device)
+    asked = make_prompts(settings, before.folder, before.config)
+
+    strict, difference, control = _strict(before, after, asked, place, advance)
+    native, native_kept = _native(before, after, asked, place, strict, advance)
+    exact = strict.relative < STRICT_TOLERANCE
+    kept = exact and native_kept and control.caught
+    return VerifyResult(
+        promise=_promise(after.folder),
+        kept=kept,
+        reason=_reason(exact, native_kept, control, strict, native, difference),
+        strict_float64=strict.measured("float64", _name(place), STRICT_TOLERANCE),
+        native=native,
+        loss_source=finite(strict.loss_source / strict.predictions),
+        loss_target=finite(strict.loss_target / strict.predictions),
+        first_differing_layer=difference.layer,
+        first_difference=difference.module,
+        negative_control_caught=control.caught,
+        negative_control=control.fault,
+        tokens=strict.tokens,
+        predictions=strict.predictions,
+        text=settings.text,
+        text_sha256=asked.text_sha256,
+        seed=seed,
+        source=str(source),
+        target=str(target),
+        versions=versions(),
+    )
+
+
+def proof_tokens(settings: Settings) -> int:
+    """The most tokens that ``verify`` reports through ``advance``."""
+    return 2 * settings.prompts * settings.length
+
+
+def versions() -> dict[str, str]:
+    """What the figures were measured with."""
+    import safetensors
+    import transformers
+
+    from growkit import __version__
+
+    return {
+        "growkit": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "safetensors": safetensors.__version__,
+    }
+
+
+class _Strict(Distance):
+    """The strict comparison, and the source's logits of the first prompt."""
+
+    reference: Tensor
+
+
+class _Difference:
+    """Where two models first part."""
+
+    def __init__(self, layer: int | None = None, module: str | None = None) -> None:
+        self.layer = layer
+        self.module = module
+
+
+class _Control:
+    """A deliberate fault, and whether it was noticed."""
+
+    def __init__(self, fault: str, caught: bool) -> None:
+        self.fault = fault
+        self.caught = caught
+
+
+def _comparable(before: Checkpoint, after: Checkpoint) -> None:
+    sizes = [checkpoint.config.get("vocab_size") for checkpoint in (before, after)]
+    if sizes[0] != sizes[1] or not isinstance(sizes[0], int):
+        raise InputError(
+            f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; "
+            "only models of the same vocabulary can be compared"
+        )
+
+
+def _device(name: str) -> torch.device:
+    if name not in ("auto", "cpu", "cuda"):
+        raise InputError(f"device {name!r} is not known; choose auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device cuda was asked for, but torch sees no GPU; use --device cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _promise(target: Path) -> str:
+    """What the target's manifest promises; a folder without one is held to the strictest."""
+    manifest = target / MANIFEST
+    return str(read_json(manifest).get("promise", "exact")) if manifest.exists() else "exact"
+
+
+def _strict(
+    before: Checkpoint,
+    after: Checkpoint,
+    asked: Prompts,
+    device: torch.device,
+    advance: Callable[[int], None],
+) -> tuple[_Strict, _Difference, _Control]:
+    with strict_float64():
+        source = load(before.folder, torch.float64, device, "eager")
+        target = load(after.folder, torch.float64, device, "eager")
+        distance = _Strict()
+        distance.reference = logits(source, asked.windows[0])
+        worst, largest = asked.windows[0], 0.0
+        for window in asked.windows:
+            expected = logits(source, window)
+            if not expected.isfinite().all():
+                raise InputError(f"the model in {before.folder} computes NaN or infinite logits")
+            distance.add(expected, logits(target, window), window)
+            if not distance.largest <= largest:
+                worst, largest = window, distance.largest
+            advance(len(window))
+        difference = _Difference()
+        if not distance.relative < STRICT_TOLERANCE:
+            difference = _locate(source, target, worst)
+        control = _negative_control(target, distance.reference, asked.windows[0])
+    return distance, difference, control
+
+
+def _locate(source: nn.Module, target: nn.Module, window: Tensor) -> _Difference:
+    """Compare the hidden states of every layer, copy by copy."""
+    names = [name for name, _ in blocks(target)]
+    expected, found = hidden_states(source, window), hidden_states(target, window)
+    size, grown = expected[0].shape[-1], found[0].shape[-1]
+    if len(expected) != len(found) or grown % size:
+        return _Difference()
+
+    def adjacent(state: Tensor) -> Tensor:  # copies side by side, as growkit writes them
+        return state.view(*state.shape[:-1], size, grown // size)
+
+    def tiled(state: Tensor) -> Tensor:  # the whole space again and again
+        return state.view(*state.shape[:-1], grown // size, size).transpose(-1, -2)
+
+    def error(copies: Tensor, state: Tensor) -> float:
+        scale = state.square().mean().sqrt().clamp_min(torch.finfo(state.dtype).tiny)
+        return float((copies - state[..., None]).abs().max() / scale)
+
+    arrangement = min((adjacent, tiled), key=lambda order: error(order(found[0]), expected[0]))
+    for index, (state, grown_state) in enumerate(zip(expected, found, strict=True)):
+        if not error(arrangement(grown_state), state) < STRICT_TOLERANCE:
+            return _Difference(index - 1 if index else None, names[index])
+    return _Difference(None, names[-1])
+
+
+def _negative_control(target: nn.Module, reference: Tensor, window: Tensor) -> _Control:
+    """Spoil the largest matrix of the middle layer, and ask for the same verdict again."""
+    layers = blocks(target)[1:-1]
+    name, layer = layers[len(layers) // 2]
+    matrices = {
+        f"{name}.{key}": weight for key, weight in layer.named_parameters() if weight.dim() > 1
+    }
+    with torch.no_grad():
+        key, weight = max(matrices.items(), key=lambda item: float(item[1].norm()))
+        weight.mul_(1 + FAULT)
+    distance = Distance()
+    distance.add(reference, logits(target, window), window)
+    return _Control(f"{key} × {1 + FAULT}", not distance.relative < STRICT_TOLERANCE)
+
+
+def _native(
+    before: Checkpoint,
+    after: Checkpoint,
+    asked: Prompts,
+    device: torch.device,
+    strict: _Strict,
+    advance: Callable[[int], None],
+) -> tuple[Measured, bool]:
+    """The comparison in the target's storage dtype, held against the source's own rounding."""
+    name = TORCH_NAMES[main_dtype(after.tensors)]
+    if name.startswith("float8"):
+        name = "bfloat16"  # what such weights are computed in
+    dtype: torch.dtype = getattr(torch, name)
+    source = load(before.folder, dtype, device, None)
+    target = load(after.folder, dtype, device, None)
+    distance = Distance()
+    for window in asked.windows:
+        distance.add(logits(source, window), logits(target, window), window)
+        advance(len(window))
+    rounding = Distance()
+    rounding.add(strict.reference, logits(source, asked.windows[0]), asked.windows[0])
+    tolerance = ROUNDING_MARGIN * max(rounding.relative, torch.finfo(dtype).eps)
+    return distance.measured(name, _name(device), tolerance), distance.relative <= tolerance
+
+
+def _reason(
+    exact: bool,
+    native_kept: bool,
+    control: _Control,
+    strict: Distance,
+    native: Measured,
+    difference: _Difference,
+) -> str:
+    error = f"{strict.relative:.1e} of the logit scale in strict float64"
+    if not exact:
+        where = f"; the first difference is in {difference.module}" if difference.module else ""
+        return f"not preserved: the logits differ by {error}{where}"
+    if not control.caught:
+        return f"no verdict: the negative control ({control.fault}) was not noticed"
+    if not native_kept:
+        return (
+            f"not preserved as it will run: in {native['dtype']} the logits differ by "
+            f"{native['relative']} of their scale, rounding explains {native['tolerance']:.1e}"
+        )
+    return f"preserved: the logits differ by at most {error} (limit {STRICT_TOLERANCE:.0e})"

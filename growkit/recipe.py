@@ -1,0 +1,230 @@
+"""Recipes: what to do to a checkpoint, as Python objects or as strict YAML.
+
+::
+
+    source: ./small
+    steps:
+      - grow: hypercloning
+        hidden: x2
+    output: ./large
+    verify: {prompts: 8, length: 128, seed: 0}
+
+Unknown keys are errors that name the nearest match. Paths are relative to the current folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from growkit.algebra.shares import LEAST_SNR_DB, Shares
+from growkit.errors import InputError
+from growkit.growth import Size, method_of
+from growkit.proof import Settings
+
+if TYPE_CHECKING:
+    from growkit.checkpoint import Weights
+    from growkit.plan import Plan
+
+Symmetry = Literal["break", "keep"]
+DEFAULT_SNR_DB = 10.0
+DEFAULT_SHARD_SIZE = "5GB"
+
+
+@dataclass(frozen=True)
+class GrowStep:
+    """One growth.
+
+    Attributes:
+        method: name of the growth method.
+        sizes: factor or size for each of its options; what is left out follows.
+        symmetry: ``break`` splits weights at random so that copies part in training, ``keep``
+            makes plain copies (HyperCloning as published).
+        snr_db: signal-to-noise ratio of the random splits in dB.
+    """
+
+    method: str
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    symmetry: Symmetry = "break"
+    snr_db: float = DEFAULT_SNR_DB
+
+    def __post_init__(self) -> None:
+        if self.symmetry not in ("break", "keep"):
+            raise InputError(f"symmetry {self.symmetry!r} is not known; choose break or keep")
+        if not isinstance(self.snr_db, int | float) or isinstance(self.snr_db, bool):
+            raise InputError(f"snr_db {self.snr_db!r} is not a number of decibels")
+        method_of(self.method)
+
+    def plan(self, source: Weights, seed: int) -> Plan:
+        """The rules of this step, for a checkpoint."""
+        if not self.snr_db >= LEAST_SNR_DB:
+            raise InputError(
+                f"snr_db {self.snr_db} is too noisy: exact splits exist from "
+                f"{LEAST_SNR_DB:.2f} dB upwards"
+            )
+        shares = Shares(self.snr_db if self.symmetry == "break" else None, seed)
+        return method_of(self.method).plan(source, self.sizes, shares)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The step as it would stand in YAML."""
+        noise = {"snr_db": self.snr_db} if self.symmetry == "break" else {}
+        return {"grow": self.method, **self.sizes, "symmetry": self.symmetry, **noise}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that ``growkit run`` needs.
+
+    Attributes:
+        source: model folder.
+        steps: in order; they run as one pass over the files.
+        output: folder to make.
+        verify: what the proof compares; None for no proof.
+        seed: of the random splits.
+        dtype: torch name of the dtype of the output; None for the source's.
+        shard_size: upper limit of one output file, e.g. ``5GB``.
+    """
+
+    source: str
+    steps: tuple[GrowStep, ...]
+    output: str
+    verify: Settings | None = field(default_factory=Settings)
+    seed: int = 0
+    dtype: str | None = None
+    shard_size: str = DEFAULT_SHARD_SIZE
+
+    def as_dict(self) -> dict[str, Any]:
+        """The recipe as it would stand in YAML."""
+        recipe: dict[str, Any] = {
+            "source": self.source,
+            "steps": [step.as_dict() for step in self.steps],
+            "output": self.output,
+            "seed": self.seed,
+            "shard_size": self.shard_size,
+            "verify": False if self.verify is None else vars(self.verify),
+        }
+        return recipe | ({"dtype": self.dtype} if self.dtype else {})
+
+
+def load_recipe(file: Path, source: str | None = None, output: str | None = None) -> Recipe:
+    """Read a recipe file.
+
+    Args:
+        file: YAML.
+        source: replaces the recipe's source.
+        output: replaces the recipe's output.
+
+    Raises:
+        InputError: names the key that is unknown, missing or of the wrong kind.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {file} cannot be read ({error})") from None
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"recipe {file} is not valid YAML: {reason}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"recipe {file} must be a mapping with source, steps and output")
+    given = {key: value for key, value in (("source", source), ("output", output)) if value}
+    return parse_recipe(content | given, str(file))
+
+
+def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
+    """Turn the contents of a recipe file into a recipe; see ``load_recipe``."""
+    _known_keys(content, [f.name for f in fields(Recipe)], where)
+    for key in ("source", "steps", "output"):
+        if not content.get(key):
+            raise InputError(f"{where} has no {key}; a recipe needs source, steps and output")
+    steps = content["steps"]
+    if not isinstance(steps, list):
+        raise InputError(
+            f"steps in {where} must be a list, each beginning like '- grow: hypercloning'"
+        )
+    chosen: dict[str, Any] = {
+        "source": _typed(content, "source", str, where),
+        "output": _typed(content, "output", str, where),
+        "steps": tuple(
+            _parse_step(step, f"step {number} of {where}") for number, step in enumerate(steps, 1)
+        ),
+    }
+    for key, kind in (("seed", int), ("dtype", str), ("shard_size", str)):
+        if key in content:
+            chosen[key] = _typed(content, key, kind, where)
+    if "verify" in content:
+        chosen["verify"] = _parse_verify(content["verify"], f"verify in {where}")
+    return Recipe(**chosen)
+
+
+def _parse_step(step: Any, where: str) -> GrowStep:
+    if not isinstance(step, dict) or "grow" not in step:
+        raise InputError(f"{where} must be a mapping that begins with 'grow: METHOD'")
+    method = method_of(str(step["grow"]))
+    sizes = [option.name for option in method.options]
+    _known_keys(step, ["grow", *sizes, "symmetry", "snr_db"], where)
+    for name in sizes:
+        if name in step:
+            _typed(step, name, (str, int), where)
+    others = {key: step[key] for key in ("symmetry", "snr_db") if key in step}
+    return GrowStep(method.name, {name: step[name] for name in sizes if name in step}, **others)
+
+
+def _parse_verify(content: Any, where: str) -> Settings | None:
+    if content is False:
+        return None
+    if content is True:
+        return Settings()
+    if not isinstance(content, dict):
+        raise InputError(
+            f"{where} must be true, false or a mapping like {{prompts: 8, length: 128}}"
+        )
+    kinds = {"text": str, "prompts": int, "length": int, "seed": int, "device": str}
+    _known_keys(content, kinds, where)
+    return Settings(**{key: _typed(content, key, kinds[key], where) for key in content})
+
+
+def _known_keys(content: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    known = list(known)
+    for key in content:
+        if key not in known:
+            nearest = get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(known)}"
+            raise InputError(f"{where} has an unknown key {key!r}; {hint}")
+
+
+def _typed(content: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
+    value = content[key]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        kinds = cast("tuple[type, ...]", kind if isinstance(kind, tuple) else (kind,))
+        names = {str: "text", int: "a whole number"}
+        raise InputError(
+            f"{key} in {where} is {value!r}; {' or '.join(names[k] for k in kinds)} was expected"
+        )
+    return value
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that ship with growkit, by name."""
+    package = Path(__file__).parent
+    # In an installed package they lie inside it, in a checkout beside it.
+    folder = package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+def shipped_recipe(name: str) -> Path:
+    """The file of a shipped recipe.
+
+    Raises:
+        InputError: there is none of this name; gives the nearest.
+    """
+    known = shipped_recipes()
+    if name not in known:
+        nearest = get_close_matches(name, known, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+        raise InputError(f"there is no recipe {name!r}; {hint}")
+    return known[name]

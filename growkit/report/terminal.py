@@ -1,0 +1,155 @@
+"""Tables and progress bars for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+
+from growkit.report import Advance
+
+if TYPE_CHECKING:
+    from growkit.demo.story import Story
+    from growkit.inspection import Inspection
+    from growkit.proof import VerifyResult
+    from growkit.surgery import GrowResult
+
+
+class Bars:
+    """Progress bars with time left; on stderr, and only where someone can see them."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+
+    @contextmanager
+    def bytes(self, title: str, total: int) -> Iterator[Advance]:
+        """A bar with megabytes, speed and time left."""
+        columns = (bars.DownloadColumn(), bars.TransferSpeedColumn())
+        with self._shown(title, total, columns) as advance:
+            yield advance
+
+    @contextmanager
+    def steps(self, title: str, total: int) -> Iterator[Advance]:
+        """A bar with tokens and time left."""
+        with self._shown(
+            title, total, (bars.MofNCompleteColumn(), bars.TextColumn("tokens"))
+        ) as advance:
+            yield advance
+
+    @contextmanager
+    def _shown(
+        self, title: str, total: int, columns: tuple[bars.ProgressColumn, ...]
+    ) -> Iterator[Advance]:
+        shown = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            *columns,
+            bars.TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+            transient=True,
+        )
+        with shown:
+            task = shown.add_task(title, total=total)
+            yield lambda count: shown.advance(task, count)
+
+
+def show_verdict(console: Console, result: VerifyResult) -> None:
+    """The verdict and its figures."""
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("")
+    table.add_column("strict", justify="right")
+    table.add_column("as it runs", justify="right")
+    strict, native = result["strict_float64"], result["native"]
+    for label, key in (
+        ("dtype", "dtype"),
+        ("device", "device"),
+        ("largest |Δlogit|", "max_abs_logit_diff"),
+        ("mean |Δlogit|", "mean_abs_logit_diff"),
+        ("logit scale", "logit_scale"),
+        ("largest / scale", "relative"),
+        ("limit", "tolerance"),
+        ("KL, nats per token", "kl_nats_per_token"),
+        ("top-1 agreement", "top1_agreement"),
+    ):
+        table.add_row(label, _figure(strict.get(key)), _figure(native.get(key)))
+    console.print(table)
+    text = result["text"] or "random tokens"
+    console.print(
+        f"loss over {result['predictions']:,} predictions ({text}): "
+        f"{_figure(result['loss_source'], '.9f')} before, "
+        f"{_figure(result['loss_target'], '.9f')} after, nats per token"
+    )
+    console.print(
+        f"negative control ({result['negative_control']}): "
+        f"{'caught' if result['negative_control_caught'] else 'NOT caught'}"
+    )
+    if result["first_difference"]:
+        console.print(f"first difference: {result['first_difference']}")
+    color = "green" if result["kept"] else "red"
+    console.print(f"[bold {color}]{result['reason']}[/]")
+
+
+def show_growth(console: Console, result: GrowResult) -> None:
+    """What was done, or would be."""
+    if result["dry_run"]:
+        table = Table(show_edge=False, pad_edge=False)
+        for column in ("tensor", "old shape", "new shape", "rule"):
+            table.add_column(column, overflow="fold")
+        for line in result["plan"]:
+            old = ", ".join(_shape(shape) for shape in line["source_shapes"])
+            table.add_row(line["tensor"], old, _shape(line["shape"]), line["why"])
+        for name, why in result["dropped"].items():
+            table.add_row(name, "", "dropped", why)
+        console.print(table)
+    console.print(
+        f"{result['source_parameters']:,} → {result['parameters']:,} parameters, "
+        f"{result['bytes'] / 1e9:.3f} GB in {result['dtype']}, promise: {result['promise']}"
+    )
+    if result["dry_run"]:
+        console.print(f"dry run: nothing was written to {result['output']}")
+
+
+def _shape(shape: list[int]) -> str:
+    return " × ".join(map(str, shape))
+
+
+def _figure(value: Any, form: str = ".3g") -> str:
+    if value is None:
+        return "not finite"
+    return format(value, form) if isinstance(value, float) else str(value)
+
+
+def show_inspection(console: Console, result: Inspection) -> None:
+    """What a checkpoint is."""
+    table = Table(show_header=False, show_edge=False, pad_edge=False)
+    table.add_row("folder", result["folder"])
+    table.add_row("family", f"{result['family']} ({result['model_class'] or 'no class named'})")
+    table.add_row("parameters", f"{result['parameters']:,} in {result['tensors']} tensors")
+    table.add_row("storage", f"{result['bytes'] / 1e9:.3f} GB in {result['dtype']}")
+    table.add_row("embeddings", "tied" if result["tied"] else "untied")
+    for axis, size in result["sizes"].items():
+        table.add_row(axis.replace("_", " "), f"{size:,}")
+    table.add_row("files", ", ".join(result["files"]))
+    for name, why in result["dropped"].items():
+        table.add_row("left out", f"{name}: {why}")
+    console.print(table)
+
+
+def show_demo(console: Console, story: Story) -> None:
+    """The demo: the growth, its proof, and what both models write."""
+    show_growth(console, story["growth"])
+    verification = story["growth"]["verification"]
+    if verification:
+        show_verdict(console, verification)
+    for title, text in (("before", story["before"]), ("after", story["after"])):
+        console.rule(f"{title}, greedily")
+        console.print(story["opening"], style="dim", end="", markup=False)
+        console.print(text, markup=False)
+    console.rule()
+    if story["kept_in"]:
+        console.print(f"the grown model is in {story['kept_in']}", soft_wrap=True)

@@ -1,0 +1,278 @@
+"""The whole story of an operation: open, plan, stream, prove, publish.
+
+Data flows one way: headers of the source → a plan per step → tensors streamed into shards in a
+temporary folder → the proof on the written files → the output's name.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import Future
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypedDict
+
+from growkit import __version__
+from growkit.checkpoint import (
+    TORCH_NAMES,
+    Weights,
+    main_dtype,
+    total_bytes,
+    total_parameters,
+)
+from growkit.checkpoint.hashing import hashing
+from growkit.checkpoint.publishing import (
+    MANIFEST,
+    carry_over,
+    check_output,
+    check_space,
+    staged,
+)
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.widening import Widened
+from growkit.checkpoint.writing import parse_bytes, write_weights
+from growkit.growth import Size, method_of
+from growkit.plan import Plan, Planned
+from growkit.proof import Settings, VerifyResult
+from growkit.recipe import (
+    DEFAULT_SHARD_SIZE,
+    DEFAULT_SNR_DB,
+    GrowStep,
+    Recipe,
+    Symmetry,
+)
+from growkit.report import Progress, Silent
+from growkit.report.card import model_card
+
+ROOM = 1 << 20
+"""Bytes set aside on the disk for everything that is not weights."""
+
+
+class PlannedTensor(TypedDict):
+    """One line of a dry run: a tensor of the output, and how it comes about."""
+
+    tensor: str
+    sources: list[str]
+    source_shapes: list[list[int]]
+    shape: list[int]
+    dtype: str
+    why: str
+
+
+class GrowResult(TypedDict):
+    """What an operation did, as ``--json`` prints it.
+
+    Attributes:
+        source: the source folder.
+        output: the folder that was written (``OUT.rejected`` if a promise was broken), or would be.
+        promise: ``exact``.
+        kept: whether the proof held; null if there was none (dry run, ``--no-verify``).
+        source_parameters: number of parameters of the source, ties counted once.
+        parameters: the same of the output.
+        bytes: size of the output's tensors.
+        dtype: torch name of the dtype that holds most of them.
+        copies: for each step, the number of copies of every grown axis.
+        write_seconds: from opening the source to the last byte of the output; null in a dry run.
+        dry_run: whether nothing was written.
+        plan: in a dry run, every tensor of the output; else empty.
+        dropped: source tensors that are not in the output, and why.
+        verification: the verdict; null if there was none.
+    """
+
+    source: str
+    output: str
+    promise: str
+    kept: bool | None
+    source_parameters: int
+    parameters: int
+    bytes: int
+    dtype: str
+    copies: list[dict[str, int]]
+    write_seconds: float | None
+    dry_run: bool
+    plan: list[PlannedTensor]
+    dropped: dict[str, str]
+    verification: VerifyResult | None
+
+
+def grow(
+    source: str | Path,
+    output: str | Path,
+    *,
+    method: str = "hypercloning",
+    symmetry: Symmetry = "break",
+    snr_db: float = DEFAULT_SNR_DB,
+    seed: int = 0,
+    dtype: str | None = None,
+    shard_size: str = DEFAULT_SHARD_SIZE,
+    verify: Settings | None = Settings(),
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress = Silent(),
+    **sizes: Size | None,
+) -> GrowResult:
+    """Grow a checkpoint into a larger one that computes the same function.
+
+    Args:
+        source: model folder.
+        output: folder to make.
+        method: name of a growth method.
+        symmetry: ``break`` splits weights at random so that copies part in training, ``keep``
+            makes plain copies.
+        snr_db: signal-to-noise ratio of the random splits in dB, at least 4.78.
+        seed: of the random splits.
+        dtype: torch name of a wider dtype for the output; None for the source's.
+        shard_size: upper limit of one output file, e.g. ``5GB``.
+        verify: what the proof compares; None for no proof.
+        overwrite: replace an output that growkit wrote.
+        dry_run: plan only, touch nothing.
+        progress: where progress is shown.
+        **sizes: the method's sizes, e.g. ``hidden="x2"`` or ``hidden=2048``.
+
+    Returns:
+        What was done. ``kept`` is False if the promise was broken; the output is then called
+        ``OUT.rejected``.
+
+    Raises:
+        InputError: the source, a size or the output cannot be used; nothing was written.
+    """
+    given = {name: size for name, size in sizes.items() if size is not None}
+    step = GrowStep(method, given, symmetry, snr_db)
+    recipe = Recipe(str(source), (step,), str(output), verify, seed, dtype, shard_size)
+    return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
+
+
+def run(
+    recipe: Recipe,
+    *,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress = Silent(),
+) -> GrowResult:
+    """Carry out a recipe: all its steps as one pass, without an intermediate checkpoint.
+
+    See ``grow`` for the arguments, the result and the errors.
+    """
+    started = time.perf_counter()
+    output = Path(recipe.output)
+    source = Checkpoint(recipe.source)
+    check_output(output, source.folder, overwrite)
+    shard_bytes = parse_bytes(recipe.shard_size)
+
+    grown, plans = _plan(recipe, source)
+    result = _describe(recipe, source, grown, plans)
+    if dry_run:
+        result["dry_run"], result["plan"] = True, _listed(source, plans)
+        return result
+
+    check_space(output, result["bytes"] + ROOM)
+    files = [source.folder / "config.json", *source.files]
+    with staged(output) as staging, hashing(files) as hashes:
+        with progress.bytes("writing", result["bytes"]) as advance:
+            write_weights(grown, staging.folder, shard_bytes, advance)
+        _write_json(staging.folder / "config.json", grown.config)
+        carry_over(source.folder, staging.folder)
+        result["write_seconds"] = round(time.perf_counter() - started, 3)
+
+        result["verification"] = _prove(recipe, staging.folder, progress)
+        if result["verification"]:
+            result["kept"] = result["verification"]["kept"]
+        final = staging.reject if result["kept"] is False else staging.publish
+        _document(recipe, result, hashes, staging.folder)
+        result["output"] = str(final())
+    return result
+
+
+def _plan(recipe: Recipe, source: Checkpoint) -> tuple[Weights, list[Plan]]:
+    """The output as it will be, and the plan of each step; only headers are read."""
+    grown: Weights = Widened(source, recipe.dtype) if recipe.dtype else source
+    plans = []
+    for step in recipe.steps:
+        plans.append(step.plan(grown, recipe.seed))
+        grown = Planned(grown, plans[-1])
+    return grown, plans
+
+
+def _prove(recipe: Recipe, folder: Path, progress: Progress) -> VerifyResult | None:
+    """The verdict on the written files."""
+    if recipe.verify is None:
+        return None
+    from growkit.proof.verdict import proof_tokens, verify
+
+    with progress.steps("proving", proof_tokens(recipe.verify)) as advance:
+        verdict = verify(recipe.source, folder, **vars(recipe.verify), advance=advance)
+    verdict["target"] = recipe.output
+    return verdict
+
+
+def _document(
+    recipe: Recipe, result: GrowResult, hashes: Future[dict[str, str]], folder: Path
+) -> None:
+    """Write the manifest and the model card."""
+    manifest = {
+        "growkit": __version__,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "recipe": recipe.as_dict(),
+        "source_files": hashes.result(),
+        "promise": result["promise"],
+        "kept": result["kept"],
+        "source_parameters": result["source_parameters"],
+        "parameters": result["parameters"],
+        "bytes": result["bytes"],
+        "dtype": result["dtype"],
+        "copies": result["copies"],
+        "dropped": result["dropped"],
+        "verification": result["verification"],
+    }
+    _write_json(folder / MANIFEST, manifest)
+    (folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
+
+
+def _describe(recipe: Recipe, source: Checkpoint, grown: Weights, plans: list[Plan]) -> GrowResult:
+    promises = {method_of(step.method).promise for step in recipe.steps}
+    return GrowResult(
+        source=recipe.source,
+        output=recipe.output,
+        promise=promises.pop(),
+        kept=None,
+        source_parameters=total_parameters(
+            {n: t for n, t in source.tensors.items() if n not in plans[0].dropped}
+        ),
+        parameters=total_parameters(grown.tensors),
+        bytes=total_bytes(grown.tensors),
+        dtype=TORCH_NAMES[main_dtype(grown.tensors)],
+        copies=[dict(plan.copies) for plan in plans],
+        write_seconds=None,
+        dry_run=False,
+        plan=[],
+        dropped={name: why for plan in plans for name, why in plan.dropped.items()},
+        verification=None,
+    )
+
+
+def _listed(source: Checkpoint, plans: list[Plan]) -> list[PlannedTensor]:
+    """Every tensor of the output, traced back through all steps to the files."""
+    lines = []
+    for rule in plans[-1].rules:
+        origins, reasons = [rule], [rule.why]
+        for plan in reversed(plans[:-1]):
+            wanted = {name for origin in origins for name in origin.sources}
+            origins = [earlier for earlier in plan.rules if earlier.target in wanted]
+            reasons += [earlier.why for earlier in origins]
+        names = [name for origin in origins for name in origin.sources]
+        lines.append(
+            PlannedTensor(
+                tensor=rule.target,
+                sources=names,
+                source_shapes=[list(source.tensors[name].shape) for name in names],
+                shape=list(rule.info.shape),
+                dtype=rule.info.dtype,
+                why="; ".join(reversed(reasons)),
+            )
+        )
+    return lines
+
+
+def _write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
