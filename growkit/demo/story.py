@@ -53,7 +53,7 @@ def tell(output: Path | None = None, hidden: str = "x2", progress: Progress = Si
             MODEL,
             folder,
             hidden=hidden,
-            verify=Settings(text=str(text), prompts=16, length=512),
+            verify=Settings(text=str(text), prompts=8, length=512),
             progress=progress,
         )
         written = Path(growth["output"])

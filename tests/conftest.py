@@ -1,0 +1,119 @@
+"""Tiny random models, made by transformers, and the oracle that judges what becomes of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DiffLlamaConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging
+
+from growkit.proof.strict import strict_float64
+
+logging.disable_progress_bar()
+logging.set_verbosity_error()
+torch.set_num_threads(1)  # tiny models: a second thread only costs
+
+CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "diffllama": DiffLlamaConfig}
+TOKENS = 12
+
+
+def randomise(model: PreTrainedModel, seed: int) -> None:
+    """Give every parameter a random value: no bias is zero and no norm is one, so faults show."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(1 + 0.3 * noise)
+            elif parameter.dim() == 1:
+                parameter.copy_(0.3 * noise)
+            else:
+                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+
+
+def save_model(
+    folder: Path,
+    kind: str,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard_size: str = "5GB",
+    **config: Any,
+) -> Path:
+    """Save a tiny random model of a family and return its folder."""
+    sizes = {
+        "vocab_size": 29,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind](**(sizes | config)))
+    randomise(model, seed)
+    model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
+    return folder
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Path]:
+    """``make("llama", hidden_size=32)`` -> the folder of a tiny random model."""
+    count = iter(range(10**6))
+
+    def build(kind: str, **options: Any) -> Path:
+        return save_model(tmp_path / f"{kind}-{next(count)}", kind, **options)
+
+    return build
+
+
+def load_strict(folder: Path) -> PreTrainedModel:
+    """The folder's model in strict float64, all of its weights from the files."""
+    with strict_float64():
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float64,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+    assert not any(report[key] for key in ("missing_keys", "mismatched_keys", "unexpected_keys"))
+    return model.eval()
+
+
+def strict_logits(folder: Path, seed: int = 0) -> torch.Tensor:
+    """Logits of seeded random tokens, in strict float64."""
+    model = load_strict(folder)
+    ids = torch.randint(
+        model.config.vocab_size, (1, TOKENS), generator=torch.Generator().manual_seed(seed)
+    )
+    with strict_float64(), torch.no_grad():
+        return model(ids).logits[0]
+
+
+def relative_error(source: Path, target: Path) -> float:
+    """Largest logit difference against the root mean square of the source's logits."""
+    expected, found = strict_logits(source), strict_logits(target)
+    return float((expected - found).abs().max() / expected.square().mean().sqrt())
+
+
+def seeded(seed: int) -> random.Random:
+    """Random choices that do not change from run to run."""
+    return random.Random(seed)
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    """Everything in a folder, to see that nothing changed."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}

@@ -1,0 +1,114 @@
+"""The written weights themselves: copies and coefficients, element by element."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+import growkit
+from tests.conftest import relative_error, save_model
+
+Array = NDArray[np.float64]
+
+
+def copies_of(target: Array, source: Array, written: tuple[int, ...], read: int) -> bool:
+    """Whether the target holds copies of the source whose parts sum to it exactly.
+
+    Plain loops over rows and columns, written from the definition: copy c of coordinate i stands
+    at n·i + c of its axis; of (heads, head_dim) only the heads have copies.
+
+    Args:
+        target: [rows, columns].
+        source: [rows, columns].
+        written: copies of the rows, and how many rows stay together.
+        read: copies of the columns, in the same form.
+    """
+    row_copies, block = written
+    for row in range(target.shape[0]):
+        outer, inner = divmod(row, block)
+        origin = source[outer // row_copies * block + inner]
+        sums = np.zeros_like(origin)
+        column_copies, column_block = read
+        for column, value in enumerate(target[row]):
+            outer, inner = divmod(column, column_block)
+            sums[outer // column_copies * column_block + inner] += value
+        if not np.array_equal(sums, origin):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("kind", ["llama", "diffllama"])
+@pytest.mark.parametrize("symmetry", ["break", "keep"])
+@pytest.mark.parametrize("factor", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("tied", [True, False])
+def test_coefficients_sum_to_the_weight(
+    kind: str, symmetry: str, factor: int, dtype: torch.dtype, tied: bool, tmp_path: Path
+) -> None:
+    n, d = factor, 4
+    source_folder = save_model(
+        tmp_path / "source",
+        kind,
+        dtype=dtype,
+        tie_word_embeddings=tied,
+        attention_bias=True,
+        head_dim=d,
+        num_key_value_heads=4,
+    )
+    target_folder = tmp_path / "target"
+    growkit.grow(source_folder, target_folder, hidden=f"x{n}", symmetry=symmetry, verify=None)
+    source = load_file(source_folder / "model.safetensors")
+    target = load_file(target_folder / "model.safetensors")
+    assert source.keys() == target.keys()
+
+    value = 2 * d if kind == "diffllama" else d
+    plain, heads, values, once = (n, 1), (n, d), (n, value), (1, 1)
+    expected = {
+        "embed_tokens": (once, plain),
+        "norm": (plain, once),
+        "layernorm": (plain, once),
+        "q_proj": (heads, plain),
+        "k_proj": (heads, plain),
+        "v_proj": (heads, plain),
+        "o_proj": (plain, values),
+        "gate_proj": (plain, plain),
+        "up_proj": (plain, plain),
+        "down_proj": (plain, plain),
+        "lm_head": (once, plain),
+        "lambda": (once, once),
+    }
+    for name, tensor in target.items():
+        assert tensor.dtype == dtype
+        grown, weight = tensor.double().numpy(), source[name].double().numpy()
+        kind_of = next(key for key in reversed(expected) if key in name)
+        written, read = expected[kind_of]
+        if name == "model.norm.weight" and tied:  # read by the embedding as output head
+            grown, weight, written, read = grown[None], weight[None], once, plain
+        elif grown.ndim == 1:
+            grown, weight, read = grown[:, None], weight[:, None], once
+        elif kind_of == "embed_tokens":  # [vocab, hidden]: written along dimension 1
+            grown, weight, written, read = grown.T, weight.T, plain, once
+        assert copies_of(grown, weight, written, read), name
+        if read[0] > 1:
+            spoiled = grown.copy()
+            spoiled[0, 0] *= 1 + torch.finfo(dtype).eps
+            assert not copies_of(spoiled, weight, written, read)
+    assert relative_error(source_folder, target_folder) < 1e-12
+
+
+def test_float8(tmp_path: Path) -> None:
+    """Formats without arithmetic of their own grow as well; they are compared in float64."""
+    from safetensors.torch import save_file
+
+    source = save_model(tmp_path / "source", "llama", dtype=torch.bfloat16)
+    file = source / "model.safetensors"
+    save_file({k: t.to(torch.float8_e4m3fn) for k, t in load_file(file).items()}, file, {"format": "pt"})
+    growkit.grow(source, tmp_path / "target", hidden="x3", verify=None)
+    kept = load_file(tmp_path / "target" / "model.safetensors")
+    assert {tensor.dtype for tensor in kept.values()} == {torch.float8_e4m3fn}
+    assert relative_error(source, tmp_path / "target") < 1e-12
