@@ -314,7 +314,8 @@ def _print_json(result: Any) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)
+    # Into a file or a pipe, lines stay whole.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 def _say(message: str) -> None:

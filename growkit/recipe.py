@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
-from growkit.errors import InputError
+from growkit.errors import InputError, reason
 from growkit.growth import Size, method_of
 from growkit.proof import Settings
 
@@ -104,9 +104,12 @@ class Recipe:
             "output": self.output,
             "seed": self.seed,
             "shard_size": self.shard_size,
-            "verify": False if self.verify is None else vars(self.verify),
+            "dtype": self.dtype,
+            "verify": False,
         }
-        return recipe | ({"dtype": self.dtype} if self.dtype else {})
+        if self.verify:
+            recipe["verify"] = {k: v for k, v in vars(self.verify).items() if v is not None}
+        return {key: value for key, value in recipe.items() if value is not None}
 
 
 def load_recipe(file: Path, source: str | None = None, output: str | None = None) -> Recipe:
@@ -125,10 +128,11 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"recipe {file} cannot be read ({error})") from None
+        raise InputError(f"recipe {file} cannot be read ({reason(error)})") from None
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"recipe {file} is not valid YAML: {reason}") from None
+        raise InputError(
+            f"recipe {file} is not valid YAML: {' '.join(str(error).split())}"
+        ) from None
     if not isinstance(content, dict):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
     given = {key: value for key, value in (("source", source), ("output", output)) if value}

@@ -97,5 +97,5 @@ def test_odd_heads_are_refused(tmp_path: Path) -> None:
     (source / "config.json").write_text(
         config.replace('"num_attention_heads": 4', '"num_attention_heads": 3')
     )
-    with pytest.raises(InputError, match="num_attention_heads is 3.*multiple of 2"):
+    with pytest.raises(InputError, match=r"num_attention_heads is 3.*multiple of 2"):
         growkit.inspect(source)

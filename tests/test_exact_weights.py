@@ -107,7 +107,9 @@ def test_float8(tmp_path: Path) -> None:
 
     source = save_model(tmp_path / "source", "llama", dtype=torch.bfloat16)
     file = source / "model.safetensors"
-    save_file({k: t.to(torch.float8_e4m3fn) for k, t in load_file(file).items()}, file, {"format": "pt"})
+    save_file(
+        {k: t.to(torch.float8_e4m3fn) for k, t in load_file(file).items()}, file, {"format": "pt"}
+    )
     growkit.grow(source, tmp_path / "target", hidden="x3", verify=None)
     kept = load_file(tmp_path / "target" / "model.safetensors")
     assert {tensor.dtype for tensor in kept.values()} == {torch.float8_e4m3fn}

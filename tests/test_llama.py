@@ -60,8 +60,7 @@ def draw(choose: Random) -> tuple[dict[str, Any], dict[str, str]]:
         hidden, heads_x = choose.choice([1, 2, 3, 4]), choose.choice([1, 2, 3, 4])
         kv_x = choose.choice([1, 2, 3, 4])
         legal = (
-            heads_x * group % kv_x == 0
-            and config["hidden_size"] * hidden % (heads * heads_x) == 0
+            heads_x * group % kv_x == 0 and config["hidden_size"] * hidden % (heads * heads_x) == 0
         )
         sizes = {"hidden": hidden, "ffn": choose.choice([1, 2, 3]), "heads": heads_x}
         sizes["kv_heads"] = kv_x
@@ -75,9 +74,7 @@ def test_any_llama(seed: int, tmp_path: Path) -> None:
     config, sizes = draw(choose)
     dtype = choose.choice(DTYPES)
     shard_size = choose.choice(["5GB", "6KB"])
-    source = save_model(
-        tmp_path / "source", "llama", seed, dtype, shard_size=shard_size, **config
-    )
+    source = save_model(tmp_path / "source", "llama", seed, dtype, shard_size=shard_size, **config)
     growkit.grow(
         source,
         tmp_path / "target",

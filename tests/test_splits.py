@@ -1,4 +1,4 @@
-"""Parts of a weight sum to it, bit for bit: every number of the small formats, many of the large."""
+"""Parts of a weight sum to it, bit for bit: all numbers of small formats, many of large ones."""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ def test_break_copies_part_and_keep_copies_stay_equal(
     )
     parted = {}
     for symmetry in ("break", "keep"):
-        growkit.grow(
-            source, tmp_path / symmetry, hidden="x2", symmetry=symmetry, verify=None
-        )
+        growkit.grow(source, tmp_path / symmetry, hidden="x2", symmetry=symmetry, verify=None)
         parted[symmetry] = parted_after_training(tmp_path / symmetry)
     # Equal up to the rounding of sums in float32, which no two copies are promised to share.
     assert max(parted["keep"].values()) < 1e-5

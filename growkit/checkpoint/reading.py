@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from growkit.checkpoint import FLOAT_BYTES, TORCH_NAMES, Config, TensorInfo
-from growkit.errors import InputError
+from growkit.errors import InputError, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +88,9 @@ def read_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError(f"{file} does not exist; is {file.parent} a model folder?") from None
     except (ValueError, OSError) as error:
-        raise InputError(f"{file} cannot be read as JSON ({error}); copy it again") from None
+        raise InputError(
+            f"{file} cannot be read as JSON ({reason(error)}); copy it again"
+        ) from None
     if not isinstance(content, dict):
         raise InputError(f"{file} holds a JSON {type(content).__name__}; an object was expected")
     return content
@@ -139,7 +140,7 @@ def _headers(file: Path) -> dict[str, TensorInfo]:
             }
     except (SafetensorError, OSError) as error:
         raise InputError(
-            f"{file} is not a whole safetensors file ({error}); it may be truncated, copy it again"
+            f"{file} is not a whole safetensors file ({reason(error)}); it may be truncated, copy it again"
         ) from None
 
 
@@ -161,7 +162,7 @@ def _read(file: Path, name: str) -> Tensor:
             tensor: Tensor = opened.get_tensor(name)
             return tensor
     except (SafetensorError, OSError) as error:
-        raise InputError(f"tensor {name} cannot be read from {file} ({error})") from None
+        raise InputError(f"tensor {name} cannot be read from {file} ({reason(error)})") from None
 
 
 def _load_pickled(file: Path, device: str) -> dict[str, Tensor]:
@@ -172,11 +173,10 @@ def _load_pickled(file: Path, device: str) -> dict[str, Tensor]:
             content = torch.load(file, map_location=device, weights_only=True, mmap=True)
         except RuntimeError:  # files from before torch 1.6 cannot be mapped
             content = torch.load(file, map_location=device, weights_only=True)
-    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # a damaged pickle may raise anything
         raise InputError(
-            f"{file} cannot be loaded as plain weights ({reason}); it may be truncated or hold "
-            "code, save the model as safetensors"
+            f"{file} cannot be loaded as plain weights ({reason(error)}); it may be truncated or "
+            "hold code, save the model as safetensors"
         ) from None
     if not isinstance(content, dict) or not all(
         isinstance(t, torch.Tensor) for t in content.values()

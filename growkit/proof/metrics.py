@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from growkit.proof import Measured
@@ -36,9 +37,9 @@ class Distance:
         source, target = source.double(), target.double()
         ids = ids.to(source.device)
         difference = (source - target).abs()
-        largest = float(difference.max())
-        if not largest <= self.largest:  # also true of a NaN, which must never pass
-            self.largest = largest
+        # torch's maximum keeps a NaN, Python's may drop it; and a NaN must never pass.
+        so_far = difference.new_tensor(self.largest)
+        self.largest = float(torch.maximum(difference.max(), so_far))
         self.absolute += float(difference.sum())
         self.squared_source += float(source.square().sum())
         self.elements += source.numel()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from growkit.errors import InputError
+from growkit.errors import InputError, reason
 
 
 def load(
@@ -39,8 +39,7 @@ def load(
                 output_loading_info=True,
             )
         except (ValueError, RuntimeError, OSError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise InputError(f"transformers cannot load {folder}: {reason}") from error
+            raise InputError(f"transformers cannot load {folder}: {reason(error)}") from error
     model, loading = loaded
     for problem in ("missing_keys", "mismatched_keys"):
         if loading[problem]:
@@ -48,6 +47,12 @@ def load(
             raise InputError(
                 f"{type(model).__name__} reports {problem.replace('_', ' ')} in {folder}: {name}; "
                 "the model would run with random weights there, correct config.json or the weights"
+            )
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise InputError(
+                f"tensor {name} of {folder} holds NaN or infinity in {dtype}; "
+                "a model like that cannot be proved"
             )
     model.eval().to(device)
     assert isinstance(model, nn.Module)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint import Config
-from growkit.errors import InputError
+from growkit.errors import InputError, reason
 from growkit.proof import Settings
 from growkit.proof.oracle import quiet
 
@@ -57,7 +57,9 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         raw = file.read_bytes()
         text = raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"text {file} cannot be read ({error}); give a UTF-8 text file") from None
+        raise InputError(
+            f"text {file} cannot be read ({reason(error)}); give a UTF-8 text file"
+        ) from None
     documents = [document.strip() for document in text.split(DOCUMENT_SEPARATOR)]
     ids = _tokenize([document for document in documents if document], folder)
     windows = [part for tokens in ids for part in tokens.split(length) if len(part) > 1]
@@ -80,9 +82,8 @@ def _tokenize(documents: list[str], folder: Path) -> list[Tensor]:
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (ValueError, OSError, KeyError, AttributeError) as error:
-            reason = str(error).strip().splitlines()[0]
             raise InputError(
-                f"{folder} has no tokenizer that loads ({reason}); add tokenizer.json, "
+                f"{folder} has no tokenizer that loads ({reason(error)}); add tokenizer.json, "
                 "or leave the text away to compare on random tokens"
             ) from error
         return [

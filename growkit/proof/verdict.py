@@ -184,7 +184,7 @@ def _strict(
             if not expected.isfinite().all():
                 raise InputError(f"the model in {before.folder} computes NaN or infinite logits")
             distance.add(expected, logits(target, window), window)
-            if not distance.largest <= largest:
+            if distance.largest > largest:
                 worst, largest = window, distance.largest
             advance(len(window))
         difference = _Difference()

@@ -1,0 +1,29 @@
+# Everything runs in .venv, which the first target makes; needs python3 (3.10 or later) and pip.
+PYTHON ?= python3
+BIN = .venv/bin
+
+.PHONY: install demo test check format bench
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/growkit demo
+
+test: install
+	$(BIN)/python -m pytest --quiet
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install
+	$(BIN)/python benchmarks/growth_speed.py

@@ -1,0 +1,134 @@
+"""Speed and memory of growing, against ``cp`` of the finished output in the same run.
+
+    python benchmarks/growth_speed.py [--runs 5] [--folder FOLDER]
+
+A random float32 Llama (hidden 1024, ffn 2816, 24 layers, 16 heads, 8 KV heads, vocabulary 32000) is
+grown by two, plainly (``keep``) and with random splits (``break``), without the proof. Each growth
+is followed by a copy of its output; the ratio is taken pair by pair. Whole processes are measured,
+with the operating system's own figures. Needs about 15 GB of disk, and prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Run:
+    """One finished process."""
+
+    seconds: float
+    mebibytes: float
+    output: str
+
+
+def run(command: Sequence[str]) -> Run:
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - started
+    if status:
+        sys.exit(f"{' '.join(command)} failed")
+    return Run(seconds, usage.ru_maxrss / 1024, output)
+
+
+def make_source(folder: Path) -> int:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=32000,
+            hidden_size=1024,
+            intermediate_size=2816,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+        )
+    )
+    model.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def measure(source: Path, scratch: Path, symmetry: str, runs: int) -> list[str]:
+    """Figures of one kind of growth, as the cells of a table."""
+    grown, copied = scratch / "grown", scratch / "copied"
+    whole, writing, copying, memory = [], [], [], []
+    for number in range(runs + 1):
+        shutil.rmtree(grown, ignore_errors=True)
+        shutil.rmtree(copied, ignore_errors=True)
+        command = [sys.executable, "-m", "growkit", "grow", str(source), str(grown)]
+        command += ["--hidden", "x2", "--symmetry", symmetry, "--no-verify", "--json"]
+        growth = run(command)
+        copy = run(["cp", "-r", str(grown), str(copied)])
+        if number:  # the first pair only warms up
+            whole.append(growth.seconds)
+            writing.append(json.loads(growth.output)["write_seconds"])
+            copying.append(copy.seconds)
+            memory.append(growth.mebibytes)
+    middle = statistics.median
+    return [
+        symmetry,
+        f"{middle(whole):.2f}",
+        f"{middle(writing):.2f}",
+        f"{middle(copying):.2f}",
+        f"{middle(w / c for w, c in zip(whole, copying, strict=True)):.2f}",
+        f"{middle(w / c for w, c in zip(writing, copying, strict=True)):.2f}",
+        f"{max(memory):.0f}",
+    ]
+
+
+def start_up(runs: int) -> list[tuple[str, float]]:
+    commands = [["--version"], ["--help"], ["grow", "--help"]]
+    return [
+        (
+            " ".join(["growkit", *command]),
+            statistics.median(
+                run([sys.executable, "-m", "growkit", *command]).seconds for _ in range(runs)
+            ),
+        )
+        for command in commands
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where the models are made")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
+        source = Path(scratch) / "source"
+        parameters = make_source(source)
+        import torch
+
+        print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
+        print(f"source: {parameters:,} parameters; medians of {arguments.runs} pairs\n")
+        print(
+            "| symmetry | whole process, s | writing, s | cp, s | process / cp | writing / cp "
+            "| peak memory, MiB |"
+        )
+        print("| --- | --- | --- | --- | --- | --- | --- |")
+        for symmetry in ("keep", "break"):
+            print(f"| {' | '.join(measure(source, Path(scratch), symmetry, arguments.runs))} |")
+    print("\n| command | seconds |\n| --- | --- |")
+    for command, seconds in start_up(arguments.runs):
+        print(f"| `{command}` | {seconds:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+"""What users get wrong: one clear sentence, exit code 2, nothing lost and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from growkit.checkpoint import writing
+from growkit.cli import app
+from tests.conftest import folder_bytes, save_model
+
+Make = Callable[..., Path]
+
+
+def refused(folder: Path, *arguments: str) -> str:
+    """Run ``growkit grow SRC OUT …`` and return its sentence, after checking the manners.
+
+    The source keeps its bytes, and beside it there is nothing new.
+    """
+    before = folder_bytes(folder.parent)
+    result = CliRunner().invoke(app, ["grow", str(folder), *arguments])
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    assert folder_bytes(folder.parent) == before
+    return lines[0]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return save_model(tmp_path / "place" / "source", "llama")
+
+
+@pytest.fixture
+def out(source: Path) -> Path:
+    return source.parent / "out"
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def test_missing_shard(source: Path, out: Path) -> None:
+    shutil.rmtree(source)
+    save_model(source, "llama", shard_size="4KB")
+    victim = sorted(source.glob("model-*.safetensors"))[1]
+    victim.unlink()
+    sentence = refused(source, str(out), "--hidden", "x2")
+    assert victim.name in sentence
+    assert "missing" in sentence
+
+
+def test_shard_of_another_model(source: Path, out: Path) -> None:
+    shutil.rmtree(source)
+    save_model(source, "llama", shard_size="4KB")
+    shards = sorted(source.glob("model-*.safetensors"))
+    shutil.copyfile(shards[0], shards[1])
+    assert shards[1].name in refused(source, str(out), "--hidden", "x2")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -7])
+def test_truncated_file(keep: int, source: Path, out: Path) -> None:
+    file = source / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    sentence = refused(source, str(out), "--hidden", "x2")
+    assert str(file) in sentence
+    assert "truncated" in sentence
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x02nonsense", b"PK\x03\x04 half a zip"])
+def test_pickle_that_is_none(content: bytes, source: Path, out: Path) -> None:
+    (source / "model.safetensors").unlink()
+    (source / "pytorch_model.bin").write_bytes(content)
+    assert "pytorch_model.bin" in refused(source, str(out), "--hidden", "x2")
+
+
+def test_pickle_with_code(source: Path, out: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, ("touch " + str(source / "exploded"),)
+
+    (source / "model.safetensors").unlink()
+    torch.save({"weight": Bomb()}, source / "pytorch_model.bin")
+    assert "pytorch_model.bin" in refused(source, str(out), "--hidden", "x2")
+    assert not (source / "exploded").exists()
+
+
+def test_missing_tensor(source: Path, out: Path) -> None:
+    edit_weights(source, lambda tensors: tensors.pop(UP))
+    sentence = refused(source, str(out), "--hidden", "x2")
+    assert UP in sentence
+    assert "[24, 16]" in sentence
+
+
+def test_wrong_shape(source: Path, out: Path) -> None:
+    edit_weights(source, lambda tensors: tensors.update({UP: torch.zeros(24, 15)}))
+    sentence = refused(source, str(out), "--hidden", "x2")
+    assert UP in sentence
+    assert "[24, 15]" in sentence
+    assert "[24, 16]" in sentence
+
+
+def test_unknown_tensor(source: Path, out: Path) -> None:
+    edit_weights(source, lambda tensors: tensors.update({"model.extra": torch.zeros(3)}))
+    assert "model.extra" in refused(source, str(out), "--hidden", "x2")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_weights_that_are_no_numbers(
+    value: float, dtype: torch.dtype, source: Path, out: Path
+) -> None:
+    shutil.rmtree(source)
+    save_model(source, "llama", dtype=dtype)
+    edit_weights(source, lambda tensors: tensors[UP][3].fill_(value))
+    sentence = refused(source, str(out), "--hidden", "x2", "--no-verify")
+    assert UP in sentence
+    assert "NaN" in sentence
+
+
+def test_large_weights_are_numbers(source: Path, out: Path) -> None:
+    """The quick look at a sum overflows here; the slow look must clear them."""
+    shutil.rmtree(source)
+    save_model(source, "llama", dtype=torch.float16)
+    edit_weights(source, lambda tensors: tensors[UP].fill_(60000.0))
+    arguments = ["grow", str(source), str(out), "--hidden", "x2", "--no-verify"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+
+
+def test_integer_weights(source: Path, out: Path) -> None:
+    edit_weights(source, lambda t: t.update({UP: torch.zeros(24, 16, dtype=torch.int8)}))
+    sentence = refused(source, str(out), "--hidden", "x2")
+    assert UP in sentence
+    assert "I8" in sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "gpt9"}, "gpt9"),
+        ({"model_type": None}, "model_type"),
+        ({"hidden_size": "16"}, "hidden_size"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"intermediate_size": 0}, "intermediate_size"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"num_attention_heads": 2.5}, "num_attention_heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"num_hidden_layers": 3}, "model.layers.2"),
+        ({"num_hidden_layers": 1}, "model.layers.1"),
+        ({"attention_bias": True}, "bias"),
+        ({"tie_word_embeddings": True}, "lm_head.weight"),
+    ],
+    ids=str,
+)
+def test_config_that_does_not_fit(
+    changes: dict[str, Any], named: str, source: Path, out: Path
+) -> None:
+    edit_config(source, **changes)
+    assert named in refused(source, str(out), "--hidden", "x2")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "\x00"])
+def test_config_that_is_no_config(content: str, source: Path, out: Path) -> None:
+    (source / "config.json").write_text(content)
+    assert "config.json" in refused(source, str(out), "--hidden", "x2")
+
+
+def test_no_config_and_no_weights(source: Path, out: Path) -> None:
+    (source / "model.safetensors").unlink()
+    assert "no weights" in refused(source, str(out), "--hidden", "x2")
+    (source / "config.json").unlink()
+    assert "config.json" in refused(source, str(out), "--hidden", "x2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "--hidden"),
+        (["--hidden", "x1"], "--hidden"),
+        (["--hidden", "x0"], "x0"),
+        (["--hidden", "x-2"], "x-2"),
+        (["--hidden", "x1.5"], "x1.5"),
+        (["--hidden", "twice"], "twice"),
+        (["--hidden", "20"], "16 or 32"),
+        (["--hidden", "8"], "16 or 32"),
+        (["--hidden", "x2", "--kv-heads", "x3"], "num_key_value_heads"),
+        (["--hidden", "x2", "--heads", "x3"], "num_attention_heads"),
+        (["--hidden", "x2", "--method", "magic"], "magic"),
+        (["--hidden", "x2", "--symmetry", "shatter"], "shatter"),
+        (["--hidden", "x2", "--snr-db", "1"], "4.77"),
+        (["--hidden", "x2", "--snr-db", "nan"], "nan"),
+        (["--hidden", "x2", "--dtype", "float31"], "float31"),
+        (["--hidden", "x2", "--shard-size", "big"], "big"),
+        (["--hidden", "x2", "--device", "tpu"], "tpu"),
+        (["--hidden", "x2", "--prompts", "0"], "prompts"),
+        (["--hidden", "x2", "--length", "1"], "tokens"),
+        (["--hidden", "x2", "--text", "/nowhere.txt"], "/nowhere.txt"),
+    ],
+    ids=str,
+)
+def test_impossible_wishes(arguments: list[str], named: str, source: Path, out: Path) -> None:
+    assert named in refused(source, str(out), *arguments)
+
+
+def test_source_that_is_not_there(source: Path, out: Path) -> None:
+    assert "nowhere" in refused(source.parent / "nowhere", str(out), "--hidden", "x2")
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "dangling link"])
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+def test_output_that_is_there(what: str, overwrite: list[str], source: Path, out: Path) -> None:
+    if what == "folder":
+        out.mkdir()
+        (out / "thesis.txt").write_text("the only copy")
+    elif what == "file":
+        out.write_text("the only copy")
+    else:
+        out.symlink_to(out.parent / "nowhere")
+    assert str(out) in refused(source, str(out), "--hidden", "x2", *overwrite)
+
+
+@pytest.mark.parametrize("place", ["source", "source/inside", "."])
+def test_output_and_source_overlap(place: str, source: Path) -> None:
+    sentence = refused(source, str(source.parent / place), "--hidden", "x2", "--overwrite")
+    assert "overlap" in sentence
+
+
+@pytest.mark.parametrize("place", ["file/out", "/proc/out"])
+def test_output_that_cannot_be_written(place: str, source: Path) -> None:
+    (source.parent / "file").write_text("a file, not a folder")
+    assert place in refused(source, str(source.parent / place), "--hidden", "x2")
+
+
+def test_missing_parents_are_made_and_tidied_up(source: Path) -> None:
+    deep = source.parent / "a" / "b" / "out"
+    arguments = ["grow", str(source), str(deep), "--hidden", "x2", "--no-verify"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert (deep / "growkit.json").exists()
+    edit_weights(source, lambda tensors: tensors[UP].fill_(float("nan")))
+    refused(source, str(source.parent / "c" / "d" / "out"), "--hidden", "x2")
+    assert not (source.parent / "c").exists()
+
+
+def test_disk_without_room(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(source)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    sentence = refused(source, str(out), "--hidden", "x2")
+    assert "GB" in sentence
+    assert str(out) in sentence
+
+
+def test_disk_that_fills_up(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = 0
+
+    def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+        nonlocal written
+        if written > 10_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written += len(data)
+        return len(data)
+
+    monkeypatch.setattr(writing.os, "pwrite", pwrite)
+    assert "filled up" in refused(source, str(out), "--hidden", "x2")
+
+
+def test_overwriting_keeps_the_old_output_until_the_new_one_is_proved(
+    source: Path, out: Path
+) -> None:
+    arguments = ["grow", str(source), str(out), "--hidden", "x2", "--no-verify"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    first = folder_bytes(out)
+    weights = (source / "model.safetensors").read_bytes()
+    edit_weights(source, lambda tensors: tensors[UP].fill_(float("nan")))
+    refused(source, str(out), "--hidden", "x2", "--overwrite")
+    assert folder_bytes(out) == first
+    (source / "model.safetensors").write_bytes(weights)
+    assert CliRunner().invoke(app, [*arguments, "--overwrite", "--seed", "1"]).exit_code == 0
+    assert folder_bytes(out) != first
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out", "source"]
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+def test_interrupted_in_the_middle(signum: int, code: int, tmp_path: Path) -> None:
+    """Stopped as soon as the temporary folder shows that writing has begun."""
+    place = tmp_path / "place"
+    source = save_model(
+        place / "source", "llama", vocab_size=4096, hidden_size=1024, intermediate_size=4096
+    )
+    before = folder_bytes(place)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "growkit", "grow", str(source), str(place / "out")]  # noqa: RUF005
+        + ["--hidden", "x4", "--no-verify"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not any(path.name.startswith(".out.") for path in place.iterdir()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signum)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    assert folder_bytes(place) == before
+    assert [path.name for path in place.iterdir()] == ["source"]
+
+
+def test_debug_shows_the_traceback(
+    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GROWKIT_DEBUG", "1")
+    result = CliRunner().invoke(app, ["grow", str(source), str(out), "--hidden", "x0"])
+    assert result.exception is not None
+    assert "x0" in str(result.exception)

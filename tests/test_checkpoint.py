@@ -1,0 +1,246 @@
+"""Files in and out: what is written is what safetensors and transformers read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import growkit
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.writing import parse_bytes
+from growkit.errors import InputError
+from tests.conftest import folder_bytes, relative_error, strict_logits
+
+Make = Callable[..., Path]
+
+
+def to_pickle(folder: Path, **options: object) -> None:
+    """Turn a folder's safetensors into ``pytorch_model.bin``."""
+    tensors = load_file(folder / "model.safetensors")
+    torch.save(tensors, folder / "pytorch_model.bin", **options)  # type: ignore[arg-type]
+    (folder / "model.safetensors").unlink()
+
+
+def test_shards_hold_no_more_than_asked(make: Make, tmp_path: Path) -> None:
+    source = make("llama", tie_word_embeddings=True)
+    growkit.grow(source, tmp_path / "one", hidden="x2", verify=None)
+    growkit.grow(source, tmp_path / "many", hidden="x2", shard_size="10KB", verify=None)
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    whole = load_file(tmp_path / "one" / "model.safetensors")
+    assert index["weight_map"].keys() == whole.keys()
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in whole.values())
+    shards = sorted((tmp_path / "many").glob("model-*.safetensors"))
+    assert [s.name for s in shards] == [
+        f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)
+    ]
+    for shard in shards:
+        tensors = load_file(shard)
+        assert sum(t.nbytes for t in tensors.values()) <= 10_000 or len(tensors) == 1
+        for name, tensor in tensors.items():
+            assert index["weight_map"][name] == shard.name
+            assert tensor.equal(whole[name])
+    assert relative_error(source, tmp_path / "many") < 1e-12
+
+
+def test_the_files_do_not_depend_on_the_run(make: Make, tmp_path: Path) -> None:
+    """Tensors are made side by side, but their noise depends on seed and name alone."""
+    source = make("llama", num_hidden_layers=3)
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        growkit.grow(source, tmp_path / name, hidden="x2", seed=seed, verify=None)
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
+    assert files[0] == files[1]
+    assert files[0] != files[2]
+
+
+def test_tensors_begin_at_multiples_of_their_element_size(make: Make, tmp_path: Path) -> None:
+    source = make("llama", vocab_size=7)
+    file = source / "model.safetensors"
+    dtypes = [torch.bfloat16, torch.float64, torch.float32, torch.float16]
+    tensors = load_file(file)
+    mixed = {name: t.to(dtypes[i % 4]) for i, (name, t) in enumerate(tensors.items())}
+    save_file(mixed, file, {"format": "pt"})
+    growkit.grow(source, tmp_path / "target", ffn="x3", verify=None)
+    written = tmp_path / "target" / "model.safetensors"
+    raw = written.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    assert length % 8 == 0
+    assert header.pop("__metadata__") == {"format": "pt"}
+    for name, entry in header.items():
+        assert entry["data_offsets"][0] % mixed[name].element_size() == 0
+        assert load_file(written)[name].dtype == mixed[name].dtype
+    assert relative_error(source, tmp_path / "target") < 1e-12
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_pickled_weights(legacy: bool, make: Make, tmp_path: Path) -> None:
+    source = make("llama", tie_word_embeddings=True)
+    expected = strict_logits(source)
+    to_pickle(source, _use_new_zipfile_serialization=not legacy)
+    growkit.grow(source, tmp_path / "target", hidden="x2", verify=None)
+    found = strict_logits(tmp_path / "target")
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-12
+
+
+def test_sharded_pickled_weights(make: Make, tmp_path: Path) -> None:
+    source = make("llama")
+    expected = strict_logits(source)
+    tensors = load_file(source / "model.safetensors")
+    names = sorted(tensors)
+    weight_map = {}
+    for part in range(2):
+        file = f"pytorch_model-{part + 1:05d}-of-00002.bin"
+        torch.save({name: tensors[name] for name in names[part::2]}, source / file)
+        weight_map |= dict.fromkeys(names[part::2], file)
+    (source / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (source / "model.safetensors").unlink()
+    growkit.grow(source, tmp_path / "target", hidden="x2", verify=None)
+    found = strict_logits(tmp_path / "target")
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-12
+
+
+def test_a_tied_head_that_is_stored_again(make: Make, tmp_path: Path) -> None:
+    """pytorch_model.bin of tied models holds the embedding under both names."""
+    source = make("llama", tie_word_embeddings=True)
+    file = source / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(2)
+    save_file(tensors, file, {"format": "pt"})
+    result = growkit.grow(source, tmp_path / "target", hidden="x2", verify=None)
+    assert result["dropped"] == {
+        "lm_head.weight": "tied to model.embed_tokens.weight",
+        "model.layers.0.self_attn.rotary_emb.inv_freq": "the model class computes it",
+    }
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+    tensors["lm_head.weight"][0, 0] += 1
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(InputError, match=r"lm_head\.weight.*differs from the embedding"):
+        growkit.grow(source, tmp_path / "other", hidden="x2", verify=None)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"),
+    [
+        (torch.bfloat16, "float32"),
+        (torch.float16, "float32"),
+        (torch.float32, "float64"),
+        (torch.float32, "float32"),
+    ],
+    ids=str,
+)
+def test_a_wider_dtype(stored: torch.dtype, dtype: str, make: Make, tmp_path: Path) -> None:
+    source = make("llama", dtype=stored)
+    result = growkit.grow(source, tmp_path / "target", hidden="x2", dtype=dtype, verify=None)
+    assert result["dtype"] == dtype
+    config = json.loads((tmp_path / "target" / "config.json").read_text())
+    assert config["dtype"] == dtype
+    tensors = load_file(tmp_path / "target" / "model.safetensors")
+    assert {str(t.dtype) for t in tensors.values()} == {f"torch.{dtype}"}
+    assert relative_error(source, tmp_path / "target") < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [(torch.float32, "bfloat16"), (torch.bfloat16, "float16")]
+)
+def test_a_dtype_that_rounds_is_refused(
+    stored: torch.dtype, dtype: str, make: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="would round"):
+        growkit.grow(make("llama", dtype=stored), tmp_path / "target", hidden="x2", dtype=dtype)
+
+
+def test_what_is_carried_over(make: Make, tmp_path: Path) -> None:
+    source = make("llama")
+    carried = {
+        "tokenizer.json": "{}",
+        "tokenizer_config.json": "{}",
+        "chat_template.jinja": "{{ messages }}",
+        "vocab.json": "{}",
+        "merges.txt": "",
+        "LICENSE.txt": "terms",
+    }
+    left = {"optimizer.pt": "x", "README.md": "old card", "training_args.bin": "x", "notes": "x"}
+    for name, text in (carried | left).items():
+        (source / name).write_text(text)
+    before = folder_bytes(source)
+    growkit.grow(source, tmp_path / "target", hidden="x2", verify=None)
+    after = folder_bytes(tmp_path / "target")
+    for name, text in carried.items():
+        assert after[name].decode() == text
+    assert after["generation_config.json"] == before["generation_config.json"]
+    assert set(after) == {
+        *carried,
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "growkit.json",
+        "model.safetensors",
+    }
+    assert b"old card" not in after["README.md"]
+    assert folder_bytes(source) == before
+
+
+def test_the_manifest_names_what_the_model_was_made_from(make: Make, tmp_path: Path) -> None:
+    import hashlib
+
+    source = make("llama", shard_size="6KB")
+    growkit.grow(source, tmp_path / "target", hidden="x2", ffn="x3", seed=7, verify=None)
+    manifest = json.loads((tmp_path / "target" / "growkit.json").read_text())
+    assert manifest["recipe"]["steps"] == [
+        {"grow": "hypercloning", "hidden": "x2", "ffn": "x3", "symmetry": "break", "snr_db": 10.0}
+    ]
+    assert manifest["recipe"]["seed"] == 7
+    assert manifest["kept"] is None
+    assert manifest["verification"] is None
+    files = {*source.glob("*.safetensors"), source / "config.json"}
+    assert manifest["source_files"] == {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files
+    }
+
+
+def test_config_keeps_what_growth_does_not_touch(make: Make, tmp_path: Path) -> None:
+    """Also in the form of older transformers, and with keys nobody knows."""
+    source = make("llama", head_dim=4)
+    config = json.loads((source / "config.json").read_text())
+    for key in ("head_dim", "rope_parameters", "dtype"):
+        del config[key]
+    config |= {"rope_theta": 5e5, "rope_scaling": None, "torch_dtype": "float32", "my_note": [1]}
+    (source / "config.json").write_text(json.dumps(config))
+    growkit.grow(source, tmp_path / "target", hidden="x2", heads="x1", verify=None)
+    grown = json.loads((tmp_path / "target" / "config.json").read_text())
+    assert grown == config | {"hidden_size": 32, "intermediate_size": 48, "head_dim": 4}
+    assert relative_error(source, tmp_path / "target") < 1e-12
+
+
+def test_headers_are_read_without_the_data(make: Make) -> None:
+    source = make("llama")
+    opened = Checkpoint(source)
+    with safe_open(source / "model.safetensors", framework="pt") as file:
+        names = set(file.keys())
+    assert set(opened.tensors) == names
+    assert opened.tensors["lm_head.weight"].shape == (29, 16)
+    assert opened.tensors["lm_head.weight"].bytes == 29 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("500MB", 500 * 10**6), ("5gb", 5 * 10**9), ("1.5 KB", 1500)]
+)
+def test_sizes_of_files(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "5", "GB", "-1GB", "0MB", "5 apples"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(InputError, match="5GB"):
+        parse_bytes(text)

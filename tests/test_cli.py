@@ -1,0 +1,187 @@
+"""The command line: fast to start, quiet on stdout, honest in its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import growkit
+from growkit.cli import app
+from tests.conftest import folder_bytes
+
+Make = Callable[..., Path]
+QUICK = ["--prompts", "2", "--length", "12"]
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The modules that a command has imported when it ends."""
+    code = (
+        "import sys, atexit\n"
+        "atexit.register(lambda: print('\\n'.join(sys.modules), file=sys.stderr))\n"
+        f"sys.argv = ['growkit', *{list(arguments)!r}]\n"
+        "from growkit.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["grow", "--help"], ["recipes", "list"]], ids=str
+)
+def test_help_needs_nothing_heavy(arguments: list[str]) -> None:
+    modules = imported_by(*arguments)
+    assert "growkit.cli" in modules
+    assert not modules & {"torch", "transformers", "numpy", "safetensors"}
+
+
+def test_headers_need_no_torch(make: Make, tmp_path: Path) -> None:
+    source = str(make("llama"))
+    for arguments in (
+        ["inspect", source],
+        ["grow", source, str(tmp_path / "out"), "--hidden", "x2", "--dry-run"],
+    ):
+        assert not imported_by(*arguments) & {"torch", "transformers"}
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.stdout == f"growkit {growkit.__version__}\n"
+
+
+def test_completion_can_be_installed() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert "--install-completion" in result.stdout
+
+
+def test_inspect(make: Make) -> None:
+    source = make("diffllama", tie_word_embeddings=True)
+    result = CliRunner().invoke(app, ["inspect", str(source), "--json"])
+    assert result.exit_code == 0
+    seen = json.loads(result.stdout)
+    assert seen["family"] == "DiffLlama"
+    assert seen["model_class"] == "DiffLlamaForCausalLM"
+    assert seen["tied"] is True
+    assert seen["sizes"]["signal_heads"] == seen["sizes"]["noise_heads"] == 2
+    assert seen["parameters"] == sum(
+        tensor.numel() for tensor in load_file(source / "model.safetensors").values()
+    )
+    table = CliRunner().invoke(app, ["inspect", str(source)])
+    assert "signal heads" in table.stdout
+
+
+def test_grow_and_verify(make: Make, tmp_path: Path) -> None:
+    source, target = make("llama"), tmp_path / "out"
+    result = CliRunner().invoke(
+        app, ["grow", str(source), str(target), "--hidden", "x2", "--json", *QUICK]
+    )
+    assert result.exit_code == 0, result.output
+    grown = json.loads(result.stdout)
+    assert grown["kept"] is True
+    assert grown["output"] == str(target)
+    assert grown["verification"]["target"] == str(target)
+    manifest = json.loads((target / "growkit.json").read_text())
+    assert manifest["verification"] == grown["verification"]
+
+    result = CliRunner().invoke(app, ["verify", str(source), str(target), *QUICK])
+    assert result.exit_code == 0
+    assert "preserved" in result.stdout
+
+    tensors = load_file(target / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][5] *= 1.01
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    result = CliRunner().invoke(app, ["verify", str(source), str(target), *QUICK])
+    assert result.exit_code == 1
+    assert "not preserved" in result.stdout
+    assert "model.layers.1" in result.stdout
+    result = CliRunner().invoke(app, ["verify", str(source), str(target), "--json", *QUICK])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["first_differing_layer"] == 1
+
+
+def test_without_proof_the_manifest_says_so(make: Make, tmp_path: Path) -> None:
+    arguments = ["grow", str(make("llama")), str(tmp_path / "out"), "--hidden", "x2"]
+    result = CliRunner().invoke(app, [*arguments, "--no-verify", "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["kept"] is None
+    assert "Not verified" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_dry_run_shows_everything_and_touches_nothing(make: Make, tmp_path: Path) -> None:
+    source, target = make("llama"), tmp_path / "out"
+    before = folder_bytes(tmp_path)
+    arguments = ["grow", str(source), str(target), "--hidden", "x2", "--dry-run"]
+    shown = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    table = CliRunner().invoke(app, arguments)
+    assert table.exit_code == 0
+    assert folder_bytes(tmp_path) == before
+
+    CliRunner().invoke(app, [*arguments[:-1], "--no-verify"])
+    written = load_file(target / "model.safetensors")
+    old = load_file(source / "model.safetensors")
+    assert {line["tensor"]: line["shape"] for line in shown["plan"]} == {
+        name: list(tensor.shape) for name, tensor in written.items()
+    }
+    for line in shown["plan"]:
+        assert line["source_shapes"] == [list(old[name].shape) for name in line["sources"]]
+        assert line["tensor"] in table.stdout.replace("\n", "")
+    assert shown["parameters"] == sum(tensor.numel() for tensor in written.values())
+    assert shown["bytes"] == sum(tensor.nbytes for tensor in written.values())
+
+
+def test_dry_run_of_two_steps_names_the_files_tensors(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        f"source: {make('llama')}\noutput: {tmp_path / 'out'}\n"
+        "steps: [{grow: hypercloning, hidden: x2}, {grow: hypercloning, ffn: x3}]\n"
+    )
+    result = CliRunner().invoke(app, ["run", str(file), "--dry-run", "--json"])
+    lines = {line["tensor"]: line for line in json.loads(result.stdout)["plan"]}
+    line = lines["model.layers.0.mlp.up_proj.weight"]
+    assert line["source_shapes"] == [[24, 16]]
+    assert line["shape"] == [24 * 6, 32]
+    assert line["why"] == "repeat ffn ×2, split hidden ×2; repeat ffn ×3"
+
+
+def test_recipes_are_listed_shown_and_copied(tmp_path: Path) -> None:
+    listed = CliRunner().invoke(app, ["recipes", "list"])
+    assert "hypercloning-x2" in listed.stdout
+    shown = CliRunner().invoke(app, ["recipes", "show", "hypercloning-x2"])
+    assert "grow: hypercloning" in shown.stdout
+    copied = CliRunner().invoke(app, ["recipes", "copy", "hypercloning-x2", str(tmp_path)])
+    assert copied.exit_code == 0
+    assert (tmp_path / "hypercloning-x2.yaml").read_text() == shown.stdout
+    again = CliRunner().invoke(app, ["recipes", "copy", "hypercloning-x2", str(tmp_path)])
+    assert again.exit_code == 2
+    wrong = CliRunner().invoke(app, ["recipes", "show", "hypercloning-2x"])
+    assert wrong.exit_code == 2
+    assert "did you mean hypercloning-x2" in wrong.stderr
+
+
+def test_run(make: Make, tmp_path: Path) -> None:
+    source = make("llama")
+    copied = CliRunner().invoke(app, ["recipes", "copy", "wider-mlp", str(tmp_path)])
+    arguments = ["run", copied.stdout.strip(), "--source", str(source)]
+    result = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "out"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["copies"] == [{"ffn": 4}]
+
+
+def test_demo(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["demo", str(tmp_path / "out"), "--json"])
+    assert result.exit_code == 0, result.output
+    story = json.loads(result.stdout)
+    verification = story["growth"]["verification"]
+    assert verification["kept"] is True
+    assert verification["loss_source"] == pytest.approx(verification["loss_target"], abs=1e-9)
+    assert verification["loss_source"] < 1.5  # nats per byte; an untrained model has 5.5
+    assert story["after"].strip()
+    assert growkit.inspect(tmp_path / "out")["sizes"]["hidden"] == 256

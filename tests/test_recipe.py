@@ -1,0 +1,111 @@
+"""Recipes are strict, and what they say is what is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+import growkit
+from growkit.errors import InputError
+from growkit.proof import Settings
+from growkit.recipe import (
+    GrowStep,
+    Recipe,
+    load_recipe,
+    parse_recipe,
+    shipped_recipe,
+    shipped_recipes,
+)
+
+Make = Callable[..., Path]
+GOOD = """
+source: a
+steps:
+  - grow: hypercloning
+    hidden: x2
+    ffn: 96
+    symmetry: keep
+output: b
+seed: 3
+shard_size: 1GB
+verify: {prompts: 2, length: 16, seed: 1}
+"""
+
+
+def test_a_recipe_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(GOOD)
+    step = GrowStep("hypercloning", {"hidden": "x2", "ffn": 96}, "keep")
+    settings = Settings(prompts=2, length=16, seed=1)
+    assert load_recipe(file) == Recipe("a", (step,), "b", settings, 3, shard_size="1GB")
+    assert load_recipe(file, source="c", output="d").source == "c"
+
+
+def test_a_recipe_survives_being_written() -> None:
+    recipe = parse_recipe(yaml.safe_load(GOOD), "here")
+    again = parse_recipe(yaml.safe_load(yaml.safe_dump(recipe.as_dict())), "here")
+    assert again.steps == recipe.steps
+    assert (again.source, again.output, again.seed) == ("a", "b", 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("source: a", "sorce: a"), r"unknown key 'sorce'; did you mean 'source'"),
+        (("hidden: x2", "hiden: x2"), r"step 1 .* unknown key 'hiden'; did you mean 'hidden'"),
+        (("prompts: 2", "promts: 2"), r"verify .* unknown key 'promts'; did you mean 'prompts'"),
+        (("- grow: hypercloning", "- grow: hyper"), r"no growth method 'hyper'"),
+        (("- grow: hypercloning", "- shrink: hypercloning"), r"step 1 .* 'grow: METHOD'"),
+        (("source: a", ""), r"has no source"),
+        (("output: b", ""), r"has no output"),
+        (("seed: 3", "seed: three"), r"seed .* is 'three'; a whole number was expected"),
+        (("seed: 3", "seed: true"), r"seed .* is True"),
+        (("hidden: x2", "hidden: 2.5"), r"hidden .* is 2.5"),
+        (("symmetry: keep", "symmetry: kept"), r"'kept'"),
+        (("verify: {", "verify: [{"), r"not valid YAML"),
+        (("prompts: 2", "prompts: [2]"), r"prompts .* is \[2\]"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named(change: tuple[str, str], sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    assert change[0] in GOOD
+    file.write_text(GOOD.replace(*change))
+    with pytest.raises(InputError, match=sentence):
+        load_recipe(file)
+
+
+@pytest.mark.parametrize("content", ["", "- a", "text", "steps: {}", "\x00"])
+def test_what_is_no_recipe(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(content)
+    with pytest.raises(InputError, match=r"recipe\.yaml"):
+        load_recipe(file)
+
+
+def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        load_recipe(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
+def test_every_shipped_recipe_runs(name: str, make: Make, tmp_path: Path) -> None:
+    file = shipped_recipe(name)
+    assert file.read_text().startswith("# ")
+    recipe = load_recipe(file, str(make("llama")), str(tmp_path / "out"))
+    result = growkit.run(recipe)
+    assert result["kept"] is True
+
+
+def test_run_does_what_grow_does(make: Make, tmp_path: Path) -> None:
+    source = make("llama")
+    growkit.grow(source, tmp_path / "grown", hidden="x2", verify=None)
+    step = GrowStep("hypercloning", {"hidden": "x2"})
+    growkit.run(Recipe(str(source), (step,), str(tmp_path / "run"), verify=None))
+    apart = load_file(tmp_path / "grown" / "model.safetensors")
+    same = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(apart[name].equal(same[name]) for name in apart)
