@@ -140,7 +140,8 @@ def _headers(file: Path) -> dict[str, TensorInfo]:
             }
     except (SafetensorError, OSError) as error:
         raise InputError(
-            f"{file} is not a whole safetensors file ({reason(error)}); it may be truncated, copy it again"
+            f"{file} is not a whole safetensors file ({reason(error)}); it may be truncated, "
+            "copy it again"
         ) from None
 
 

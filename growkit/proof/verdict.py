@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -67,24 +68,23 @@ def verify(
     place = _device(device)
     asked = make_prompts(settings, before.folder, before.config)
 
-    strict, difference, control = _strict(before, after, asked, place, advance)
+    strict = _strict(before, after, asked, place, advance)
     native, native_kept = _native(before, after, asked, place, strict, advance)
-    exact = strict.relative < STRICT_TOLERANCE
-    kept = exact and native_kept and control.caught
+    distance = strict.distance
     return VerifyResult(
         promise=_promise(after.folder),
-        kept=kept,
-        reason=_reason(exact, native_kept, control, strict, native, difference),
-        strict_float64=strict.measured("float64", _name(place), STRICT_TOLERANCE),
+        kept=_exact(distance) and native_kept and strict.control.caught,
+        reason=_reason(strict, native, native_kept),
+        strict_float64=distance.measured("float64", _name(place), STRICT_TOLERANCE),
         native=native,
-        loss_source=finite(strict.loss_source / strict.predictions),
-        loss_target=finite(strict.loss_target / strict.predictions),
-        first_differing_layer=difference.layer,
-        first_difference=difference.module,
-        negative_control_caught=control.caught,
-        negative_control=control.fault,
-        tokens=strict.tokens,
-        predictions=strict.predictions,
+        loss_source=finite(distance.loss_source / distance.predictions),
+        loss_target=finite(distance.loss_target / distance.predictions),
+        first_differing_layer=strict.difference.layer,
+        first_difference=strict.difference.module,
+        negative_control_caught=strict.control.caught,
+        negative_control=strict.control.fault,
+        tokens=distance.tokens,
+        predictions=distance.predictions,
         text=settings.text,
         text_sha256=asked.text_sha256,
         seed=seed,
@@ -115,26 +115,30 @@ def versions() -> dict[str, str]:
     }
 
 
-class _Strict(Distance):
-    """The strict comparison, and the source's logits of the first prompt."""
-
-    reference: Tensor
-
-
+@dataclass(frozen=True)
 class _Difference:
-    """Where two models first part."""
+    """Where two models first part: a layer's index, a module's name, or neither."""
 
-    def __init__(self, layer: int | None = None, module: str | None = None) -> None:
-        self.layer = layer
-        self.module = module
+    layer: int | None = None
+    module: str | None = None
 
 
+@dataclass(frozen=True)
 class _Control:
     """A deliberate fault, and whether it was noticed."""
 
-    def __init__(self, fault: str, caught: bool) -> None:
-        self.fault = fault
-        self.caught = caught
+    fault: str
+    caught: bool
+
+
+@dataclass(frozen=True)
+class _Strict:
+    """What the strict comparison found, and the source's logits of the first prompt."""
+
+    distance: Distance
+    difference: _Difference
+    control: _Control
+    reference: Tensor
 
 
 def _comparable(before: Checkpoint, after: Checkpoint) -> None:
@@ -172,12 +176,11 @@ def _strict(
     asked: Prompts,
     device: torch.device,
     advance: Callable[[int], None],
-) -> tuple[_Strict, _Difference, _Control]:
+) -> _Strict:
     with strict_float64():
         source = load(before.folder, torch.float64, device, "eager")
         target = load(after.folder, torch.float64, device, "eager")
-        distance = _Strict()
-        distance.reference = logits(source, asked.windows[0])
+        distance = Distance()
         worst, largest = asked.windows[0], 0.0
         for window in asked.windows:
             expected = logits(source, window)
@@ -187,11 +190,14 @@ def _strict(
             if distance.largest > largest:
                 worst, largest = window, distance.largest
             advance(len(window))
-        difference = _Difference()
-        if not distance.relative < STRICT_TOLERANCE:
-            difference = _locate(source, target, worst)
-        control = _negative_control(target, distance.reference, asked.windows[0])
-    return distance, difference, control
+        difference = _Difference() if _exact(distance) else _locate(source, target, worst)
+        reference = logits(source, asked.windows[0])
+        control = _negative_control(target, reference, asked.windows[0])
+    return _Strict(distance, difference, control, reference)
+
+
+def _exact(distance: Distance) -> bool:
+    return distance.relative < STRICT_TOLERANCE  # false for a NaN
 
 
 def _locate(source: nn.Module, target: nn.Module, window: Tensor) -> _Difference:
@@ -231,7 +237,7 @@ def _negative_control(target: nn.Module, reference: Tensor, window: Tensor) -> _
         weight.mul_(1 + FAULT)
     distance = Distance()
     distance.add(reference, logits(target, window), window)
-    return _Control(f"{key} × {1 + FAULT}", not distance.relative < STRICT_TOLERANCE)
+    return _Control(f"{key} × {1 + FAULT}", not _exact(distance))
 
 
 def _native(
@@ -259,20 +265,14 @@ def _native(
     return distance.measured(name, _name(device), tolerance), distance.relative <= tolerance
 
 
-def _reason(
-    exact: bool,
-    native_kept: bool,
-    control: _Control,
-    strict: Distance,
-    native: Measured,
-    difference: _Difference,
-) -> str:
-    error = f"{strict.relative:.1e} of the logit scale in strict float64"
-    if not exact:
-        where = f"; the first difference is in {difference.module}" if difference.module else ""
+def _reason(strict: _Strict, native: Measured, native_kept: bool) -> str:
+    error = f"{strict.distance.relative:.1e} of the logit scale in strict float64"
+    if not _exact(strict.distance):
+        module = strict.difference.module
+        where = f"; the first difference is in {module}" if module else ""
         return f"not preserved: the logits differ by {error}{where}"
-    if not control.caught:
-        return f"no verdict: the negative control ({control.fault}) was not noticed"
+    if not strict.control.caught:
+        return f"no verdict: the negative control ({strict.control.fault}) was not noticed"
     if not native_kept:
         return (
             f"not preserved as it will run: in {native['dtype']} the logits differ by "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import progress as bars
@@ -78,7 +79,7 @@ def show_verdict(console: Console, result: VerifyResult) -> None:
     ):
         table.add_row(label, _figure(strict.get(key)), _figure(native.get(key)))
     console.print(table)
-    text = result["text"] or "random tokens"
+    text = Path(result["text"]).name if result["text"] else "random tokens"
     console.print(
         f"loss over {result['predictions']:,} predictions ({text}): "
         f"{_figure(result['loss_source'], '.9f')} before, "
