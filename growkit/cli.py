@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect as introspection
+import io
 import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from growkit import __version__
-from growkit.errors import InputError
+from growkit.errors import InputError, reason
 from growkit.growth import methods
 from growkit.proof import Settings
 from growkit.recipe import DEFAULT_SHARD_SIZE, DEFAULT_SNR_DB
@@ -56,11 +58,21 @@ Proof = Annotated[
 
 def main() -> None:
     """The ``growkit`` command."""
+    signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without → is no error
     app()
 
 
+def _interrupt(signum: int, frame: object) -> NoReturn:
+    signal.signal(signum, signal.SIG_IGN)  # once is enough: cleaning up is not to be disturbed
+    raise KeyboardInterrupt
+
+
 def _terminate(signum: int, frame: object) -> NoReturn:
+    signal.signal(signum, signal.SIG_IGN)
     sys.exit(128 + signum)  # unwinds, so that nothing half-written stays
 
 
@@ -69,20 +81,24 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
-        debug = bool(os.environ.get("GROWKIT_DEBUG"))
         try:
             code = function(*args, **kwargs) or 0
-        except InputError as error:
-            if debug:
-                raise
-            _say(f"error: {error}")
-            code = 2
-        except MemoryError:
-            _say("error: memory ran out; nothing was kept, use a machine with more")
-            code = 2
         except KeyboardInterrupt:
             _say("interrupted: nothing was kept")
             code = 130
+        except Exception as error:
+            if os.environ.get("GROWKIT_DEBUG"):
+                raise
+            if isinstance(error, InputError):
+                _say(f"error: {error}")
+            elif isinstance(error, MemoryError):
+                _say("error: memory ran out; use a machine with more, or compare less at once")
+            elif isinstance(error, OSError):
+                _say(f"error: {reason(error)}")
+            else:
+                traceback.print_exc()
+                _say("error: this is a fault of growkit itself; please report it with the above")
+            code = 2
         raise typer.Exit(code)
 
     return guarded
@@ -315,7 +331,7 @@ def _console() -> Console:
     from rich.console import Console
 
     # Into a file or a pipe, lines stay whole.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200)
 
 
 def _say(message: str) -> None:

@@ -36,7 +36,7 @@ class CopyMethod:
 
     def plan(self, source: Weights, sizes: Mapping[str, Size | None], shares: Shares) -> Plan:
         """See ``growkit.growth.Method``."""
-        family = family_of(source.config, "config.json")
+        family = family_of(source.config, source.where())
         dropped, duplicates = unused_tensors(source, family)
         copies = self.copies(family, source.config, sizes)
         old = family.sizes(source.config)
@@ -98,7 +98,7 @@ def factor(name: str, size: Size, current: int) -> int:
         InputError: the size is not understood, or not a whole multiple of the current one.
     """
     text = str(size).strip().lower()
-    match = re.fullmatch(r"(x?)([0-9]+)", text)
+    match = re.fullmatch(r"(x?)([0-9]{1,12})", text)
     if not match or int(match[2]) == 0:
         raise InputError(
             f"{name} {size!r} is not understood; write a whole factor like x2 or a size "
@@ -141,6 +141,7 @@ def _rule(
         sources=(name,),
         why=_why(layout, copies),
         compute=partial(_grow, name, layout, old, copies, shares),
+        collapse=partial(_collapse, layout, old, copies),
     )
 
 
@@ -155,6 +156,14 @@ def _grow(
     from growkit.algebra.law import grow_tensor
 
     return grow_tensor(weight, name, layout, sizes, copies, shares)
+
+
+def _collapse(
+    layout: Layout, sizes: Mapping[str, int], copies: Mapping[str, int], grown: Tensor
+) -> Tensor | None:
+    from growkit.algebra.law import collapse_tensor
+
+    return collapse_tensor(grown, layout, sizes, copies)
 
 
 def _why(layout: Layout, copies: Mapping[str, int]) -> str:

@@ -48,13 +48,14 @@ def inspect(folder: str | Path) -> Inspection:
         InputError: it is no checkpoint of a known family, or its tensors do not fit its config.
     """
     checkpoint = Checkpoint(folder)
-    family = family_of(checkpoint.config, str(checkpoint.folder / "config.json"))
+    family = family_of(checkpoint.config, checkpoint.where())
     dropped, _ = unused_tensors(checkpoint, family)
+    architectures = checkpoint.config.get("architectures") or None
     used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
     return Inspection(
         folder=str(folder),
         family=family.name,
-        model_class=next(iter(checkpoint.config.get("architectures") or []), None),
+        model_class=str(architectures[0]) if isinstance(architectures, list) else None,
         sizes=family.sizes(checkpoint.config),
         parameters=total_parameters(used),
         bytes=total_bytes(used),

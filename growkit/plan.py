@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Layout
-from growkit.checkpoint import Config, TensorInfo, Weights
+from growkit.checkpoint import FLOAT_BYTES, Config, TensorInfo, Weights
 from growkit.errors import InputError
 from growkit.families import Family
 
@@ -29,6 +29,8 @@ class Rule:
         sources: names of the tensors that it is made from.
         why: one phrase for people.
         compute: takes the sources in order, yields blocks of the target along dimension 0.
+        collapse: takes the target, gives the first source back, bit for bit; None if the target
+            holds no such thing.
     """
 
     target: str
@@ -36,6 +38,7 @@ class Rule:
     sources: tuple[str, ...]
     why: str
     compute: Callable[..., Iterator[Tensor]]
+    collapse: Callable[[Tensor], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class Plan:
     copies: Mapping[str, int]
     dropped: Mapping[str, str] = field(default_factory=dict)
     duplicates: Mapping[str, str] = field(default_factory=dict)
+
+    def rule(self, target: str) -> Rule:
+        """The rule that makes a tensor."""
+        return next(rule for rule in self.rules if rule.target == target)
 
     def check(
         self, source: Weights, layouts: Mapping[str, Layout], sizes: Mapping[str, int]
@@ -87,9 +94,9 @@ class Planned:
         self._rules = {rule.target: rule for rule in plan.rules}
         self._duplicates = plan.duplicates
 
-    def where(self, name: str) -> str:
+    def where(self, name: str | None = None) -> str:
         """Where the first source of the tensor comes from."""
-        return self._source.where(self._rules[name].sources[0])
+        return self._source.where(self._rules[name].sources[0] if name else None)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """Compute the tensor, block by block."""
@@ -122,20 +129,35 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
         tensor, with its name.
 
     Raises:
-        InputError: a tensor is missing, has the wrong shape, or is not known to the family.
+        InputError: a tensor is missing, has a wrong shape or dtype, or is unknown to the family.
     """
-    layouts = family.layouts(source.config)
     sizes = family.sizes(source.config)
+    if sizes["layers"] > len(source.tensors):
+        raise InputError(
+            f"config.json in {source.where()} promises {sizes['layers']} layers, but there are "
+            f"only {len(source.tensors)} tensors; correct num_hidden_layers or add what is missing"
+        )
+    layouts = family.layouts(source.config)
     for name, layout in layouts.items():
+        expected = layout.shape(sizes)
         if name not in source.tensors:
+            alias = next((a for a, of in family.duplicates.items() if of == name), None)
+            remedy = "copy the checkpoint again, or correct its config.json"
+            if alias in source.tensors:
+                remedy = f"rename {alias}, which is tied to it"
             raise InputError(
-                f"tensor {name} is missing; a {family.name} model with this config.json has it, "
-                f"with shape {list(layout.shape(sizes))}"
+                f"tensor {name} is missing from {source.where()}; a {family.name} model with its "
+                f"config.json has it, with shape {list(expected)}; {remedy}"
             )
-        shape, expected = source.tensors[name].shape, layout.shape(sizes)
-        if shape != expected:
+        info = source.tensors[name]
+        if info.dtype not in FLOAT_BYTES:
             raise InputError(
-                f"tensor {name} in {source.where(name)} has shape {list(shape)}; config.json "
+                f"tensor {name} in {source.where(name)} has dtype {info.dtype}; growkit works on "
+                f"float weights ({', '.join(FLOAT_BYTES)}), dequantise the model first"
+            )
+        if info.shape != expected:
+            raise InputError(
+                f"tensor {name} in {source.where(name)} has shape {list(info.shape)}; config.json "
                 f"predicts {list(expected)} ({layout.notation}), correct whichever is wrong"
             )
     dropped: dict[str, str] = {}

@@ -18,19 +18,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
+from growkit.checkpoint import Weights
+from growkit.checkpoint.widening import Widened
 from growkit.errors import InputError, reason
 from growkit.growth import Size, method_of
-from growkit.proof import Settings
-
-if TYPE_CHECKING:
-    from growkit.checkpoint import Weights
-    from growkit.plan import Plan
+from growkit.plan import Plan, Planned
+from growkit.proof import Settings, check_seed
 
 Symmetry = Literal["break", "keep"]
 DEFAULT_SNR_DB = 10.0
+MOST_SNR_DB = 300
 DEFAULT_SHARD_SIZE = "5GB"
 
 
@@ -56,15 +56,15 @@ class GrowStep:
             raise InputError(f"symmetry {self.symmetry!r} is not known; choose break or keep")
         if not isinstance(self.snr_db, int | float) or isinstance(self.snr_db, bool):
             raise InputError(f"snr_db {self.snr_db!r} is not a number of decibels")
+        if not LEAST_SNR_DB <= self.snr_db <= MOST_SNR_DB:
+            raise InputError(
+                f"snr_db {self.snr_db} is out of range; exact splits exist from 4.78 dB upwards, "
+                f"and beyond {MOST_SNR_DB} dB there is no noise left"
+            )
         method_of(self.method)
 
     def plan(self, source: Weights, seed: int) -> Plan:
         """The rules of this step, for a checkpoint."""
-        if not self.snr_db >= LEAST_SNR_DB:
-            raise InputError(
-                f"snr_db {self.snr_db} is too noisy: exact splits exist from "
-                f"{LEAST_SNR_DB:.2f} dB upwards"
-            )
         shares = Shares(self.snr_db if self.symmetry == "break" else None, seed)
         return method_of(self.method).plan(source, self.sizes, shares)
 
@@ -96,6 +96,25 @@ class Recipe:
     dtype: str | None = None
     shard_size: str = DEFAULT_SHARD_SIZE
 
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+    def plan(self, source: Weights) -> tuple[Weights, Weights, list[Plan]]:
+        """Plan all steps, from headers alone.
+
+        Returns:
+            The source in the dtype of the output, the output as it will be, and each step's plan.
+
+        Raises:
+            InputError: a step cannot be taken.
+        """
+        wide = Widened(source, self.dtype) if self.dtype else source
+        grown, plans = wide, []
+        for step in self.steps:
+            plans.append(step.plan(grown, self.seed))
+            grown = Planned(grown, plans[-1])
+        return wide, grown, plans
+
     def as_dict(self) -> dict[str, Any]:
         """The recipe as it would stand in YAML."""
         recipe: dict[str, Any] = {
@@ -126,16 +145,20 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
     import yaml
 
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"recipe {file} cannot be read ({reason(error)})") from None
-    except yaml.YAMLError as error:
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(
             f"recipe {file} is not valid YAML: {' '.join(str(error).split())}"
         ) from None
     if not isinstance(content, dict):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
-    given = {key: value for key, value in (("source", source), ("output", output)) if value}
+    given = {
+        key: value for key, value in (("source", source), ("output", output)) if value is not None
+    }
     return parse_recipe(content | given, str(file))
 
 

@@ -30,10 +30,9 @@ from growkit.checkpoint.publishing import (
     staged,
 )
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.widening import Widened
 from growkit.checkpoint.writing import parse_bytes, write_weights
 from growkit.growth import Size, method_of
-from growkit.plan import Plan, Planned
+from growkit.plan import Plan
 from growkit.proof import Settings, VerifyResult
 from growkit.recipe import (
     DEFAULT_SHARD_SIZE,
@@ -160,15 +159,16 @@ def run(
     check_output(output, source.folder, overwrite)
     shard_bytes = parse_bytes(recipe.shard_size)
 
-    grown, plans = _plan(recipe, source)
+    _, grown, plans = recipe.plan(source)
     result = _describe(recipe, source, grown, plans)
     if dry_run:
         result["dry_run"], result["plan"] = True, _listed(source, plans)
         return result
 
-    check_space(output, result["bytes"] + ROOM)
+    _rehearse(recipe, source, grown)
     files = [source.folder / "config.json", *source.files]
-    with staged(output) as staging, hashing(files) as hashes:
+    with staged(output, overwrite) as staging, hashing(files) as hashes:
+        check_space(staging.folder, result["bytes"] + ROOM)
         with progress.bytes("writing", result["bytes"]) as advance:
             write_weights(grown, staging.folder, shard_bytes, advance)
         _write_json(staging.folder / "config.json", grown.config)
@@ -184,24 +184,23 @@ def run(
     return result
 
 
-def _plan(recipe: Recipe, source: Checkpoint) -> tuple[Weights, list[Plan]]:
-    """The output as it will be, and the plan of each step; only headers are read."""
-    grown: Weights = Widened(source, recipe.dtype) if recipe.dtype else source
-    plans = []
-    for step in recipe.steps:
-        plans.append(step.plan(grown, recipe.seed))
-        grown = Planned(grown, plans[-1])
-    return grown, plans
+def _rehearse(recipe: Recipe, source: Checkpoint, grown: Weights) -> None:
+    """Find out what the proof would refuse, before anything is written."""
+    if recipe.verify is not None:
+        from growkit.proof.verdict import rehearse
+
+        rehearse(recipe.verify, source, grown.config, Path(recipe.output))
 
 
 def _prove(recipe: Recipe, folder: Path, progress: Progress) -> VerifyResult | None:
     """The verdict on the written files."""
     if recipe.verify is None:
         return None
-    from growkit.proof.verdict import proof_tokens, verify
+    from growkit.proof.verdict import proof_tokens, prove
 
+    source, written = Checkpoint(recipe.source), Checkpoint(folder)
     with progress.steps("proving", proof_tokens(recipe.verify)) as advance:
-        verdict = verify(recipe.source, folder, **vars(recipe.verify), advance=advance)
+        verdict = prove(source, written, recipe.verify, recipe, advance)
     verdict["target"] = recipe.output
     return verdict
 
@@ -209,7 +208,7 @@ def _prove(recipe: Recipe, folder: Path, progress: Progress) -> VerifyResult | N
 def _document(
     recipe: Recipe, result: GrowResult, hashes: Future[dict[str, str]], folder: Path
 ) -> None:
-    """Write the manifest and the model card."""
+    """Write the model card and, last of all, the manifest."""
     manifest = {
         "growkit": __version__,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -225,8 +224,9 @@ def _document(
         "dropped": result["dropped"],
         "verification": result["verification"],
     }
-    _write_json(folder / MANIFEST, manifest)
     (folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
+    names = [entry.name for entry in folder.iterdir()]
+    _write_json(folder / MANIFEST, {**manifest, "files": sorted([*names, MANIFEST])})
 
 
 def _describe(recipe: Recipe, source: Checkpoint, grown: Weights, plans: list[Plan]) -> GrowResult:
@@ -275,4 +275,5 @@ def _listed(source: Checkpoint, plans: list[Plan]) -> list[PlannedTensor]:
 
 
 def _write_json(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    file.write_text(text + "\n", encoding="utf-8")

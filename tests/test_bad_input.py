@@ -215,11 +215,14 @@ def test_no_config_and_no_weights(source: Path, out: Path) -> None:
         (["--hidden", "x2", "--heads", "x3"], "num_attention_heads"),
         (["--hidden", "x2", "--method", "magic"], "magic"),
         (["--hidden", "x2", "--symmetry", "shatter"], "shatter"),
-        (["--hidden", "x2", "--snr-db", "1"], "4.77"),
+        (["--hidden", "x2", "--snr-db", "1"], "4.78"),
         (["--hidden", "x2", "--snr-db", "nan"], "nan"),
         (["--hidden", "x2", "--dtype", "float31"], "float31"),
         (["--hidden", "x2", "--shard-size", "big"], "big"),
         (["--hidden", "x2", "--device", "tpu"], "tpu"),
+        (["--hidden", "x2", "--seed", str(2**64)], str(2**64)),
+        (["--hidden", "9" * 5000], "hidden"),
+        (["--hidden", "x2", "--snr-db", "inf"], "inf"),
         (["--hidden", "x2", "--prompts", "0"], "prompts"),
         (["--hidden", "x2", "--length", "1"], "tokens"),
         (["--hidden", "x2", "--text", "/nowhere.txt"], "/nowhere.txt"),
@@ -273,8 +276,8 @@ def test_disk_without_room(source: Path, out: Path, monkeypatch: pytest.MonkeyPa
     usage = shutil.disk_usage(source)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     sentence = refused(source, str(out), "--hidden", "x2")
-    assert "GB" in sentence
-    assert str(out) in sentence
+    assert "MB" in sentence
+    assert str(out.parent) in sentence
 
 
 def test_disk_that_fills_up(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,6 +337,138 @@ def test_interrupted_in_the_middle(signum: int, code: int, tmp_path: Path) -> No
     assert "Traceback" not in stderr
     assert folder_bytes(place) == before
     assert [path.name for path in place.iterdir()] == ["source"]
+
+
+def test_interrupted_twice(tmp_path: Path) -> None:
+    """An impatient second Ctrl-C does not disturb the cleaning up."""
+    place = tmp_path / "place"
+    source = save_model(
+        place / "source", "llama", vocab_size=4096, hidden_size=1024, intermediate_size=4096
+    )
+    arguments = ["grow", str(source), str(place / "out"), "--hidden", "x4", "--no-verify"]
+    process = subprocess.Popen([sys.executable, "-m", "growkit", *arguments])
+    while not any(path.name.startswith(".out.") for path in place.iterdir()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    assert process.wait(60) == 130
+    assert [path.name for path in place.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rms_norm_eps": "1e-6"},
+        {"hidden_act": "foo"},
+        {"hidden_act": None},
+        {"max_position_embeddings": "x"},
+        {"max_position_embeddings": 1},
+        {"max_position_embeddings": -5},
+        {"rope_parameters": []},
+        {"rope_parameters": {"rope_type": "foo", "rope_theta": 1e4}},
+        {"rope_theta": "x", "rope_parameters": None},
+        {"pad_token_id": 999},
+        {"model_type": ["llama"]},
+        {"num_hidden_layers": 10**12},
+    ],
+    ids=str,
+)
+def test_configs_that_transformers_refuses(
+    changes: dict[str, Any], source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are refused before anything is written."""
+    monkeypatch.setattr(writing, "_write_tensor", lambda *arguments: pytest.fail("too late"))
+    edit_config(source, **changes)
+    assert str(source) in refused(source, str(out), "--hidden", "x2")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--text", "/nowhere.txt"], ["--device", "cuda"], ["--text", __file__]], ids=str
+)
+def test_what_the_proof_would_refuse_is_refused_before_writing(
+    arguments: list[str], source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(writing, "_write_tensor", lambda *arguments: pytest.fail("too late"))
+    refused(source, str(out), "--hidden", "x2", *arguments)
+
+
+def test_code_in_the_folder_is_never_run(source: Path, out: Path) -> None:
+    (source / "evil.py").write_text(f"open({str(source / 'ran')!r}, 'w')\nclass T: pass\n")
+    (source / "tokenizer_config.json").write_text(
+        '{"auto_map": {"AutoTokenizer": ["evil.T", null]}}'
+    )
+    refused(source, str(out), "--hidden", "x2", "--text", str(Path(__file__)))
+    assert not (source / "ran").exists()
+
+
+def test_a_pointer_to_weights(source: Path, out: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    (source / "model.safetensors").write_text(pointer)
+    assert "git lfs pull" in refused(source, str(out), "--hidden", "x2")
+
+
+def test_a_tied_model_that_stores_only_the_head(source: Path, out: Path) -> None:
+    edit_config(source, tie_word_embeddings=True)
+    edit_weights(source, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    assert "rename lm_head.weight" in refused(source, str(out), "--hidden", "x2")
+
+
+def test_a_rejected_folder_in_the_way(source: Path, out: Path) -> None:
+    (out.parent / "out.rejected").mkdir()
+    (out.parent / "out.rejected" / "notes.txt").write_text("mine")
+    assert "out.rejected" in refused(source, str(out), "--hidden", "x2")
+
+
+@pytest.mark.parametrize("change", ["file added", "weights trained"])
+def test_overwriting_spares_what_users_did(change: str, source: Path, out: Path) -> None:
+    arguments = ["grow", str(source), str(out), "--hidden", "x2", "--no-verify"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    if change == "file added":
+        (out / "notes.txt").write_text("mine")
+    else:
+        later = time.time() + 60
+        os.utime(out / "model.safetensors", (later, later))
+    assert str(out) in refused(source, str(out), "--hidden", "x2", "--overwrite")
+
+
+def test_an_output_that_appears_meanwhile_is_not_replaced(
+    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = writing._write_tensor
+
+    def slowly(*arguments: Any) -> None:
+        out.mkdir(exist_ok=True)
+        write(*arguments)
+
+    monkeypatch.setattr(writing, "_write_tensor", slowly)
+    arguments = ["grow", str(source), str(out), "--hidden", "x2", "--no-verify"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "meanwhile" in result.stderr
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out", "source"]
+    assert not any(out.iterdir())
+
+
+def test_names_are_not_markup(source: Path) -> None:
+    out = source.parent / "[red]x[/b]"
+    arguments = ["grow", str(source), str(out), "--hidden", "x2", "--no-verify"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    assert f"written to {out}" in result.stdout
+
+
+def test_faults_of_growkit_are_no_broken_promise(
+    source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "_write_tensor", lambda *arguments: 1 / 0)
+    arguments = ["grow", str(source), str(out), "--hidden", "x2", "--no-verify"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "fault of growkit" in result.stderr
+    assert not out.exists()
 
 
 def test_debug_shows_the_traceback(

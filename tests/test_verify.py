@@ -58,6 +58,7 @@ def test_a_sound_pair_is_preserved(pair: Path) -> None:
     assert result["first_differing_layer"] is None
     assert result["first_difference"] is None
     assert result["promise"] == "exact"
+    assert result["weights_recovered"] is True
     assert result["tokens"] == 24
     assert result["strict_float64"]["relative"] < 1e-12
     assert result["strict_float64"]["kl_nats_per_token"] < 1e-24
@@ -88,7 +89,8 @@ def test_one_percent_in_layer_three(pair: Path, broken: Path, tensor: str) -> No
     assert not result["kept"]
     assert result["first_differing_layer"] == 3
     assert result["first_difference"] == "model.layers.3"
-    assert "model.layers.3" in result["reason"]
+    assert result["first_lost_tensor"] == f"model.layers.3.{tensor}"
+    assert f"model.layers.3.{tensor}" in result["reason"]
 
 
 def test_faults_outside_the_layers_are_named(pair: Path, broken: Path) -> None:
@@ -118,7 +120,11 @@ def test_copies_in_another_order_are_compared_as_well(make: Make, tmp_path: Path
             tensors[name] = tensor
 
     spoil(tmp_path / "target", tile)
-    assert growkit.verify(source, tmp_path / "target", **QUICK)["kept"]
+    (tmp_path / "target" / "growkit.json").unlink()
+    result = growkit.verify(source, tmp_path / "target", **QUICK)
+    assert result["kept"]
+    assert result["weights_recovered"] is None
+    assert "weights were not compared" in result["reason"]
     spoil(tmp_path / "target", lambda t: t["model.layers.3.mlp.up_proj.weight"].mul_(1.01))
     result = growkit.verify(source, tmp_path / "target", **QUICK)
     assert result["first_differing_layer"] == 3
@@ -133,6 +139,79 @@ def test_the_smallest_change_of_one_weight_is_seen(pair: Path, broken: Path) -> 
     result = growkit.verify(pair / "source", broken, **QUICK)
     assert not result["kept"]
     assert result["first_differing_layer"] == 2
+
+
+def test_a_row_that_no_prompt_touches(pair: Path, broken: Path) -> None:
+    """No logit shows it; the weights do, down to the last bit of one element."""
+    spoil(broken, lambda tensors: tensors["model.embed_tokens.weight"][28, 5].mul_(1 + 2**-23))
+    one = {"prompts": 1, "length": 2, "seed": 3}
+    result = growkit.verify(pair / "source", broken, **one)
+    assert result["strict_float64"]["max_abs_logit_diff"] < 1e-12
+    assert not result["kept"]
+    assert result["first_lost_tensor"] == "model.embed_tokens.weight"
+    (broken / "growkit.json").unlink()
+    assert growkit.verify(pair / "source", broken, **one)["kept"]
+
+
+def test_copies_that_disagree_are_lost(pair: Path, broken: Path) -> None:
+    """Rows whose parts still sum to something, but not to the same in every copy."""
+    spoil(broken, lambda tensors: tensors["model.layers.0.mlp.gate_proj.weight"][1].mul_(2))
+    result = growkit.verify(pair / "source", broken, **QUICK)
+    assert result["first_lost_tensor"] == "model.layers.0.mlp.gate_proj.weight"
+
+
+def test_another_source_is_not_the_manifests(pair: Path, make: Make) -> None:
+    other = make("llama", num_hidden_layers=4, vocab_size=29)
+    result = growkit.verify(other, pair / "target", **QUICK)
+    assert not result["kept"]
+    assert result["weights_recovered"] in (None, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("legacy", [False, True])
+def test_pickled_sources_can_be_proved(
+    legacy: bool, dtype: torch.dtype, make: Make, tmp_path: Path
+) -> None:
+    """Strict float64 must not read the bytes of a pickle as float64."""
+    source = make("llama", dtype=dtype)
+    tensors = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    torch.save(tensors, source / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+    result = growkit.grow(source, tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
+    assert result["kept"]
+
+
+@pytest.mark.parametrize("middle", ["identity", "zero"])
+def test_the_control_finds_a_place_where_a_fault_shows(
+    middle: str, make: Make, tmp_path: Path
+) -> None:
+    """An identity block in the middle hides every fault inside it, and is no reason to refuse."""
+    source = make("llama", num_hidden_layers=3)
+
+    def silence(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            written = "o_proj" in name or "down_proj" in name
+            if "layers.1." in name and (written or middle == "zero"):
+                tensor.zero_()
+
+    spoil(source, silence)
+    result = growkit.grow(source, tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
+    assert result["kept"]
+    assert result["verification"] is not None
+    assert "layers.1." not in result["verification"]["negative_control"]
+
+
+def test_a_source_that_overflows_has_nothing_to_keep_there(make: Make, tmp_path: Path) -> None:
+    source = make("llama", dtype=torch.float16)
+    spoil(source, lambda tensors: tensors["model.layers.0.mlp.up_proj.weight"].mul_(2000))
+    spoil(source, lambda tensors: tensors["model.layers.0.mlp.gate_proj.weight"].mul_(2000))
+    result = growkit.grow(source, tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
+    verification = result["verification"]
+    assert verification is not None
+    assert result["kept"]
+    assert verification["native"]["tolerance"] is None
+    assert "float16 the source itself" in verification["reason"]
+    json.dumps(result, allow_nan=False)
 
 
 def test_a_nan_never_passes(pair: Path, broken: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from growkit.algebra.axes import Dimension, Layout, Role
 from growkit.algebra.shares import Shares
-from growkit.algebra.splits import split
+from growkit.algebra.splits import join, split
 
 BLOCK_ELEMENTS = 1 << 18
 """Elements of the target made at a time: few enough to stay in a core's
@@ -73,6 +73,38 @@ def grow_tensor(
         yield block
 
 
+def collapse_tensor(
+    grown: Tensor, layout: Layout, sizes: Mapping[str, int], copies: Mapping[str, int]
+) -> Tensor | None:
+    """Undo ``grow_tensor``: W = L_out · W' · E_in, where every choice of L must give the same.
+
+    Args:
+        grown: the target tensor.
+        layout: which axes the tensor reads and writes.
+        sizes: size of every axis in the source.
+        copies: number of copies of every grown axis.
+
+    Returns:
+        The source tensor, bit for bit; or None if the copies of some row do not agree.
+    """
+    for position, dimension in enumerate(layout.dimensions):
+        if dimension.role is Role.READ:
+            slots = _slots(grown, position, dimension, sizes, copies)
+            shape = list(grown.shape)
+            shape[position] = dimension.size(sizes)
+            grown = join([slot.reshape(shape) for slot in slots])
+    for position, dimension in enumerate(layout.dimensions):
+        if dimension.role is Role.WRITTEN:
+            index = _source_index(dimension, sizes, copies)
+            first = torch.empty(dimension.size(sizes), dtype=torch.long)
+            first[index.flip(0)] = torch.arange(len(index)).flip(0)
+            source = grown.index_select(position, first)
+            if not source.index_select(position, index).equal(grown):
+                return None
+            grown = source
+    return grown
+
+
 def _source_index(
     dimension: Dimension, sizes: Mapping[str, int], copies: Mapping[str, int]
 ) -> Tensor:
@@ -100,18 +132,34 @@ def _spread(
 ) -> Tensor:
     """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
     (axes,) = dimension.products
-    before, after = list(block.shape[:position]), list(block.shape[position + 1 :])
-    shape = [sizes[axis] for axis in axes]
-    factors = [copies.get(axis, 1) for axis in axes]
-    parts = split(block, prod(factors), shares.amplitude, generator)
-
-    grown = block.new_empty([*before, prod(shape) * prod(factors), *after])
-    # [before, axis 0, its copies, axis 1, its copies, …, after], copies in front
-    interleaved = [size for pair in zip(shape, factors, strict=True) for size in pair]
-    slots = grown.view(before + interleaved + after)
-    slots = slots.movedim(
-        [len(before) + 2 * axis + 1 for axis in range(len(axes))], list(range(len(axes)))
-    )
-    for part, slot in zip(parts, product(*map(range, factors)), strict=True):
-        slots[slot] = part.view(before + shape + after)
+    factor = prod(copies.get(axis, 1) for axis in axes)
+    shape = list(block.shape)
+    shape[position] *= factor
+    grown = block.new_empty(shape)
+    slots = _slots(grown, position, dimension, sizes, copies)
+    parts = split(block, factor, shares.amplitude, generator)
+    for part, slot in zip(parts, slots, strict=True):
+        slot.copy_(part.view(slot.shape))
     return grown
+
+
+def _slots(
+    grown: Tensor,
+    position: int,
+    dimension: Dimension,
+    sizes: Mapping[str, int],
+    copies: Mapping[str, int],
+) -> list[Tensor]:
+    """One view of a grown tensor for each copy of a read dimension.
+
+    Returns:
+        Views of shape [before, axis 0, axis 1, …, after].
+    """
+    (axes,) = dimension.products
+    factors = [copies.get(axis, 1) for axis in axes]
+    # [before, axis 0, its copies, axis 1, its copies, …, after]
+    interleaved = [size for axis in axes for size in (sizes[axis], copies.get(axis, 1))]
+    view = grown.view(*grown.shape[:position], *interleaved, *grown.shape[position + 1 :])
+    places = [position + 2 * number + 1 for number in range(len(axes))]
+    view = view.movedim(places, list(range(len(axes))))
+    return [view[copy] for copy in product(*map(range, factors))]

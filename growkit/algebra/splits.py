@@ -50,3 +50,21 @@ def split(weight: Tensor, parts: int, amplitude: float, generator: torch.Generat
         *split(first, left, amplitude, generator),
         *split(second, parts - left, amplitude, generator),
     ]
+
+
+def join(parts: list[Tensor]) -> Tensor:
+    """Undo a split: add its parts in the order in which they were taken apart.
+
+    Args:
+        parts: what ``split`` returned.
+
+    Returns:
+        The weight, in the dtype of the parts. Every sum on the way is a number that was split, so
+        nothing is rounded; other parts than those of ``split`` may be.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    left = (len(parts) + 1) // 2
+    first, second = join(parts[:left]), join(parts[left:])
+    arithmetic = _ARITHMETIC.get(first.dtype, torch.float32)
+    return (first.to(arithmetic) + second.to(arithmetic)).to(first.dtype)

@@ -60,8 +60,8 @@ class Weights(Protocol):
         """The header of every tensor, by name."""
         ...
 
-    def where(self, name: str) -> str:
-        """Where a tensor comes from, for messages."""
+    def where(self, name: str | None = None) -> str:
+        """The file that a tensor comes from, or the folder they all come from; for messages."""
         ...
 
     def blocks(self, name: str) -> Iterator[Tensor]:

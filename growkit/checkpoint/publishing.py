@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from growkit.checkpoint.reading import read_json
 from growkit.errors import InputError
 
 MANIFEST = "growkit.json"
@@ -34,15 +35,22 @@ CARRIED = (
 )
 
 
-def carry_over(source: Path, folder: Path) -> list[str]:
-    """Copy the tokenizer and its like; return the names of what was copied."""
-    names = sorted({path.name for pattern in CARRIED for path in source.glob(pattern)})
-    for name in names:
-        if (source / name).is_dir():
-            shutil.copytree(source / name, folder / name)
-        else:
-            shutil.copyfile(source / name, folder / name)
-    return names
+def carry_over(source: Path, folder: Path) -> None:
+    """Copy the tokenizer and its like.
+
+    Raises:
+        InputError: one of these files cannot be read.
+    """
+    for path in sorted({path for pattern in CARRIED for path in source.glob(pattern)}):
+        try:
+            if path.is_dir():
+                shutil.copytree(path, folder / path.name)
+            elif path.is_file():
+                shutil.copyfile(path, folder / path.name)
+        except OSError as error:
+            if error.filename and Path(error.filename).is_relative_to(folder):
+                raise
+            raise InputError(f"{path} cannot be read ({error}); make it readable") from error
 
 
 def check_output(output: Path, source: Path, overwrite: bool) -> None:
@@ -54,50 +62,61 @@ def check_output(output: Path, source: Path, overwrite: bool) -> None:
     resolved, origin = output.resolve(), source.resolve()
     if resolved == origin or resolved in origin.parents or origin in resolved.parents:
         raise InputError(f"{output} and the source {source} overlap; choose another output folder")
-    if not os.path.lexists(output):
-        return
-    if not overwrite:
+    if os.path.lexists(output) and not overwrite:
         raise InputError(f"{output} already exists; choose another name or pass --overwrite")
-    if not replaceable(output):
-        raise InputError(
-            f"{output} was not written by growkit, so it is not overwritten; "
-            "move it away or choose another name"
-        )
+    for folder in (output, rejected_name(output)):
+        if os.path.lexists(folder) and not replaceable(folder):
+            raise InputError(
+                f"{folder} holds what growkit did not write, or has been changed since, so it is "
+                "not overwritten; move it away or choose another name"
+            )
+
+
+def rejected_name(output: Path) -> Path:
+    """Where an output goes that broke its promise."""
+    return output.with_name(f"{output.name}.rejected")
 
 
 def replaceable(folder: Path) -> bool:
-    """Whether a folder holds nothing, or something that growkit wrote."""
-    return (
-        folder.is_dir()
-        and not folder.is_symlink()
-        and ((folder / MANIFEST).exists() or not any(folder.iterdir()))
-    )
+    """Whether a folder holds nothing but what growkit wrote, as it wrote it."""
+    if not folder.is_dir() or folder.is_symlink():
+        return False
+    entries = {entry.name: entry.stat().st_mtime for entry in folder.iterdir()}
+    if MANIFEST not in entries:
+        return not entries
+    written = read_json(folder / MANIFEST).get("files", [])
+    # The manifest is written last; two seconds are the coarsest clock of a common file system.
+    return entries.keys() <= set(written) and max(entries.values()) <= entries[MANIFEST] + 2
 
 
-def check_space(output: Path, needed: int) -> None:
+def check_space(folder: Path, needed: int) -> None:
     """Refuse to begin what the disk cannot hold.
 
     Raises:
-        InputError: the file system of ``output`` has fewer than ``needed`` bytes left.
+        InputError: the file system of ``folder`` has fewer than ``needed`` bytes left.
     """
-    existing = next(path for path in output.absolute().parents if path.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(folder).free
     if free < needed:
         raise InputError(
-            f"{output} needs {needed / 1e9:.2f} GB and {existing} has {free / 1e9:.2f} GB left; "
+            f"{needed / 1e6:,.1f} MB are needed and {folder.parent} has {free / 1e6:,.1f} MB left; "
             "free some space or choose another disk"
         )
 
 
 @contextmanager
-def staged(output: Path) -> Iterator[Staging]:
+def staged(output: Path, overwrite: bool) -> Iterator[Staging]:
     """A temporary folder beside ``output``, which vanishes unless it is published or set aside.
+
+    Args:
+        output: the name that the folder may get.
+        overwrite: whether it may take the place of an earlier output.
 
     Raises:
         InputError: the folder cannot be made, or the disk is full.
     """
     missing = [path for path in output.absolute().parents if not path.exists()]
-    staging = Staging(output, output.absolute().parent / f".{output.name}.{secrets.token_hex(4)}")
+    hidden = output.absolute().parent / f".{output.name}.{secrets.token_hex(4)}"
+    staging = Staging(output, hidden, overwrite)
     try:
         staging.folder.mkdir(parents=True)
         yield staging
@@ -121,27 +140,42 @@ def staged(output: Path) -> Iterator[Staging]:
 class Staging:
     """The folder that is being written, and the name it may get."""
 
-    def __init__(self, output: Path, folder: Path) -> None:
-        self.output = output
+    def __init__(self, output: Path, folder: Path, overwrite: bool) -> None:
         self.folder = folder
         self.settled = False
+        self._output = output
+        self._overwrite = overwrite
 
     def publish(self) -> Path:
-        """Give the folder its final name."""
-        return self._become(self.output)
+        """Give the folder its final name.
+
+        Raises:
+            InputError: something that may not be overwritten has taken the name meanwhile.
+        """
+        return self._become(self._output, self._overwrite)
 
     def reject(self) -> Path:
         """Set the folder aside as ``OUT.rejected``, so that what went wrong can be looked at."""
-        return self._become(self.output.with_name(f"{self.output.name}.rejected"))
+        return self._become(rejected_name(self._output), overwrite=True)
 
-    def _become(self, final: Path) -> Path:
+    def _become(self, final: Path, overwrite: bool) -> Path:
         previous = None
-        if final.exists():
-            if not replaceable(final):
-                raise InputError(f"{final} is in the way; move it away and try again")
+        if os.path.lexists(final):
+            if not (overwrite and replaceable(final)):
+                raise InputError(f"{final} has appeared meanwhile; move it away and try again")
             previous = final.rename(self.folder.with_name(f"{self.folder.name}.previous"))
-        self.folder.rename(final)
+        try:
+            self.folder.rename(final)
+        except BaseException:
+            if previous:
+                previous.rename(final)
+            raise
         self.settled = True
         if previous:
-            shutil.rmtree(previous)
+            shutil.rmtree(previous, ignore_errors=True)
+            if previous.exists():
+                raise InputError(
+                    f"{final} is written, but what it replaces could not be deleted; "
+                    f"delete {previous}"
+                )
         return final

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from growkit.checkpoint import FLOAT_BYTES, TORCH_NAMES, Config, TensorInfo
+from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo
 from growkit.errors import InputError, reason
 
 if TYPE_CHECKING:
@@ -54,9 +56,9 @@ class Checkpoint:
                     "copy the checkpoint again"
                 )
 
-    def where(self, name: str) -> str:
-        """The file that holds a tensor."""
-        return str(self._file_of[name])
+    def where(self, name: str | None = None) -> str:
+        """The file that holds a tensor; the folder, if none is named."""
+        return str(self._file_of[name] if name else self.folder)
 
     def read(self, name: str) -> Tensor:
         """A tensor in its storage dtype; its file is closed again.
@@ -87,7 +89,7 @@ def read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{file} does not exist; is {file.parent} a model folder?") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InputError(
             f"{file} cannot be read as JSON ({reason(error)}); copy it again"
         ) from None
@@ -99,6 +101,8 @@ def read_json(file: Path) -> dict[str, Any]:
 def _weight_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     """The files with the weights, in order, and where the index (if any) says each tensor is."""
     for single in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / single).exists():  # transformers as well prefers it to an index
+            return [folder / single], {}
         index = folder / f"{single}.index.json"
         if index.exists():
             weight_map = read_json(index).get("weight_map")
@@ -112,8 +116,6 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
                         f"shard {file} is missing, {index.name} lists it; copy it into the folder"
                     )
             return files, listed
-        if (folder / single).exists():
-            return [folder / single], {}
     raise InputError(
         f"{folder} has no weights; model.safetensors, model.safetensors.index.json or "
         "pytorch_model.bin was expected"
@@ -121,21 +123,15 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
 
 
 def _headers(file: Path) -> dict[str, TensorInfo]:
+    _check_readable(file)
     if file.suffix == ".bin":
-        return {
-            name: _supported(
-                file,
-                name,
-                tuple(tensor.shape),
-                _SAFETENSORS_NAMES.get(str(tensor.dtype).removeprefix("torch."), str(tensor.dtype)),
-            )
-            for name, tensor in _load_pickled(file, "meta").items()
-        }
+        pickled = _load_pickled(file, "meta").items()
+        return {name: TensorInfo(tuple(t.shape), _dtype_name(t)) for name, t in pickled}
     try:
         with safe_open(file, framework="np") as opened:  # no need of torch for headers
             headers = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
             return {
-                name: _supported(file, name, tuple(header.get_shape()), header.get_dtype())
+                name: TensorInfo(tuple(header.get_shape()), header.get_dtype())
                 for name, header in headers.items()
             }
     except (SafetensorError, OSError) as error:
@@ -145,13 +141,20 @@ def _headers(file: Path) -> dict[str, TensorInfo]:
         ) from None
 
 
-def _supported(file: Path, name: str, shape: tuple[int, ...], dtype: str) -> TensorInfo:
-    if dtype not in FLOAT_BYTES:
-        raise InputError(
-            f"tensor {name} in {file} has dtype {dtype}; growkit works on float weights "
-            f"({', '.join(FLOAT_BYTES)}), dequantise the model first"
-        )
-    return TensorInfo(shape, dtype)
+def _check_readable(file: Path) -> None:
+    try:
+        with file.open("rb") as stream:
+            begin = stream.read(40)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror}); make it readable") from None
+    if begin.startswith(b"version https://git-lfs"):
+        raise InputError(f"{file} only points to the weights; fetch them with 'git lfs pull'")
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    """The safetensors name of a dtype, or torch's for what safetensors has no float name for."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return _SAFETENSORS_NAMES.get(name, name)
 
 
 def _read(file: Path, name: str) -> Tensor:
@@ -170,20 +173,25 @@ def _load_pickled(file: Path, device: str) -> dict[str, Tensor]:
     import torch
 
     try:
-        try:
-            content = torch.load(file, map_location=device, weights_only=True, mmap=True)
-        except RuntimeError:  # files from before torch 1.6 cannot be mapped
-            content = torch.load(file, map_location=device, weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old formats: nothing that a user could change
+            try:
+                content = torch.load(file, map_location=device, weights_only=True, mmap=True)
+            except RuntimeError:  # files from before torch 1.6 cannot be mapped
+                content = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # a damaged pickle may raise anything
+        why = "it holds more than tensors" if type(error) is UnpicklingError else reason(error)
         raise InputError(
-            f"{file} cannot be loaded as plain weights ({reason(error)}); it may be truncated or "
-            "hold code, save the model as safetensors"
+            f"{file} cannot be loaded as plain weights ({why}); it may be truncated or hold code, "
+            "save the model as safetensors"
         ) from None
     if not isinstance(content, dict) or not all(
-        isinstance(t, torch.Tensor) for t in content.values()
+        isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+        for tensor in content.values()
     ):
         raise InputError(
-            f"{file} does not hold a plain dictionary of tensors; save the model as safetensors"
+            f"{file} does not hold a plain dictionary of dense tensors; save the model as "
+            "safetensors"
         )
     return content
 

@@ -54,7 +54,7 @@ class Widened:
             name: TensorInfo(info.shape, names[dtype]) for name, info in source.tensors.items()
         }
 
-    def where(self, name: str) -> str:
+    def where(self, name: str | None = None) -> str:
         """Where the narrower tensor comes from."""
         return self._source.where(name)
 

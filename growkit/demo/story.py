@@ -74,7 +74,9 @@ def _continue(folder: Path) -> str:
     from growkit.proof.oracle import load
 
     model = load(folder, torch.float32, torch.device("cpu"), None)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     asked = tokenizer(OPENING, return_tensors="pt")
     answer = model.generate(**asked, max_new_tokens=NEW_BYTES, do_sample=False, pad_token_id=0)  # type: ignore[operator]
     return str(tokenizer.decode(answer[0, asked["input_ids"].shape[1] :]))

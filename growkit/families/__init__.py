@@ -100,9 +100,9 @@ class Family:
         for demand in self.multiples:
             if complete[demand.key] % complete[demand.of]:
                 raise InputError(
-                    f"{demand.key} would be {complete[demand.key]} and {demand.of} "
-                    f"{complete[demand.of]}: {demand.key} must be a multiple of {demand.of}, "
-                    f"{demand.why}; choose other sizes"
+                    f"{demand.key} {complete[demand.key]} is no multiple of {demand.of} "
+                    f"{complete[demand.of]}, but a {self.name} model needs that, {demand.why}; "
+                    "choose other sizes"
                 )
         return complete
 
@@ -167,9 +167,9 @@ def family_of(config: Config, where: str) -> Family:
     """
     model_type = config.get("model_type")
     known = {kind: family for family in families().values() for kind in family.model_types}
-    if "quantization_config" in config:
+    if config.get("quantization_config"):
         raise InputError(f"the model in {where} is quantised; dequantise it first")
-    if model_type not in known:
+    if not isinstance(model_type, str) or model_type not in known:
         raise InputError(
             f"{where} has model_type {model_type!r}, which no family describes; "
             f"known are {', '.join(sorted(known))}"

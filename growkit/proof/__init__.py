@@ -5,8 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
+from growkit.errors import InputError
+
 STRICT_TOLERANCE = 1e-12
 """Largest relative error of an exact operation in strict float64; see ``docs/numerics.md``."""
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that random generators do not take.
+
+    Raises:
+        InputError: it is negative or does not fit into 63 bits.
+    """
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed {seed} is out of range; choose one from 0 to {2**63 - 1}")
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,16 @@ class Settings:
     seed: int = 0
     device: str = "auto"
 
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if self.prompts < 1 or self.length < 2:
+            raise InputError(
+                f"{self.prompts} prompts of {self.length} tokens cannot be compared; "
+                "at least 1 prompt of 2 tokens is needed"
+            )
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise InputError(f"device {self.device!r} is not known; choose auto, cpu or cuda")
+
 
 class Measured(TypedDict):
     """How far the target's logits are from the source's, in one dtype on one device.
@@ -38,7 +60,8 @@ class Measured(TypedDict):
         mean_abs_logit_diff: mean |Δlogit|.
         logit_scale: root mean square of the source's logits.
         relative: ``max_abs_logit_diff / logit_scale``.
-        tolerance: what ``relative`` must stay below.
+        tolerance: what ``relative`` must stay below; null if the source itself computes nothing
+            usable in this dtype, so that there is nothing to keep.
         kl_nats_per_token: KL(source ‖ target), summed over the vocabulary, mean over tokens.
         top1_agreement: share of tokens on which both rank the same token first.
     """
@@ -49,7 +72,7 @@ class Measured(TypedDict):
     mean_abs_logit_diff: float | None
     logit_scale: float | None
     relative: float | None
-    tolerance: float
+    tolerance: float | None
     kl_nats_per_token: float | None
     top1_agreement: float
 
@@ -58,10 +81,13 @@ class VerifyResult(TypedDict):
     """The verdict, as ``growkit verify --json`` prints it. Numbers that are not finite are null.
 
     Attributes:
-        promise: what the target's manifest promises: ``exact``, ``bounded`` or ``different``;
-            ``exact`` where there is no manifest.
+        promise: what the target is held to: ``exact``.
         kept: whether the promise was kept.
         reason: the verdict in a sentence.
+        weights_recovered: whether the target's weights give the source's back, every element of
+            every tensor, bit for bit; null if it is not known how the target was made, so that
+            the verdict rests on logits alone.
+        first_lost_tensor: the first tensor that does not; null if there is none.
         strict_float64: the comparison in strict float64.
         native: the comparison in the storage dtype, on the device.
         loss_source: mean negative log-likelihood of the source in nats per token, strict float64.
@@ -83,6 +109,8 @@ class VerifyResult(TypedDict):
     promise: str
     kept: bool
     reason: str
+    weights_recovered: bool | None
+    first_lost_tensor: str | None
     strict_float64: Measured
     native: Measured
     loss_source: float | None

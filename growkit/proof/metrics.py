@@ -61,7 +61,7 @@ class Distance:
         """Largest difference against the scale; NaN where a logit is not finite."""
         return self.largest / self.scale if self.scale else self.largest
 
-    def measured(self, dtype: str, device: str, tolerance: float) -> Measured:
+    def measured(self, dtype: str, device: str, tolerance: float | None) -> Measured:
         """The figures, as they are reported."""
         return Measured(
             dtype=dtype,

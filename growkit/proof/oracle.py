@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from growkit.checkpoint import Config
 from growkit.errors import InputError, reason
 
 
@@ -36,14 +37,20 @@ def load(
                 dtype=dtype,
                 attn_implementation=attention,
                 local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # reported below, with the tensor's name
                 output_loading_info=True,
             )
-        except (ValueError, RuntimeError, OSError, KeyError) as error:
-            raise InputError(f"transformers cannot load {folder}: {reason(error)}") from error
+        except Exception as error:  # a config that does not fit may raise anything
+            raise InputError(
+                f"transformers cannot load {folder}: {type(error).__name__}, {reason(error)}; "
+                "correct its config.json or its weights"
+            ) from error
     model, loading = loaded
     for problem in ("missing_keys", "mismatched_keys"):
-        if loading[problem]:
-            name = sorted(map(str, loading[problem]))[0]
+        keys = loading[problem]
+        if keys:
+            name = min(str(key[0] if isinstance(key, tuple) else key) for key in keys)
             raise InputError(
                 f"{type(model).__name__} reports {problem.replace('_', ' ')} in {folder}: {name}; "
                 "the model would run with random weights there, correct config.json or the weights"
@@ -57,6 +64,30 @@ def load(
     model.eval().to(device)
     assert isinstance(model, nn.Module)
     return model
+
+
+def check_config(config: Config, folder: Path) -> None:
+    """Build the model of a config without weights, to see whether transformers takes it.
+
+    Args:
+        config: contents of a ``config.json``.
+        folder: where it stands or will stand, for the message.
+
+    Raises:
+        InputError: transformers does not take it.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with quiet(), torch.device("meta"):
+        try:
+            AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(**config), trust_remote_code=False
+            )
+        except Exception as error:  # a config that does not fit may raise anything
+            raise InputError(
+                f"transformers does not accept the config.json of {folder}: "
+                f"{type(error).__name__}, {reason(error)}; correct it"
+            ) from error
 
 
 def logits(model: nn.Module, ids: Tensor) -> Tensor:

@@ -40,14 +40,15 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         config: for the vocabulary and the longest context.
 
     Raises:
-        InputError: the text cannot be read or is too short, or there is no tokenizer for it.
+        InputError: the text cannot be read or is too short, there is no tokenizer for it, or the
+            config has no usable context length.
     """
-    if settings.prompts < 1 or settings.length < 2:
+    longest = config.get("max_position_embeddings") or settings.length
+    if not isinstance(longest, int) or longest < 2:
         raise InputError(
-            f"{settings.prompts} prompts of {settings.length} tokens cannot be compared; "
-            "at least 1 prompt of 2 tokens is needed"
+            f"max_position_embeddings is {longest!r} in {folder}; at least 2 was expected"
         )
-    length = min(settings.length, config.get("max_position_embeddings") or settings.length)
+    length = min(settings.length, longest)
     if settings.text is None:
         generator = torch.Generator().manual_seed(settings.seed)
         shape = (settings.prompts, length)
@@ -80,8 +81,10 @@ def _tokenize(documents: list[str], folder: Path) -> list[Tensor]:
 
     with quiet():
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (ValueError, OSError, KeyError, AttributeError) as error:
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # a damaged tokenizer may raise anything
             raise InputError(
                 f"{folder} has no tokenizer that loads ({reason(error)}); add tokenizer.json, "
                 "or leave the text away to compare on random tokens"

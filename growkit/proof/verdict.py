@@ -10,15 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from growkit.checkpoint import TORCH_NAMES, main_dtype
+from growkit.checkpoint import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, read_json
 from growkit.errors import InputError
 from growkit.proof import STRICT_TOLERANCE, Measured, Settings, VerifyResult
+from growkit.proof.algebra import first_lost_tensor
 from growkit.proof.metrics import Distance, finite
-from growkit.proof.oracle import blocks, hidden_states, load, logits
+from growkit.proof.oracle import blocks, check_config, hidden_states, load, logits
 from growkit.proof.prompts import Prompts, make_prompts
 from growkit.proof.strict import strict_float64
+from growkit.recipe import Recipe, parse_recipe
 
 FAULT = 1e-3
 """Relative size of the fault that the negative control must notice."""
@@ -39,11 +41,12 @@ def verify(
     seed: int = 0,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> VerifyResult:
-    """Compare two model folders: logits in strict float64 and as they will run.
+    """Compare two model folders: weights, logits in strict float64, and logits as they will run.
 
-    Both are loaded with transformers from the files as they are. An exact promise is kept when the
-    largest difference of any logit, relative to the source's logit scale, is below 1e-12 in strict
-    float64, and the storage dtype adds no more than rounding.
+    Logits come from transformers' own classes, loaded from the files as they are. An exact promise
+    is kept when the largest difference of any logit, relative to the source's logit scale, is below
+    1e-12 in strict float64, and the storage dtype adds no more than rounding. Where the target's
+    manifest says how it was made, its weights must also give the source's back, bit for bit.
 
     Args:
         source: folder of the model that was grown.
@@ -64,17 +67,31 @@ def verify(
     """
     settings = Settings(str(text) if text is not None else None, prompts, length, seed, device)
     before, after = Checkpoint(source), Checkpoint(target)
+    return prove(before, after, settings, _recipe_of(after), advance)
+
+
+def prove(
+    before: Checkpoint,
+    after: Checkpoint,
+    settings: Settings,
+    recipe: Recipe | None,
+    advance: Callable[[int], None],
+) -> VerifyResult:
+    """See ``verify``; ``recipe`` says how the target was made, if that is known."""
     _comparable(before, after)
-    place = _device(device)
+    place = _device(settings.device)
     asked = make_prompts(settings, before.folder, before.config)
 
+    weights = _weights(before, after, recipe)
     strict = _strict(before, after, asked, place, advance)
     native, native_kept = _native(before, after, asked, place, strict, advance)
     distance = strict.distance
     return VerifyResult(
-        promise=_promise(after.folder),
-        kept=_exact(distance) and native_kept and strict.control.caught,
-        reason=_reason(strict, native, native_kept),
+        promise="exact",
+        kept=weights.kept and _exact(distance) and native_kept and strict.control.caught,
+        reason=_reason(weights, strict, native, native_kept),
+        weights_recovered=weights.kept if weights.known else None,
+        first_lost_tensor=weights.lost,
         strict_float64=distance.measured("float64", _name(place), STRICT_TOLERANCE),
         native=native,
         loss_source=finite(distance.loss_source / distance.predictions),
@@ -87,11 +104,29 @@ def verify(
         predictions=distance.predictions,
         text=settings.text,
         text_sha256=asked.text_sha256,
-        seed=seed,
-        source=str(source),
-        target=str(target),
+        seed=settings.seed,
+        source=str(before.folder),
+        target=str(after.folder),
         versions=versions(),
     )
+
+
+def rehearse(settings: Settings, source: Checkpoint, config: Config, output: Path) -> None:
+    """Raise what ``verify`` would raise, as far as that is known before the target is written.
+
+    Args:
+        settings: of the proof.
+        source: the source.
+        config: the target's ``config.json``.
+        output: where the target will be.
+
+    Raises:
+        InputError: the device, the text, the tokenizer or one of the configs cannot be used.
+    """
+    _device(settings.device)
+    make_prompts(settings, source.folder, source.config)
+    check_config(source.config, source.folder)
+    check_config(config, output)
 
 
 def proof_tokens(settings: Settings) -> int:
@@ -113,6 +148,18 @@ def versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "safetensors": safetensors.__version__,
     }
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Whether it is known how the target's weights were made, and which of them are lost."""
+
+    known: bool
+    lost: str | None = None
+
+    @property
+    def kept(self) -> bool:
+        return self.lost is None
 
 
 @dataclass(frozen=True)
@@ -142,8 +189,14 @@ class _Strict:
 
 
 def _comparable(before: Checkpoint, after: Checkpoint) -> None:
-    sizes = [checkpoint.config.get("vocab_size") for checkpoint in (before, after)]
-    if sizes[0] != sizes[1] or not isinstance(sizes[0], int):
+    for checkpoint in (before, after):
+        size = checkpoint.config.get("vocab_size")
+        if not isinstance(size, int):
+            raise InputError(
+                f"vocab_size is {size!r} in {checkpoint.folder}; a whole number was expected"
+            )
+    sizes = [checkpoint.config["vocab_size"] for checkpoint in (before, after)]
+    if sizes[0] != sizes[1]:
         raise InputError(
             f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; "
             "only models of the same vocabulary can be compared"
@@ -151,8 +204,6 @@ def _comparable(before: Checkpoint, after: Checkpoint) -> None:
 
 
 def _device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise InputError(f"device {name!r} is not known; choose auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("device cuda was asked for, but torch sees no GPU; use --device cpu")
     if name == "auto":
@@ -164,10 +215,24 @@ def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _promise(target: Path) -> str:
-    """What the target's manifest promises; a folder without one is held to the strictest."""
-    manifest = target / MANIFEST
-    return str(read_json(manifest).get("promise", "exact")) if manifest.exists() else "exact"
+def _recipe_of(target: Checkpoint) -> Recipe | None:
+    """How a folder was made, if growkit made it and its manifest can still be read."""
+    try:
+        manifest = read_json(target.folder / MANIFEST)
+        return parse_recipe(manifest["recipe"], str(target.folder / MANIFEST))
+    except (InputError, KeyError, TypeError):
+        return None
+
+
+def _weights(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> _Weights:
+    """The algebra half, where it is known how the target was made."""
+    if recipe is None:
+        return _Weights(known=False)
+    try:
+        source, _, plans = recipe.plan(before)
+    except InputError:  # another source than the one in the manifest
+        return _Weights(known=False)
+    return _Weights(known=True, lost=first_lost_tensor(source, after, plans))
 
 
 def _strict(
@@ -226,18 +291,27 @@ def _locate(source: nn.Module, target: nn.Module, window: Tensor) -> _Difference
 
 
 def _negative_control(target: nn.Module, reference: Tensor, window: Tensor) -> _Control:
-    """Spoil the largest matrix of the middle layer, and ask for the same verdict again."""
-    layers = blocks(target)[1:-1]
-    name, layer = layers[len(layers) // 2]
-    matrices = {
-        f"{name}.{key}": weight for key, weight in layer.named_parameters() if weight.dim() > 1
-    }
-    with torch.no_grad():
-        key, weight = max(matrices.items(), key=lambda item: float(item[1].norm()))
-        weight.mul_(1 + FAULT)
-    distance = Distance()
-    distance.add(reference, logits(target, window), window)
-    return _Control(f"{key} × {1 + FAULT}", not _exact(distance))
+    """Spoil one matrix after another until the comparison that gave the verdict notices.
+
+    The largest matrix of the middle layer comes first. It may be one that nothing reads (an
+    identity block multiplies by zero), so other layers and the head follow.
+    """
+    modules = blocks(target)
+    middle = len(modules) // 2
+    for name, module in sorted(modules, key=lambda item: abs(modules.index(item) - middle)):
+        matrices = {
+            f"{name}.{key}": weight for key, weight in module.named_parameters() if weight.dim() > 1
+        }
+        with torch.no_grad():
+            key, weight = max(matrices.items(), key=lambda item: float(item[1].norm()))
+            original = weight.clone()
+            weight.mul_(1 + FAULT)
+            distance = Distance()
+            distance.add(reference, logits(target, window), window)
+            weight.copy_(original)
+        if not _exact(distance):
+            return _Control(f"{key} × {1 + FAULT}", caught=True)
+    return _Control(f"any matrix × {1 + FAULT}", caught=False)
 
 
 def _native(
@@ -261,16 +335,24 @@ def _native(
         advance(len(window))
     rounding = Distance()
     rounding.add(strict.reference, logits(source, asked.windows[0]), asked.windows[0])
+    if not rounding.relative < 1:  # overflow, say: there is nothing to be kept
+        return distance.measured(name, _name(device), None), True
     tolerance = ROUNDING_MARGIN * max(rounding.relative, torch.finfo(dtype).eps)
     return distance.measured(name, _name(device), tolerance), distance.relative <= tolerance
 
 
-def _reason(strict: _Strict, native: Measured, native_kept: bool) -> str:
+def _reason(weights: _Weights, strict: _Strict, native: Measured, native_kept: bool) -> str:
     error = f"{strict.distance.relative:.1e} of the logit scale in strict float64"
     if not _exact(strict.distance):
         module = strict.difference.module
         where = f"; the first difference is in {module}" if module else ""
+        where += f", and tensor {weights.lost} is not what it should be" if weights.lost else ""
         return f"not preserved: the logits differ by {error}{where}"
+    if not weights.kept:
+        return (
+            f"not preserved: tensor {weights.lost} does not give the source's weights back, "
+            "although no logit of these prompts shows it"
+        )
     if not strict.control.caught:
         return f"no verdict: the negative control ({strict.control.fault}) was not noticed"
     if not native_kept:
@@ -278,4 +360,10 @@ def _reason(strict: _Strict, native: Measured, native_kept: bool) -> str:
             f"not preserved as it will run: in {native['dtype']} the logits differ by "
             f"{native['relative']} of their scale, rounding explains {native['tolerance']:.1e}"
         )
-    return f"preserved: the logits differ by at most {error} (limit {STRICT_TOLERANCE:.0e})"
+    half = "every weight is recovered, and " if weights.known else ""
+    verdict = f"preserved: {half}the logits differ by at most {error}"
+    if not weights.known:
+        verdict += "; weights were not compared, no manifest says how the target was made"
+    if native["tolerance"] is None:
+        verdict += f"; but in {native['dtype']} the source itself computes no usable logits"
+    return verdict

@@ -91,8 +91,7 @@ def show_verdict(console: Console, result: VerifyResult) -> None:
     )
     if result["first_difference"]:
         console.print(f"first difference: {result['first_difference']}")
-    color = "green" if result["kept"] else "red"
-    console.print(f"[bold {color}]{result['reason']}[/]")
+    console.print(result["reason"], style="bold green" if result["kept"] else "bold red")
 
 
 def show_growth(console: Console, result: GrowResult) -> None:
@@ -121,7 +120,7 @@ def _shape(shape: list[int]) -> str:
 
 def _figure(value: Any, form: str = ".3g") -> str:
     if value is None:
-        return "not finite"
+        return "none"
     return format(value, form) if isinstance(value, float) else str(value)
 
 
@@ -149,8 +148,8 @@ def show_demo(console: Console, story: Story) -> None:
         show_verdict(console, verification)
     for title, text in (("before", story["before"]), ("after", story["after"])):
         console.rule(f"{title}, greedily")
-        console.print(story["opening"], style="dim", end="", markup=False)
-        console.print(text, markup=False)
+        console.print(story["opening"], style="dim", end="")
+        console.print(text)
     console.rule()
     if story["kept_in"]:
         console.print(f"the grown model is in {story['kept_in']}", soft_wrap=True)
