@@ -22,6 +22,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing import Process
 from pathlib import Path
 
 
@@ -35,6 +37,7 @@ class Run:
 
 
 def run(command: Sequence[str]) -> Run:
+    os.sync()  # nothing of the process before is still on its way to the disk
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -46,7 +49,8 @@ def run(command: Sequence[str]) -> Run:
     return Run(seconds, usage.ru_maxrss / 1024, output)
 
 
-def make_source(folder: Path) -> int:
+def make_source(folder: Path) -> None:
+    """Runs in a process of its own: a child's peak memory counts from its parent's."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -62,7 +66,6 @@ def make_source(folder: Path) -> int:
         )
     )
     model.save_pretrained(folder)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def measure(source: Path, scratch: Path, symmetry: str, runs: int) -> list[str]:
@@ -113,11 +116,24 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
         source = Path(scratch) / "source"
-        parameters = make_source(source)
-        import torch
-
-        print(f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
-        print(f"source: {parameters:,} parameters; medians of {arguments.runs} pairs\n")
+        maker = Process(target=make_source, args=(source,))
+        maker.start()
+        maker.join()
+        plan = [
+            "grow",
+            str(source),
+            str(source) + "-grown",
+            "--hidden",
+            "x2",
+            "--dry-run",
+            "--json",
+        ]
+        planned = json.loads(run([sys.executable, "-m", "growkit", *plan]).output)
+        print(f"{platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}")
+        print(
+            f"{planned['source_parameters']:,} -> {planned['parameters']:,} parameters, "
+            f"{planned['bytes'] / 1e9:.2f} GB; medians of {arguments.runs} pairs\n"
+        )
         print(
             "| symmetry | whole process, s | writing, s | cp, s | process / cp | writing / cp "
             "| peak memory, MiB |"

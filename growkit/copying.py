@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Layout, Role
+from growkit.algebra.expansion import Expansion
 from growkit.checkpoint import Config, TensorInfo, Weights
 from growkit.errors import InputError
 from growkit.families import Family, family_of
@@ -39,6 +40,10 @@ class CopyMethod:
         family = family_of(source.config, source.where())
         dropped, duplicates = unused_tensors(source, family)
         copies = self.copies(family, source.config, sizes)
+        expansions = {
+            axis: Expansion(count, side_by_side=axis in family.grouped)
+            for axis, count in copies.items()
+        }
         old = family.sizes(source.config)
         new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
         config = family.resized(source.config, new)
@@ -46,7 +51,7 @@ class CopyMethod:
         plan = Plan(
             config=config,
             rules=tuple(
-                _rule(name, layout, source.tensors[name], old, new, copies, shares)
+                _rule(name, layout, source.tensors[name], old, new, expansions, shares)
                 for name, layout in layouts.items()
             ),
             copies=copies,
@@ -132,16 +137,16 @@ def _rule(
     info: TensorInfo,
     old: Mapping[str, int],
     new: Mapping[str, int],
-    copies: Mapping[str, int],
+    expansions: Mapping[str, Expansion],
     shares: Shares,
 ) -> Rule:
     return Rule(
         target=name,
         info=TensorInfo(layout.shape(new), info.dtype),
         sources=(name,),
-        why=_why(layout, copies),
-        compute=partial(_grow, name, layout, old, copies, shares),
-        collapse=partial(_collapse, layout, old, copies),
+        why=_why(layout, expansions),
+        compute=partial(_grow, name, layout, old, expansions, shares),
+        collapse=partial(_collapse, layout, old, expansions),
     )
 
 
@@ -149,28 +154,28 @@ def _grow(
     name: str,
     layout: Layout,
     sizes: Mapping[str, int],
-    copies: Mapping[str, int],
+    expansions: Mapping[str, Expansion],
     shares: Shares,
     weight: Tensor,
 ) -> Iterator[Tensor]:
     from growkit.algebra.law import grow_tensor
 
-    return grow_tensor(weight, name, layout, sizes, copies, shares)
+    return grow_tensor(weight, name, layout, sizes, expansions, shares)
 
 
 def _collapse(
-    layout: Layout, sizes: Mapping[str, int], copies: Mapping[str, int], grown: Tensor
+    layout: Layout, sizes: Mapping[str, int], expansions: Mapping[str, Expansion], grown: Tensor
 ) -> Tensor | None:
     from growkit.algebra.law import collapse_tensor
 
-    return collapse_tensor(grown, layout, sizes, copies)
+    return collapse_tensor(grown, layout, sizes, expansions)
 
 
-def _why(layout: Layout, copies: Mapping[str, int]) -> str:
+def _why(layout: Layout, expansions: Mapping[str, Expansion]) -> str:
     """What happens to a tensor, in words."""
     parts = [
-        f"{verb} {axis} ×{copies[axis]}"
+        f"{verb} {axis} ×{expansions[axis].copies}"
         for role, verb in ((Role.WRITTEN, "repeat"), (Role.READ, "split"))
-        for axis in sorted(layout.axes(role) & copies.keys())
+        for axis in sorted(layout.axes(role) & expansions.keys())
     ]
     return ", ".join(parts) or "as it is"

@@ -10,6 +10,7 @@ import json
 import time
 from concurrent.futures import Future
 from datetime import datetime, timezone
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -72,7 +73,7 @@ class GrowResult(TypedDict):
         bytes: size of the output's tensors.
         dtype: torch name of the dtype that holds most of them.
         copies: for each step, the number of copies of every grown axis.
-        write_seconds: from opening the source to the last byte of the output; null in a dry run.
+        write_seconds: from reading the first tensor to writing the last; null in a dry run.
         dry_run: whether nothing was written.
         plan: in a dry run, every tensor of the output; else empty.
         dropped: source tensors that are not in the output, and why.
@@ -153,7 +154,6 @@ def run(
 
     See ``grow`` for the arguments, the result and the errors.
     """
-    started = time.perf_counter()
     output = Path(recipe.output)
     source = Checkpoint(recipe.source)
     check_output(output, source.folder, overwrite)
@@ -169,6 +169,8 @@ def run(
     files = [source.folder / "config.json", *source.files]
     with staged(output, overwrite) as staging, hashing(files) as hashes:
         check_space(staging.folder, result["bytes"] + ROOM)
+        import_module("torch")  # takes a second, in which hashing is well under way
+        started = time.perf_counter()
         with progress.bytes("writing", result["bytes"]) as advance:
             write_weights(grown, staging.folder, shard_bytes, advance)
         _write_json(staging.folder / "config.json", grown.config)

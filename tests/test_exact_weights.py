@@ -19,24 +19,26 @@ Array = NDArray[np.float64]
 def copies_of(target: Array, source: Array, written: tuple[int, ...], read: int) -> bool:
     """Whether the target holds copies of the source whose parts sum to it exactly.
 
-    Plain loops over rows and columns, written from the definition: copy c of coordinate i stands
-    at n·i + c of its axis; of (heads, head_dim) only the heads have copies.
+    Plain loops over rows and columns, written from the definition: of (heads, head_dim) the heads
+    have copies side by side; hidden and ffn are repeated as a whole.
 
     Args:
         target: [rows, columns].
         source: [rows, columns].
-        written: copies of the rows, and how many rows stay together.
+        written: copies of the rows, and how many rows a head has (0 where there are no heads).
         read: copies of the columns, in the same form.
     """
-    row_copies, block = written
+
+    def origin_of(coordinate: int, copies: int, head: int, size: int) -> int:
+        if not head:
+            return coordinate % size
+        return coordinate // head // copies * head + coordinate % head
+
     for row in range(target.shape[0]):
-        outer, inner = divmod(row, block)
-        origin = source[outer // row_copies * block + inner]
+        origin = source[origin_of(row, *written, source.shape[0])]
         sums = np.zeros_like(origin)
-        column_copies, column_block = read
         for column, value in enumerate(target[row]):
-            outer, inner = divmod(column, column_block)
-            sums[outer // column_copies * column_block + inner] += value
+            sums[origin_of(column, *read, source.shape[1])] += value
         if not np.array_equal(sums, origin):
             return False
     return True
@@ -66,8 +68,10 @@ def test_coefficients_sum_to_the_weight(
     target = load_file(target_folder / "model.safetensors")
     assert source.keys() == target.keys()
 
+    # DiffLlama's q, k and v are two lists of heads, one after the other.
+    halves = 2 if kind == "diffllama" else 1
     value = 2 * d if kind == "diffllama" else d
-    plain, heads, values, once = (n, 1), (n, d), (n, value), (1, 1)
+    plain, heads, values, once = (n, 0), (n, d), (n, value), (1, 0)
     expected = {
         "embed_tokens": (once, plain),
         "norm": (plain, once),
@@ -93,11 +97,15 @@ def test_coefficients_sum_to_the_weight(
             grown, weight, read = grown[:, None], weight[:, None], once
         elif kind_of == "embed_tokens":  # [vocab, hidden]: written along dimension 1
             grown, weight, written, read = grown.T, weight.T, plain, once
-        assert copies_of(grown, weight, written, read), name
+        lists = halves if kind_of in ("q_proj", "k_proj", "v_proj") else 1
+        for part, origin in zip(np.split(grown, lists), np.split(weight, lists), strict=True):
+            assert copies_of(part, origin, written, read), name
         if read[0] > 1:
             spoiled = grown.copy()
             spoiled[0, 0] *= 1 + torch.finfo(dtype).eps
-            assert not copies_of(spoiled, weight, written, read)
+            assert not copies_of(
+                np.split(spoiled, lists)[0], np.split(weight, lists)[0], written, read
+            )
     assert relative_error(source_folder, target_folder) < 1e-12
 
 

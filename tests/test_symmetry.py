@@ -15,7 +15,7 @@ STEPS = 10
 
 
 def parted_after_training(folder: Path) -> dict[str, float]:
-    """Largest difference between neighbouring copies of rows, after some steps of AdamW."""
+    """Largest difference between copies of rows, after some steps of AdamW."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batch = torch.randint(29, (4, 16), generator=torch.Generator().manual_seed(0))
@@ -24,15 +24,16 @@ def parted_after_training(folder: Path) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad()
 
-    def difference(weight: torch.Tensor) -> float:
-        return float((weight[0::2] - weight[1::2]).abs().max() / weight.abs().max())
+    def difference(weight: torch.Tensor, heads: bool = False) -> float:
+        first, second = (weight[0::2], weight[1::2]) if heads else weight.chunk(2)
+        return float((first - second).abs().max() / weight.abs().max())
 
     layer = model.model.layers[1]
     heads = layer.self_attn.q_proj.weight.unflatten(0, (-1, 4)).detach()
     return {
         "gate_proj": difference(layer.mlp.gate_proj.weight.detach()),
         "input_layernorm": difference(layer.input_layernorm.weight.detach()),
-        "q_proj": difference(heads),
+        "q_proj": difference(heads, heads=True),
         "embed_tokens": difference(model.model.embed_tokens.weight.detach().T),
     }
 

@@ -61,7 +61,7 @@ def test_a_sound_pair_is_preserved(pair: Path) -> None:
     assert result["weights_recovered"] is True
     assert result["tokens"] == 24
     assert result["strict_float64"]["relative"] < 1e-12
-    assert result["strict_float64"]["kl_nats_per_token"] < 1e-24
+    assert result["strict_float64"]["kl_nats_per_token"] < 1e-15
     assert result["strict_float64"]["top1_agreement"] == 1.0
     assert abs(result["loss_source"] - result["loss_target"]) < 1e-9
     assert result["native"]["dtype"] == "float32"
@@ -104,22 +104,22 @@ def test_faults_outside_the_layers_are_named(pair: Path, broken: Path) -> None:
 
 
 def test_copies_in_another_order_are_compared_as_well(make: Make, tmp_path: Path) -> None:
-    """A folder that repeats the whole hidden space, as published code does, is no fault."""
+    """A folder that repeats hidden coordinates side by side is the same function, and no fault."""
     source = make("llama", num_hidden_layers=5)
     growkit.grow(source, tmp_path / "target", hidden="x2", symmetry="keep", verify=None)
 
-    def tile(tensors: dict[str, torch.Tensor]) -> None:
+    def interleave(tensors: dict[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
             for dimension, size in enumerate(tensor.shape):
                 heads = ("q_proj" in name and dimension == 0) or (
                     "o_proj" in name and dimension == 1
                 )
                 if size == 32 and not heads:
-                    order = torch.arange(32).view(16, 2).T.flatten()
+                    order = torch.arange(32).view(2, 16).T.flatten()
                     tensor = tensor.index_select(dimension, order)
-            tensors[name] = tensor
+                tensors[name] = tensor
 
-    spoil(tmp_path / "target", tile)
+    spoil(tmp_path / "target", interleave)
     (tmp_path / "target" / "growkit.json").unlink()
     result = growkit.verify(source, tmp_path / "target", **QUICK)
     assert result["kept"]

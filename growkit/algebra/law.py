@@ -1,10 +1,9 @@
 """The law of growth: W' = E_out · W · L_in, one tensor at a time.
 
-A space in which every coordinate gets ``n`` copies has the expansion E that repeats coordinates
-(x' = E x; copy c of coordinate i stands at n·i + c) and any left inverse L that spreads a weight
-over the copies so that the parts sum to it (L E = I). A tensor's written dimensions are repeated,
-its read dimensions are split, and the model computes the same function: HyperCloning,
-arXiv 2409.12903, section 3, for any tensor whose axes are named.
+A space in which every coordinate gets copies has the expansion E that repeats coordinates
+(x' = E x) and any left inverse L that spreads a weight over the copies so that the parts sum to it
+(L E = I). A tensor's written dimensions are repeated, its read dimensions are split, and the model computes
+the same function: HyperCloning, arXiv 2409.12903, section 3, for any tensor whose axes are named.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from growkit.algebra.axes import Dimension, Layout, Role
+from growkit.algebra.expansion import NONE, Expansion
 from growkit.algebra.shares import Shares
 from growkit.algebra.splits import join, split
 
@@ -30,7 +30,7 @@ def grow_tensor(
     name: str,
     layout: Layout,
     sizes: Mapping[str, int],
-    copies: Mapping[str, int],
+    expansions: Mapping[str, Expansion],
     shares: Shares,
 ) -> Iterator[Tensor]:
     """Grow one tensor.
@@ -40,7 +40,7 @@ def grow_tensor(
         name: the tensor's name, which seeds its random splits.
         layout: which axes the tensor reads and writes.
         sizes: size of every axis in the source.
-        copies: number of copies of every grown axis; axes that are left out stay.
+        expansions: of every grown axis; axes that are left out stay.
         shares: how read weights are split over the copies.
 
     Yields:
@@ -48,12 +48,12 @@ def grow_tensor(
         so that memory stays near one source tensor.
     """
     assert tuple(weight.shape) == layout.shape(sizes), (name, weight.shape, layout)
-    grown = {axis: size * copies.get(axis, 1) for axis, size in sizes.items()}
+    grown = {axis: size * expansions.get(axis, NONE).copies for axis, size in sizes.items()}
     generator = torch.Generator().manual_seed(shares.seed_of(name))
     first, *others = layout.dimensions
 
     if first.role is Role.WRITTEN:
-        rows = _source_index(first, sizes, copies)
+        rows = _source_index(first, sizes, expansions)
         row_elements = prod(dimension.size(grown) for dimension in others)
         chunks = rows.split(max(1, BLOCK_ELEMENTS // row_elements))
         blocks = (weight[chunk] for chunk in chunks)
@@ -67,14 +67,14 @@ def grow_tensor(
             if dimension.size(grown) == dimension.size(sizes):
                 continue
             if dimension.role is Role.WRITTEN:
-                block = block.index_select(position, _source_index(dimension, sizes, copies))
+                block = block.index_select(position, _source_index(dimension, sizes, expansions))
             else:
-                block = _spread(block, position, dimension, sizes, copies, shares, generator)
+                block = _spread(block, position, dimension, sizes, expansions, shares, generator)
         yield block
 
 
 def collapse_tensor(
-    grown: Tensor, layout: Layout, sizes: Mapping[str, int], copies: Mapping[str, int]
+    grown: Tensor, layout: Layout, sizes: Mapping[str, int], expansions: Mapping[str, Expansion]
 ) -> Tensor | None:
     """Undo ``grow_tensor``: W = L_out · W' · E_in, where every choice of L must give the same.
 
@@ -82,20 +82,20 @@ def collapse_tensor(
         grown: the target tensor.
         layout: which axes the tensor reads and writes.
         sizes: size of every axis in the source.
-        copies: number of copies of every grown axis.
+        expansions: of every grown axis.
 
     Returns:
         The source tensor, bit for bit; or None if the copies of some row do not agree.
     """
     for position, dimension in enumerate(layout.dimensions):
         if dimension.role is Role.READ:
-            slots = _slots(grown, position, dimension, sizes, copies)
+            slots = _slots(grown, position, dimension, sizes, expansions)
             shape = list(grown.shape)
             shape[position] = dimension.size(sizes)
             grown = join([slot.reshape(shape) for slot in slots])
     for position, dimension in enumerate(layout.dimensions):
         if dimension.role is Role.WRITTEN:
-            index = _source_index(dimension, sizes, copies)
+            index = _source_index(dimension, sizes, expansions)
             first = torch.empty(dimension.size(sizes), dtype=torch.long)
             first[index.flip(0)] = torch.arange(len(index)).flip(0)
             source = grown.index_select(position, first)
@@ -106,7 +106,7 @@ def collapse_tensor(
 
 
 def _source_index(
-    dimension: Dimension, sizes: Mapping[str, int], copies: Mapping[str, int]
+    dimension: Dimension, sizes: Mapping[str, int], expansions: Mapping[str, Expansion]
 ) -> Tensor:
     """For every coordinate of the grown dimension, the source coordinate that it copies (E)."""
     indices: list[Tensor] = []
@@ -115,7 +115,11 @@ def _source_index(
         shape = [sizes[axis] for axis in factors]
         index = torch.arange(offset, offset + prod(shape)).view(shape)
         for position, axis in enumerate(factors):
-            index = index.repeat_interleave(copies.get(axis, 1), position)
+            expansion = expansions.get(axis, NONE)
+            if expansion.side_by_side:
+                index = index.repeat_interleave(expansion.copies, position)
+            else:
+                index = torch.cat([index] * expansion.copies, position)
         indices.append(index.flatten())
         offset += prod(shape)
     return torch.cat(indices)
@@ -126,17 +130,17 @@ def _spread(
     position: int,
     dimension: Dimension,
     sizes: Mapping[str, int],
-    copies: Mapping[str, int],
+    expansions: Mapping[str, Expansion],
     shares: Shares,
     generator: torch.Generator,
 ) -> Tensor:
     """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
     (axes,) = dimension.products
-    factor = prod(copies.get(axis, 1) for axis in axes)
+    factor = prod(expansions.get(axis, NONE).copies for axis in axes)
     shape = list(block.shape)
     shape[position] *= factor
     grown = block.new_empty(shape)
-    slots = _slots(grown, position, dimension, sizes, copies)
+    slots = _slots(grown, position, dimension, sizes, expansions)
     parts = split(block, factor, shares.amplitude, generator)
     for part, slot in zip(parts, slots, strict=True):
         slot.copy_(part.view(slot.shape))
@@ -148,7 +152,7 @@ def _slots(
     position: int,
     dimension: Dimension,
     sizes: Mapping[str, int],
-    copies: Mapping[str, int],
+    expansions: Mapping[str, Expansion],
 ) -> list[Tensor]:
     """One view of a grown tensor for each copy of a read dimension.
 
@@ -156,10 +160,14 @@ def _slots(
         Views of shape [before, axis 0, axis 1, …, after].
     """
     (axes,) = dimension.products
-    factors = [copies.get(axis, 1) for axis in axes]
-    # [before, axis 0, its copies, axis 1, its copies, …, after]
-    interleaved = [size for axis in axes for size in (sizes[axis], copies.get(axis, 1))]
-    view = grown.view(*grown.shape[:position], *interleaved, *grown.shape[position + 1 :])
-    places = [position + 2 * number + 1 for number in range(len(axes))]
+    shape: list[int] = []
+    places: list[int] = []
+    for axis in axes:
+        expansion = expansions.get(axis, NONE)
+        places.append(position + len(shape) + expansion.side_by_side)
+        pair = (sizes[axis], expansion.copies)
+        shape.extend(pair if expansion.side_by_side else reversed(pair))
+    view = grown.view(*grown.shape[:position], *shape, *grown.shape[position + 1 :])
     view = view.movedim(places, list(range(len(axes))))
-    return [view[copy] for copy in product(*map(range, factors))]
+    copies = (range(expansions.get(axis, NONE).copies) for axis in axes)
+    return [view[copy] for copy in product(*copies)]

@@ -21,6 +21,9 @@ from growkit.errors import InputError
 WORKERS = 2
 """Tensors made side by side: one computes while another is on its way to the disk."""
 
+LARGE = 24 << 20
+"""Bytes; below the 32 MiB up to which glibc raises its threshold."""
+
 SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -115,6 +118,9 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+    # glibc returns freed blocks to the system, and takes every page anew for the next, unless a
+    # larger one was freed before: then it keeps them.
+    torch.empty(LARGE, dtype=torch.uint8)
 
 
 def _write_tensor(

@@ -58,6 +58,8 @@ class Family:
             functions of the config.
         tensors: every tensor.
         constants: axes whose size is the same in every model of the family.
+        grouped: axes whose neighbours form groups by position (head i reads KV head ⌊i/r⌋), so
+            that copies must stand side by side.
         multiples: sizes that the model class demands to be multiples of others.
         recomputed: endings of tensor names that old checkpoints hold and the class computes itself.
         duplicates: for tied models, names that may repeat a tensor, and that tensor.
@@ -69,6 +71,7 @@ class Family:
     tensors: tuple[Tensor, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
+    grouped: frozenset[str] = frozenset()
     multiples: tuple[Multiple, ...] = ()
     recomputed: tuple[str, ...] = ()
     duplicates: Mapping[str, str] = field(default_factory=dict)

@@ -79,6 +79,7 @@ FAMILY = Family(
         Tensor("lm_head.weight", "vocab <- hidden", untied),
     ),
     constants={"half": 2},
+    grouped=frozenset({"signal_heads", "noise_heads", "kv_heads"}),
     multiples=(
         Multiple(
             "num_attention_heads",

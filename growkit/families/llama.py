@@ -72,6 +72,7 @@ FAMILY = Family(
         Tensor("model.norm.weight", "hidden", untied),
         Tensor("lm_head.weight", "vocab <- hidden", untied),
     ),
+    grouped=frozenset({"heads", "kv_heads"}),
     multiples=(
         Multiple(
             "num_attention_heads",

@@ -273,17 +273,17 @@ def _locate(source: nn.Module, target: nn.Module, window: Tensor) -> _Difference
     if len(expected) != len(found) or grown % size:
         return _Difference()
 
-    def adjacent(state: Tensor) -> Tensor:  # copies side by side, as growkit writes them
-        return state.view(*state.shape[:-1], size, grown // size)
-
-    def tiled(state: Tensor) -> Tensor:  # the whole space again and again
+    def tiled(state: Tensor) -> Tensor:  # the whole space again and again, as growkit writes it
         return state.view(*state.shape[:-1], grown // size, size).transpose(-1, -2)
+
+    def adjacent(state: Tensor) -> Tensor:  # copies side by side, as others may
+        return state.view(*state.shape[:-1], size, grown // size)
 
     def error(copies: Tensor, state: Tensor) -> float:
         scale = state.square().mean().sqrt().clamp_min(torch.finfo(state.dtype).tiny)
         return float((copies - state[..., None]).abs().max() / scale)
 
-    arrangement = min((adjacent, tiled), key=lambda order: error(order(found[0]), expected[0]))
+    arrangement = min((tiled, adjacent), key=lambda order: error(order(found[0]), expected[0]))
     for index, (state, grown_state) in enumerate(zip(expected, found, strict=True)):
         if not error(arrangement(grown_state), state) < STRICT_TOLERANCE:
             return _Difference(index - 1 if index else None, names[index])
