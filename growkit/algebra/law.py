@@ -2,8 +2,9 @@
 
 A space in which every coordinate gets copies has the expansion E that repeats coordinates
 (x' = E x) and any left inverse L that spreads a weight over the copies so that the parts sum to it
-(L E = I). A tensor's written dimensions are repeated, its read dimensions are split, and the model computes
-the same function: HyperCloning, arXiv 2409.12903, section 3, for any tensor whose axes are named.
+(L E = I). A tensor's written dimensions are repeated, its read dimensions are split, and the model
+computes the same function: HyperCloning, arXiv 2409.12903, section 3, for any tensor whose axes
+are named.
 """
 
 from __future__ import annotations

@@ -23,10 +23,11 @@ def hashing(files: Iterable[Path]) -> Iterator[Future[dict[str, str]]]:
 
 def _hashes(files: list[Path], stop: Event) -> dict[str, str]:
     hashes = {}
+    buffer = memoryview(bytearray(1 << 20))
     for file in files:
         digest = hashlib.sha256()
-        with file.open("rb") as stream:
-            while (chunk := stream.read(1 << 20)) and not stop.is_set():
-                digest.update(chunk)
+        with file.open("rb", buffering=0) as stream:
+            while (count := stream.readinto(buffer)) and not stop.is_set():
+                digest.update(buffer[:count])
         hashes[file.name] = digest.hexdigest()
     return hashes

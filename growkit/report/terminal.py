@@ -45,13 +45,15 @@ class Bars:
     def _shown(
         self, title: str, total: int, columns: tuple[bars.ProgressColumn, ...]
     ) -> Iterator[Advance]:
+        if not self._console.is_terminal:
+            yield lambda count: None
+            return
         shown = bars.Progress(
             bars.TextColumn("{task.description}"),
             bars.BarColumn(),
             *columns,
             bars.TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
             transient=True,
         )
         with shown:
