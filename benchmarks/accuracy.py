@@ -1,4 +1,4 @@
-"""Accuracy of growing real models: strict float64 and storage dtype, for several dtypes and factors.
+"""Accuracy of growing real models: strict float64 and storage dtype, several dtypes and factors.
 
     python benchmarks/accuracy.py TEXT MODEL [MODEL …]
 
