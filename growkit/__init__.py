@@ -6,20 +6,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from growkit.errors import InputError as InputError
     from growkit.inspection import inspect as inspect
+    from growkit.proof import Settings as Settings
     from growkit.proof.verdict import verify as verify
+    from growkit.recipe import GrowStep as GrowStep
+    from growkit.recipe import Recipe as Recipe
+    from growkit.recipe import load_recipe as load_recipe
     from growkit.surgery import grow as grow
     from growkit.surgery import run as run
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "grow", "inspect", "run", "verify"]
 
 _HOMES = {
+    "GrowStep": "growkit.recipe",
+    "InputError": "growkit.errors",
+    "Recipe": "growkit.recipe",
+    "Settings": "growkit.proof",
     "grow": "growkit.surgery",
     "inspect": "growkit.inspection",
+    "load_recipe": "growkit.recipe",
     "run": "growkit.surgery",
     "verify": "growkit.proof.verdict",
 }
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,16 +12,10 @@ from concurrent.futures import Future
 from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from growkit import __version__
-from growkit.checkpoint import (
-    TORCH_NAMES,
-    Weights,
-    main_dtype,
-    total_bytes,
-    total_parameters,
-)
+from growkit.checkpoint import Weights
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.publishing import (
     MANIFEST,
@@ -32,8 +26,7 @@ from growkit.checkpoint.publishing import (
 )
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import parse_bytes, write_weights
-from growkit.growth import Size, method_of
-from growkit.plan import Plan
+from growkit.growth import Size
 from growkit.proof import Settings, VerifyResult
 from growkit.recipe import (
     DEFAULT_SHARD_SIZE,
@@ -44,56 +37,10 @@ from growkit.recipe import (
 )
 from growkit.report import Progress, Silent
 from growkit.report.card import model_card
+from growkit.results import GrowResult, describe, planned_tensors
 
 ROOM = 1 << 20
 """Bytes set aside on the disk for everything that is not weights."""
-
-
-class PlannedTensor(TypedDict):
-    """One line of a dry run: a tensor of the output, and how it comes about."""
-
-    tensor: str
-    sources: list[str]
-    source_shapes: list[list[int]]
-    shape: list[int]
-    dtype: str
-    why: str
-
-
-class GrowResult(TypedDict):
-    """What an operation did, as ``--json`` prints it.
-
-    Attributes:
-        source: the source folder.
-        output: the folder that was written (``OUT.rejected`` if a promise was broken), or would be.
-        promise: ``exact``.
-        kept: whether the proof held; null if there was none (dry run, ``--no-verify``).
-        source_parameters: number of parameters of the source, ties counted once.
-        parameters: the same of the output.
-        bytes: size of the output's tensors.
-        dtype: torch name of the dtype that holds most of them.
-        copies: for each step, the number of copies of every grown axis.
-        write_seconds: from reading the first tensor to writing the last; null in a dry run.
-        dry_run: whether nothing was written.
-        plan: in a dry run, every tensor of the output; else empty.
-        dropped: source tensors that are not in the output, and why.
-        verification: the verdict; null if there was none.
-    """
-
-    source: str
-    output: str
-    promise: str
-    kept: bool | None
-    source_parameters: int
-    parameters: int
-    bytes: int
-    dtype: str
-    copies: list[dict[str, int]]
-    write_seconds: float | None
-    dry_run: bool
-    plan: list[PlannedTensor]
-    dropped: dict[str, str]
-    verification: VerifyResult | None
 
 
 def grow(
@@ -160,9 +107,9 @@ def run(
     shard_bytes = parse_bytes(recipe.shard_size)
 
     _, grown, plans = recipe.plan(source)
-    result = _describe(recipe, source, grown, plans)
+    result = describe(recipe, source, grown, plans)
     if dry_run:
-        result["dry_run"], result["plan"] = True, _listed(source, plans)
+        result["dry_run"], result["plan"] = True, planned_tensors(source, plans)
         return result
 
     _rehearse(recipe, source, grown)
@@ -229,51 +176,6 @@ def _document(
     (folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
     names = [entry.name for entry in folder.iterdir()]
     _write_json(folder / MANIFEST, {**manifest, "files": sorted([*names, MANIFEST])})
-
-
-def _describe(recipe: Recipe, source: Checkpoint, grown: Weights, plans: list[Plan]) -> GrowResult:
-    promises = {method_of(step.method).promise for step in recipe.steps}
-    return GrowResult(
-        source=recipe.source,
-        output=recipe.output,
-        promise=promises.pop(),
-        kept=None,
-        source_parameters=total_parameters(
-            {n: t for n, t in source.tensors.items() if n not in plans[0].dropped}
-        ),
-        parameters=total_parameters(grown.tensors),
-        bytes=total_bytes(grown.tensors),
-        dtype=TORCH_NAMES[main_dtype(grown.tensors)],
-        copies=[dict(plan.copies) for plan in plans],
-        write_seconds=None,
-        dry_run=False,
-        plan=[],
-        dropped={name: why for plan in plans for name, why in plan.dropped.items()},
-        verification=None,
-    )
-
-
-def _listed(source: Checkpoint, plans: list[Plan]) -> list[PlannedTensor]:
-    """Every tensor of the output, traced back through all steps to the files."""
-    lines = []
-    for rule in plans[-1].rules:
-        origins, reasons = [rule], [rule.why]
-        for plan in reversed(plans[:-1]):
-            wanted = {name for origin in origins for name in origin.sources}
-            origins = [earlier for earlier in plan.rules if earlier.target in wanted]
-            reasons += [earlier.why for earlier in origins]
-        names = [name for origin in origins for name in origin.sources]
-        lines.append(
-            PlannedTensor(
-                tensor=rule.target,
-                sources=names,
-                source_shapes=[list(source.tensors[name].shape) for name in names],
-                shape=list(rule.info.shape),
-                dtype=rule.info.dtype,
-                why="; ".join(reversed(reasons)),
-            )
-        )
-    return lines
 
 
 def _write_json(file: Path, content: Any) -> None:

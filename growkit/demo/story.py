@@ -9,7 +9,8 @@ from typing import TypedDict
 from growkit.demo.text import held_out_text
 from growkit.proof import Settings
 from growkit.report import Progress, Silent
-from growkit.surgery import GrowResult, grow
+from growkit.results import GrowResult
+from growkit.surgery import grow
 
 MODEL = Path(__file__).parent / "model"
 OPENING = 'The "for" statement is used to'

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from growkit.demo.story import Story
     from growkit.inspection import Inspection
     from growkit.proof import VerifyResult
-    from growkit.surgery import GrowResult
+    from growkit.results import GrowResult
 
 
 class Bars:

@@ -1,0 +1,108 @@
+"""What an operation reports: the result that Python returns and ``--json`` prints."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from growkit.checkpoint import TORCH_NAMES, Weights, main_dtype, total_bytes, total_parameters
+from growkit.checkpoint.reading import Checkpoint
+from growkit.growth import method_of
+from growkit.plan import Plan
+from growkit.proof import VerifyResult
+from growkit.recipe import Recipe
+
+PROMISES = ("exact", "bounded", "different")
+"""What an operation may promise of the function; the weakest of several steps is last."""
+
+
+class PlannedTensor(TypedDict):
+    """One line of a dry run: a tensor of the output, and how it comes about."""
+
+    tensor: str
+    sources: list[str]
+    source_shapes: list[list[int]]
+    shape: list[int]
+    dtype: str
+    why: str
+
+
+class GrowResult(TypedDict):
+    """What an operation did, as ``--json`` prints it.
+
+    Attributes:
+        source: the source folder.
+        output: the folder that was written (``OUT.rejected`` if a promise was broken), or would be.
+        promise: ``exact``.
+        kept: whether the proof held; null if there was none (dry run, ``--no-verify``).
+        source_parameters: number of parameters of the source, ties counted once.
+        parameters: the same of the output.
+        bytes: size of the output's tensors.
+        dtype: torch name of the dtype that holds most of them.
+        copies: for each step, the number of copies of every grown axis.
+        write_seconds: from reading the first tensor to writing the last; null in a dry run.
+        dry_run: whether nothing was written.
+        plan: in a dry run, every tensor of the output; else empty.
+        dropped: source tensors that are not in the output, and why.
+        verification: the verdict; null if there was none.
+    """
+
+    source: str
+    output: str
+    promise: str
+    kept: bool | None
+    source_parameters: int
+    parameters: int
+    bytes: int
+    dtype: str
+    copies: list[dict[str, int]]
+    write_seconds: float | None
+    dry_run: bool
+    plan: list[PlannedTensor]
+    dropped: dict[str, str]
+    verification: VerifyResult | None
+
+
+def describe(recipe: Recipe, source: Checkpoint, grown: Weights, plans: list[Plan]) -> GrowResult:
+    """The result as far as it is known before anything is done."""
+    promises = [method_of(step.method).promise for step in recipe.steps]
+    return GrowResult(
+        source=recipe.source,
+        output=recipe.output,
+        promise=max(promises, key=PROMISES.index),
+        kept=None,
+        source_parameters=total_parameters(
+            {n: t for n, t in source.tensors.items() if n not in plans[0].dropped}
+        ),
+        parameters=total_parameters(grown.tensors),
+        bytes=total_bytes(grown.tensors),
+        dtype=TORCH_NAMES[main_dtype(grown.tensors)],
+        copies=[dict(plan.copies) for plan in plans],
+        write_seconds=None,
+        dry_run=False,
+        plan=[],
+        dropped={name: why for plan in plans for name, why in plan.dropped.items()},
+        verification=None,
+    )
+
+
+def planned_tensors(source: Checkpoint, plans: list[Plan]) -> list[PlannedTensor]:
+    """Every tensor of the output, traced back through all steps to the files."""
+    lines = []
+    for rule in plans[-1].rules:
+        origins, reasons = [rule], [rule.why]
+        for plan in reversed(plans[:-1]):
+            wanted = {name for origin in origins for name in origin.sources}
+            origins = [earlier for earlier in plan.rules if earlier.target in wanted]
+            reasons += [earlier.why for earlier in origins]
+        names = [name for origin in origins for name in origin.sources]
+        lines.append(
+            PlannedTensor(
+                tensor=rule.target,
+                sources=names,
+                source_shapes=[list(source.tensors[name].shape) for name in names],
+                shape=list(rule.info.shape),
+                dtype=rule.info.dtype,
+                why="; ".join(reversed(reasons)),
+            )
+        )
+    return lines
