@@ -1,6 +1,7 @@
 """The command line: commands and nothing else; what they do is in the modules they call.
 
-Exit codes: 0 done and preserved, 1 a promise was broken, 2 usage or input, 130 interrupted.
+Exit codes: 0 done and preserved, 1 a promise was broken, 2 usage or input, 130 interrupted (or 128
+plus another signal).
 Results are on stdout, everything else on stderr. Torch is imported inside commands only.
 """
 
@@ -59,7 +60,9 @@ Proof = Annotated[
 def main() -> None:
     """The ``growkit`` command."""
     signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _terminate)
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), _terminate)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without → is no error
@@ -81,10 +84,11 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
+        code = 2
         try:
             code = function(*args, **kwargs) or 0
         except KeyboardInterrupt:
-            _say("interrupted: nothing was kept")
+            _say("interrupted: nothing half-written is left")
             code = 130
         except Exception as error:
             if os.environ.get("GROWKIT_DEBUG"):
@@ -98,7 +102,6 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
             else:
                 traceback.print_exc()
                 _say("error: this is a fault of growkit itself; please report it with the above")
-            code = 2
         raise typer.Exit(code)
 
     return guarded
@@ -249,13 +252,14 @@ def demo(
         Path | None, typer.Argument(metavar="OUT", help="Keep the grown model there.")
     ] = None,
     hidden: Annotated[str, typer.Option(help="How much to grow.")] = "x2",
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> int:
     """The whole story on the model that ships with growkit: grow it, prove it, let it write."""
     from growkit.demo.story import tell
     from growkit.report.terminal import Bars, show_demo
 
-    story = tell(output, hidden, Bars())
+    story = tell(output, hidden, overwrite, Bars())
     if as_json:
         _print_json(story)
     else:

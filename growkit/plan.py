@@ -29,8 +29,8 @@ class Rule:
         sources: names of the tensors that it is made from.
         why: one phrase for people.
         compute: takes the sources in order, yields blocks of the target along dimension 0.
-        collapse: takes the target, gives the first source back, bit for bit; None if the target
-            holds no such thing.
+        collapse: takes the target, gives the first source back, bit for bit, or None if that is
+            lost; None if the target holds nothing of a source (a new layer).
     """
 
     target: str
@@ -38,7 +38,7 @@ class Rule:
     sources: tuple[str, ...]
     why: str
     compute: Callable[..., Iterator[Tensor]]
-    collapse: Callable[[Tensor], Tensor | None]
+    collapse: Callable[[Tensor], Tensor | None] | None
 
 
 @dataclass(frozen=True)

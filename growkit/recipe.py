@@ -98,6 +98,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        for name in ("source", "output"):
+            if not getattr(self, name):
+                raise InputError(f"the recipe's {name} is empty; name a folder")
 
     def plan(self, source: Weights) -> tuple[Weights, Weights, list[Plan]]:
         """Plan all steps, from headers alone.

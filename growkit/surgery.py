@@ -7,6 +7,7 @@ temporary folder → the proof on the written files → the output's name.
 from __future__ import annotations
 
 import json
+import os
 import time
 from concurrent.futures import Future
 from datetime import datetime, timezone
@@ -22,18 +23,20 @@ from growkit.checkpoint.publishing import (
     carry_over,
     check_output,
     check_space,
+    files_of,
     staged,
 )
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import parse_bytes, write_weights
 from growkit.growth import Size
-from growkit.proof import Settings, VerifyResult
+from growkit.proof import Settings, VerifyResult, versions
 from growkit.recipe import (
     DEFAULT_SHARD_SIZE,
     DEFAULT_SNR_DB,
     GrowStep,
     Recipe,
     Symmetry,
+    load_recipe,
 )
 from growkit.report import Progress, Silent
 from growkit.report.card import model_card
@@ -53,7 +56,7 @@ def grow(
     seed: int = 0,
     dtype: str | None = None,
     shard_size: str = DEFAULT_SHARD_SIZE,
-    verify: Settings | None = Settings(),
+    verify: Settings | bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
@@ -71,7 +74,7 @@ def grow(
         seed: of the random splits.
         dtype: torch name of a wider dtype for the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
-        verify: what the proof compares; None for no proof.
+        verify: what the proof compares; True for the default settings, False for no proof.
         overwrite: replace an output that growkit wrote.
         dry_run: plan only, touch nothing.
         progress: where progress is shown.
@@ -86,12 +89,13 @@ def grow(
     """
     given = {name: size for name, size in sizes.items() if size is not None}
     step = GrowStep(method, given, symmetry, snr_db)
-    recipe = Recipe(str(source), (step,), str(output), verify, seed, dtype, shard_size)
+    settings = Settings() if verify is True else verify or None
+    recipe = Recipe(str(source), (step,), str(output), settings, seed, dtype, shard_size)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
 
 def run(
-    recipe: Recipe,
+    recipe: Recipe | str | Path,
     *,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -99,9 +103,16 @@ def run(
 ) -> GrowResult:
     """Carry out a recipe: all its steps as one pass, without an intermediate checkpoint.
 
-    See ``grow`` for the arguments, the result and the errors.
+    Args:
+        recipe: the recipe, or its file.
+        overwrite: see ``grow``, as for the rest, the result and the errors.
+        dry_run: plan only, touch nothing.
+        progress: where progress is shown.
     """
-    output = Path(recipe.output)
+    if isinstance(recipe, str | Path):
+        recipe = load_recipe(Path(recipe))
+    # Absolute and without "..": the name must lead to the same place when OUT itself is moved.
+    output = Path(os.path.abspath(recipe.output))
     source = Checkpoint(recipe.source)
     check_output(output, source.folder, overwrite)
     shard_bytes = parse_bytes(recipe.shard_size)
@@ -138,7 +149,7 @@ def _rehearse(recipe: Recipe, source: Checkpoint, grown: Weights) -> None:
     if recipe.verify is not None:
         from growkit.proof.verdict import rehearse
 
-        rehearse(recipe.verify, source, grown.config, Path(recipe.output))
+        rehearse(recipe.verify, source, grown.config)
 
 
 def _prove(recipe: Recipe, folder: Path, progress: Progress) -> VerifyResult | None:
@@ -160,6 +171,7 @@ def _document(
     """Write the model card and, last of all, the manifest."""
     manifest = {
         "growkit": __version__,
+        "versions": versions(),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "recipe": recipe.as_dict(),
         "source_files": hashes.result(),
@@ -174,8 +186,7 @@ def _document(
         "verification": result["verification"],
     }
     (folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
-    names = [entry.name for entry in folder.iterdir()]
-    _write_json(folder / MANIFEST, {**manifest, "files": sorted([*names, MANIFEST])})
+    _write_json(folder / MANIFEST, {**manifest, "files": files_of(folder)})
 
 
 def _write_json(file: Path, content: Any) -> None:

@@ -311,7 +311,12 @@ def test_overwriting_keeps_the_old_output_until_the_new_one_is_proved(
 
 
 @pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
+    ("signum", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        (signal.SIGHUP, 128 + signal.SIGHUP),
+    ],
 )
 def test_interrupted_in_the_middle(signum: int, code: int, tmp_path: Path) -> None:
     """Stopped as soon as the temporary folder shows that writing has begun."""
@@ -422,16 +427,48 @@ def test_a_rejected_folder_in_the_way(source: Path, out: Path) -> None:
     assert "out.rejected" in refused(source, str(out), "--hidden", "x2")
 
 
-@pytest.mark.parametrize("change", ["file added", "weights trained"])
-def test_overwriting_spares_what_users_did(change: str, source: Path, out: Path) -> None:
+def change_file(file: Path, text: str, later: float) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    os.utime(file, (later, later))
+
+
+@pytest.mark.parametrize(
+    "changed", ["notes.txt", "model.safetensors", "README.md", "additional_chat_templates/x.jinja"]
+)
+@pytest.mark.parametrize("seconds", [-3600, 0, 3600])
+def test_overwriting_spares_what_users_did(
+    changed: str, seconds: int, source: Path, out: Path
+) -> None:
+    """Whatever was added or changed, at the top or below, whatever its date."""
+    change_file(source / "additional_chat_templates" / "x.jinja", "{{ old }}", 1e9)
     arguments = ["grow", str(source), str(out), "--hidden", "x2", "--no-verify"]
     assert CliRunner().invoke(app, arguments).exit_code == 0
-    if change == "file added":
-        (out / "notes.txt").write_text("mine")
-    else:
-        later = time.time() + 60
-        os.utime(out / "model.safetensors", (later, later))
+    change_file(out / changed, "mine", time.time() + seconds)
     assert str(out) in refused(source, str(out), "--hidden", "x2", "--overwrite")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"files": null}'])
+def test_overwriting_with_a_damaged_manifest(content: str, source: Path, out: Path) -> None:
+    arguments = ["grow", str(source), str(out), "--hidden", "x2", "--no-verify"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    (out / "growkit.json").write_text(content)
+    assert str(out) in refused(source, str(out), "--hidden", "x2", "--overwrite")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_overwriting_from_where_one_stands(
+    inside: bool, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OUT through a path that leads through OUT, and OUT as the current folder."""
+    arguments = ["--hidden", "x2", "--no-verify"]
+    assert CliRunner().invoke(app, ["grow", str(source), str(out), *arguments]).exit_code == 0
+    first = folder_bytes(out)
+    monkeypatch.chdir(out)
+    again = ["grow", str(source), "." if inside else "../out", *arguments, "--overwrite"]
+    assert CliRunner().invoke(app, [*again, "--seed", "1"]).exit_code == 0
+    assert folder_bytes(out) != first
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out", "source"]
 
 
 def test_an_output_that_appears_meanwhile_is_not_replaced(

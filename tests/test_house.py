@@ -28,6 +28,46 @@ METHOD = CopyMethod(
     options=(SizeOption("inner", ("ffn",), "MLP size"),),
 )
 """
+DEPTH = r'''
+"""Identity blocks at the end: new layers whose o_proj and down_proj are zero."""
+
+import re
+from functools import partial
+
+from growkit.families import family_of
+from growkit.growth import SizeOption
+from growkit.plan import Plan, Rule, unused_tensors
+
+
+class Depth:
+    name, summary, paper, promise = "append", "append identity blocks", "-", "exact"
+    options = (SizeOption("more_layers", ("layers",), "layers to add"),)
+
+    def plan(self, source, sizes, shares):
+        family = family_of(source.config, source.where())
+        dropped, duplicates = unused_tensors(source, family)
+        layers = source.config["num_hidden_layers"]
+        config = source.config | {"num_hidden_layers": layers + int(sizes["more_layers"])}
+        rules = []
+        for name in family.layouts(config):
+            number = re.search(r"layers\.(\d+)", name)
+            new = number is not None and int(number[1]) >= layers
+            origin = re.sub(r"layers\.\d+", f"layers.{layers - 1}", name) if new else name
+            silent = new and ("o_proj" in name or "down_proj" in name)
+            collapse = None if new else (lambda tensor: tensor)
+            why, compute = "new" if new else "as it is", partial(self.copy, silent)
+            rules.append(Rule(name, source.tensors[origin], (origin,), why, compute, collapse))
+        plan = Plan(config, tuple(rules), {}, dropped, duplicates)
+        plan.check(source, family.layouts(config), family.sizes(config))
+        return plan
+
+    @staticmethod
+    def copy(silent, tensor):
+        yield tensor * 0 if silent else tensor
+
+
+METHOD = Depth()
+'''
 FAMILY = """
 from dataclasses import replace
 from growkit.families.llama import FAMILY as LLAMA
@@ -43,6 +83,21 @@ def test_a_method_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     source = save_model(tmp_path / "source", "llama")
     growkit.grow(source, tmp_path / "out", method="wide-mlp", inner="x3", verify=None)
     assert relative_error(source, tmp_path / "out") < 1e-12
+
+
+def test_a_method_that_adds_tensors_is_one_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New tensors hold nothing of the source; the others must still give all of it back."""
+    (tmp_path / "depth_for_this_test.py").write_text(DEPTH)
+    monkeypatch.setattr(growth, "__path__", [*growth.__path__, str(tmp_path)])
+    source = save_model(tmp_path / "source", "llama", attention_bias=False)
+    quick = growkit.Settings(prompts=2, length=12)
+    result = growkit.grow(source, tmp_path / "out", method="append", more_layers=2, verify=quick)
+    assert result["kept"]
+    assert result["verification"] is not None
+    assert result["verification"]["weights_recovered"] is True
+    assert growkit.inspect(tmp_path / "out")["sizes"]["layers"] == 4
 
 
 def test_a_family_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

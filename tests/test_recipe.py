@@ -101,6 +101,18 @@ def test_every_shipped_recipe_runs(name: str, make: Make, tmp_path: Path) -> Non
     assert result["kept"] is True
 
 
+def test_a_recipe_file_runs_from_python(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        f"source: {make('llama')}\noutput: {tmp_path / 'out'}\nverify: false\n"
+        "steps: [{grow: hypercloning, hidden: x2}]\n"
+    )
+    assert growkit.run(file)["kept"] is None
+    assert growkit.grow(make("llama"), tmp_path / "b", hidden="x2", verify=False)["kept"] is None
+    with pytest.raises(InputError, match="seed '1'"):
+        growkit.grow(make("llama"), tmp_path / "c", hidden="x2", seed="1")  # type: ignore[arg-type]
+
+
 def test_run_does_what_grow_does(make: Make, tmp_path: Path) -> None:
     source = make("llama")
     growkit.grow(source, tmp_path / "grown", hidden="x2", verify=None)

@@ -160,6 +160,19 @@ def test_copies_that_disagree_are_lost(pair: Path, broken: Path) -> None:
     assert result["first_lost_tensor"] == "model.layers.0.mlp.gate_proj.weight"
 
 
+def test_a_tensor_too_many(pair: Path, broken: Path) -> None:
+    spoil(broken, lambda tensors: tensors.update({"extra.weight": torch.ones(2)}))
+    result = growkit.verify(pair / "source", broken, **QUICK)
+    assert (result["kept"], result["first_lost_tensor"]) == (False, "extra.weight")
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"recipe": {"steps": 1}}'])
+def test_a_damaged_manifest_is_not_passed_over(pair: Path, broken: Path, content: str) -> None:
+    (broken / "growkit.json").write_text(content)
+    with pytest.raises(InputError, match=r"growkit\.json"):
+        growkit.verify(pair / "source", broken, **QUICK)
+
+
 def test_another_source_is_not_the_manifests(pair: Path, make: Make) -> None:
     other = make("llama", num_hidden_layers=4, vocab_size=29)
     result = growkit.verify(other, pair / "target", **QUICK)

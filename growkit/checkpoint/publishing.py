@@ -77,16 +77,25 @@ def rejected_name(output: Path) -> Path:
     return output.with_name(f"{output.name}.rejected")
 
 
+def files_of(folder: Path) -> dict[str, list[int]]:
+    """Size in bytes and time of the last change in nanoseconds of every file, by its path.
+
+    The manifest is left out: this is recorded in it.
+    """
+    files = (path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink())
+    stats = {path.relative_to(folder).as_posix(): path.lstat() for path in files}
+    return {
+        name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items() if name != MANIFEST
+    }
+
+
 def replaceable(folder: Path) -> bool:
     """Whether a folder holds nothing but what growkit wrote, as it wrote it."""
     if not folder.is_dir() or folder.is_symlink():
         return False
-    entries = {entry.name: entry.stat().st_mtime for entry in folder.iterdir()}
-    if MANIFEST not in entries:
-        return not entries
-    written = read_json(folder / MANIFEST).get("files", [])
-    # The manifest is written last; two seconds are the coarsest clock of a common file system.
-    return entries.keys() <= set(written) and max(entries.values()) <= entries[MANIFEST] + 2
+    if not (folder / MANIFEST).is_file():
+        return not any(folder.iterdir())
+    return bool(read_json(folder / MANIFEST).get("files") == files_of(folder))
 
 
 def check_space(folder: Path, needed: int) -> None:

@@ -35,12 +35,18 @@ class Story(TypedDict):
     kept_in: str | None
 
 
-def tell(output: Path | None = None, hidden: str = "x2", progress: Progress = Silent()) -> Story:
+def tell(
+    output: Path | None = None,
+    hidden: str = "x2",
+    overwrite: bool = False,
+    progress: Progress = Silent(),
+) -> Story:
     """Run the demo.
 
     Args:
         output: where to keep the grown model; None to throw it away.
         hidden: factor or size of the hidden space; everything else follows.
+        overwrite: replace an earlier output.
         progress: where progress is shown.
 
     Raises:
@@ -54,6 +60,7 @@ def tell(output: Path | None = None, hidden: str = "x2", progress: Progress = Si
             MODEL,
             folder,
             hidden=hidden,
+            overwrite=overwrite,
             verify=Settings(text=str(text), prompts=8, length=512),
             progress=progress,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TypedDict
 
 from growkit.errors import InputError
@@ -11,14 +13,20 @@ STRICT_TOLERANCE = 1e-12
 """Largest relative error of an exact operation in strict float64; see ``docs/numerics.md``."""
 
 
+def versions() -> dict[str, str]:
+    """What figures are measured with, and files made with."""
+    packages = ("growkit", "torch", "transformers", "safetensors")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+
+
 def check_seed(seed: int) -> None:
     """Refuse a seed that random generators do not take.
 
     Raises:
         InputError: it is negative or does not fit into 63 bits.
     """
-    if not 0 <= seed < 2**63:
-        raise InputError(f"seed {seed} is out of range; choose one from 0 to {2**63 - 1}")
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise InputError(f"seed {seed!r} cannot be used; choose one from 0 to {2**63 - 1}")
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class Settings:
         text: file with real text, or None for seeded random tokens.
         prompts: number of windows of text, or of random prompts.
         length: tokens in each.
-        seed: of the random prompts and of the negative control.
+        seed: of the random prompts.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
     """
 

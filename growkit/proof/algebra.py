@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from growkit.checkpoint import Weights
 from growkit.plan import Plan
 
 
 def first_lost_tensor(source: Weights, target: Weights, plans: Sequence[Plan]) -> str | None:
-    """The first tensor of the target that does not give its source back, bit for bit.
+    """The first tensor that is not what it should be.
 
     Args:
         source: what the first plan was made for.
@@ -21,19 +23,36 @@ def first_lost_tensor(source: Weights, target: Weights, plans: Sequence[Plan]) -
         plans: all steps from one to the other.
 
     Returns:
-        The tensor's name; None if nothing is lost.
+        The name of a tensor of the target that does not give its source back, bit for bit, or of
+        one that should not be there, or of a tensor of the source that no tensor gives back; None
+        if nothing is lost.
     """
+    recovered = set()
     for written in plans[-1].rules:
-        info = target.tensors.get(written.target)
-        if info != written.info:
+        if target.tensors.get(written.target) != written.info:
             return written.target
-        tensor, name = target.read(written.target), written.target
-        for plan in reversed(plans):
-            rule = plan.rule(name)
-            collapsed = rule.collapse(tensor)
-            if collapsed is None:
-                return written.target
-            tensor, name = collapsed, rule.sources[0]
-        if not tensor.equal(source.read(name)):
+        origin = _collapse(target.read(written.target), written.target, plans)
+        if origin is None:
+            continue
+        name, tensor = origin
+        if tensor is None or not tensor.equal(source.read(name)):
             return written.target
-    return None
+        recovered.add(name)
+    expected = {rule.target for rule in plans[-1].rules}
+    wanted = source.tensors.keys() - plans[0].dropped.keys()
+    return min((target.tensors.keys() - expected) | (wanted - recovered), default=None)
+
+
+def _collapse(tensor: Tensor, name: str, plans: Sequence[Plan]) -> tuple[str, Tensor | None] | None:
+    """Take a tensor back through all steps: the source's name, and the tensor or None if lost.
+
+    Returns None for a tensor that holds nothing of the source.
+    """
+    back: Tensor | None = tensor
+    for plan in reversed(plans):
+        rule = plan.rule(name)
+        if rule.collapse is None:
+            return None
+        name = rule.sources[0]
+        back = None if back is None else rule.collapse(back)
+    return name, back

@@ -66,12 +66,12 @@ def load(
     return model
 
 
-def check_config(config: Config, folder: Path) -> None:
+def check_config(config: Config, name: str) -> None:
     """Build the model of a config without weights, to see whether transformers takes it.
 
     Args:
         config: contents of a ``config.json``.
-        folder: where it stands or will stand, for the message.
+        name: what to call it in the message.
 
     Raises:
         InputError: transformers does not take it.
@@ -85,8 +85,8 @@ def check_config(config: Config, folder: Path) -> None:
             )
         except Exception as error:  # a config that does not fit may raise anything
             raise InputError(
-                f"transformers does not accept the config.json of {folder}: "
-                f"{type(error).__name__}, {reason(error)}; correct it"
+                f"transformers does not accept {name} ({type(error).__name__}: {reason(error)}); "
+                "correct that value"
             ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from growkit.checkpoint import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, read_json
 from growkit.errors import InputError
-from growkit.proof import STRICT_TOLERANCE, Measured, Settings, VerifyResult
+from growkit.proof import STRICT_TOLERANCE, Measured, Settings, VerifyResult, versions
 from growkit.proof.algebra import first_lost_tensor
 from growkit.proof.metrics import Distance, finite
 from growkit.proof.oracle import blocks, check_config, hidden_states, load, logits
@@ -24,6 +23,9 @@ from growkit.recipe import Recipe, parse_recipe
 
 FAULT = 1e-3
 """Relative size of the fault that the negative control must notice."""
+
+SENSITIVE = 1e-9
+"""Relative error up to which float64 rounding, amplified by many steep layers, is worth a word."""
 
 ROUNDING_MARGIN = 16
 """How many times the source's own rounding error the target may differ in the storage dtype: both
@@ -90,7 +92,7 @@ def prove(
         promise="exact",
         kept=weights.kept and _exact(distance) and native_kept and strict.control.caught,
         reason=_reason(weights, strict, native, native_kept),
-        weights_recovered=weights.kept if weights.known else None,
+        weights_recovered=None if weights.unknown else weights.kept,
         first_lost_tensor=weights.lost,
         strict_float64=distance.measured("float64", _name(place), STRICT_TOLERANCE),
         native=native,
@@ -111,22 +113,21 @@ def prove(
     )
 
 
-def rehearse(settings: Settings, source: Checkpoint, config: Config, output: Path) -> None:
+def rehearse(settings: Settings, source: Checkpoint, config: Config) -> None:
     """Raise what ``verify`` would raise, as far as that is known before the target is written.
 
     Args:
         settings: of the proof.
         source: the source.
         config: the target's ``config.json``.
-        output: where the target will be.
 
     Raises:
         InputError: the device, the text, the tokenizer or one of the configs cannot be used.
     """
     _device(settings.device)
     make_prompts(settings, source.folder, source.config)
-    check_config(source.config, source.folder)
-    check_config(config, output)
+    check_config(source.config, f"{source.folder / 'config.json'}")
+    check_config(config, f"the grown model's config, made from {source.folder / 'config.json'}")
 
 
 def proof_tokens(settings: Settings) -> int:
@@ -134,27 +135,11 @@ def proof_tokens(settings: Settings) -> int:
     return 2 * settings.prompts * settings.length
 
 
-def versions() -> dict[str, str]:
-    """What the figures were measured with."""
-    import safetensors
-    import transformers
-
-    from growkit import __version__
-
-    return {
-        "growkit": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "safetensors": safetensors.__version__,
-    }
-
-
 @dataclass(frozen=True)
 class _Weights:
-    """Whether it is known how the target's weights were made, and which of them are lost."""
+    """What the algebra half found: why it could not look, if so, or which tensor is lost."""
 
-    known: bool
+    unknown: str | None = None
     lost: str | None = None
 
     @property
@@ -216,23 +201,25 @@ def _name(device: torch.device) -> str:
 
 
 def _recipe_of(target: Checkpoint) -> Recipe | None:
-    """How a folder was made, if growkit made it and its manifest can still be read."""
-    try:
-        manifest = read_json(target.folder / MANIFEST)
-        return parse_recipe(manifest["recipe"], str(target.folder / MANIFEST))
-    except (InputError, KeyError, TypeError):
+    """How a folder was made, if growkit made it."""
+    file = target.folder / MANIFEST
+    if not file.exists():
         return None
+    recipe = read_json(file).get("recipe")
+    if not isinstance(recipe, dict):
+        raise InputError(f"{file} holds no recipe; remove the file to compare logits alone")
+    return parse_recipe(recipe, str(file))
 
 
 def _weights(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> _Weights:
     """The algebra half, where it is known how the target was made."""
     if recipe is None:
-        return _Weights(known=False)
+        return _Weights(unknown="no manifest says how the target was made")
     try:
         source, _, plans = recipe.plan(before)
-    except InputError:  # another source than the one in the manifest
-        return _Weights(known=False)
-    return _Weights(known=True, lost=first_lost_tensor(source, after, plans))
+    except InputError:
+        return _Weights(unknown="the recipe in the target's manifest does not fit this source")
+    return _Weights(lost=first_lost_tensor(source, after, plans))
 
 
 def _strict(
@@ -346,7 +333,10 @@ def _reason(weights: _Weights, strict: _Strict, native: Measured, native_kept: b
     if not _exact(strict.distance):
         module = strict.difference.module
         where = f"; the first difference is in {module}" if module else ""
-        where += f", and tensor {weights.lost} is not what it should be" if weights.lost else ""
+        if weights.lost:
+            where += f", and tensor {weights.lost} is not what it should be"
+        elif not weights.unknown and strict.distance.relative < SENSITIVE:
+            where += "; every weight is recovered, so a very sensitive model may only be rounding"
         return f"not preserved: the logits differ by {error}{where}"
     if not weights.kept:
         return (
@@ -360,10 +350,10 @@ def _reason(weights: _Weights, strict: _Strict, native: Measured, native_kept: b
             f"not preserved as it will run: in {native['dtype']} the logits differ by "
             f"{native['relative']} of their scale, rounding explains {native['tolerance']:.1e}"
         )
-    half = "every weight is recovered, and " if weights.known else ""
+    half = "" if weights.unknown else "every weight is recovered, and "
     verdict = f"preserved: {half}the logits differ by at most {error}"
-    if not weights.known:
-        verdict += "; weights were not compared, no manifest says how the target was made"
+    if weights.unknown:
+        verdict += f"; weights were not compared: {weights.unknown}"
     if native["tolerance"] is None:
         verdict += f"; but in {native['dtype']} the source itself computes no usable logits"
     return verdict
