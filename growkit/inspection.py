@@ -18,7 +18,8 @@ class Inspection(TypedDict):
         folder: where it is.
         family: the family that describes it.
         model_class: the transformers class named in its config; null if it names none.
-        sizes: the size of every axis, e.g. hidden, heads, kv_heads, head_dim.
+        config_sizes: the sizes in the config's own numbers, which are those that options take.
+        sizes: the size of every axis, e.g. hidden, signal_heads, noise_heads, head_dim.
         parameters: number of parameters, ties counted once.
         bytes: size of the tensors.
         dtype: torch name of the dtype that holds most parameters.
@@ -31,6 +32,7 @@ class Inspection(TypedDict):
     folder: str
     family: str
     model_class: str | None
+    config_sizes: dict[str, int]
     sizes: dict[str, int]
     parameters: int
     bytes: int
@@ -50,17 +52,19 @@ def inspect(folder: str | Path) -> Inspection:
     checkpoint = Checkpoint(folder)
     family = family_of(checkpoint.config, checkpoint.where())
     dropped, _ = unused_tensors(checkpoint, family)
+    complete = family.complete(checkpoint.config)
     architectures = checkpoint.config.get("architectures") or None
     used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
     return Inspection(
         folder=str(folder),
         family=family.name,
         model_class=str(architectures[0]) if isinstance(architectures, list) else None,
+        config_sizes={key: complete[key] for key in family.axes},
         sizes=family.sizes(checkpoint.config),
         parameters=total_parameters(used),
         bytes=total_bytes(used),
         dtype=TORCH_NAMES[main_dtype(used)],
-        tied=bool(family.complete(checkpoint.config).get("tie_word_embeddings")),
+        tied=bool(complete.get("tie_word_embeddings")),
         tensors=len(used),
         files=[file.name for file in checkpoint.files],
         dropped=dropped,

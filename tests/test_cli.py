@@ -75,7 +75,9 @@ def test_inspect(make: Make) -> None:
         tensor.numel() for tensor in load_file(source / "model.safetensors").values()
     )
     table = CliRunner().invoke(app, ["inspect", str(source)])
-    assert "signal heads" in table.stdout
+    assert "signal_heads 2" in table.stdout
+    assert seen["config_sizes"]["num_attention_heads"] == 4
+    assert seen["config_sizes"]["num_key_value_heads"] == 2
 
 
 def test_grow_and_verify(make: Make, tmp_path: Path) -> None:

@@ -134,8 +134,10 @@ def show_inspection(console: Console, result: Inspection) -> None:
     table.add_row("parameters", f"{result['parameters']:,} in {result['tensors']} tensors")
     table.add_row("storage", f"{result['bytes'] / 1e9:.3f} GB in {result['dtype']}")
     table.add_row("embeddings", "tied" if result["tied"] else "untied")
-    for axis, size in result["sizes"].items():
-        table.add_row(axis.replace("_", " "), f"{size:,}")
+    for key, size in result["config_sizes"].items():
+        table.add_row(key, f"{size:,}")
+    axes = ", ".join(f"{axis} {size:,}" for axis, size in result["sizes"].items())
+    table.add_row("axes", axes)
     table.add_row("files", ", ".join(result["files"]))
     for name, why in result["dropped"].items():
         table.add_row("left out", f"{name}: {why}")
