@@ -59,10 +59,11 @@ Proof = Annotated[
 
 def main() -> None:
     """The ``growkit`` command."""
-    signal.signal(signal.SIGINT, _interrupt)
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):  # Windows has no SIGHUP
-            signal.signal(getattr(signal, name), _terminate)
+    handlers = {"SIGINT": _interrupt, "SIGTERM": _terminate, "SIGHUP": _terminate}
+    for name, handler in handlers.items():
+        signum = getattr(signal, name, None)  # Windows has no SIGHUP
+        if signum and signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
+            signal.signal(signum, handler)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without → is no error

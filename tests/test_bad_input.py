@@ -10,16 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from growkit.checkpoint import writing
+from growkit.checkpoint import TensorInfo, writing
 from growkit.cli import app
 from tests.conftest import folder_bytes, save_model
 
@@ -342,6 +343,41 @@ def test_interrupted_in_the_middle(signum: int, code: int, tmp_path: Path) -> No
     assert "Traceback" not in stderr
     assert folder_bytes(place) == before
     assert [path.name for path in place.iterdir()] == ["source"]
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    """A hangup that the parent chose to ignore does not end the work."""
+    place = tmp_path / "place"
+    source = save_model(
+        place / "source", "llama", vocab_size=4096, hidden_size=1024, intermediate_size=4096
+    )
+    arguments = ["grow", str(source), str(place / "out"), "--hidden", "x2", "--no-verify"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "growkit", *arguments],
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        stdout=subprocess.DEVNULL,
+    )
+    while not any(path.name.startswith(".out.") for path in place.iterdir()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 0
+    assert (place / "out" / "growkit.json").exists()
+
+
+def test_stopped_work_reads_nothing_more(tmp_path: Path) -> None:
+    """Hundreds of tensors may be waiting when someone interrupts; none of them is begun."""
+    stop = Event()
+    stop.set()
+
+    class Unread:
+        tensors: ClassVar[dict[str, TensorInfo]] = {"a": TensorInfo((1,), "F32")}
+
+        def blocks(self, name: str) -> Iterator[torch.Tensor]:
+            pytest.fail("read after the stop")
+
+    file = tmp_path / "never-made"
+    writing._write_tensor(Unread(), "a", file, 0, lambda count: None, stop)  # type: ignore[arg-type]
 
 
 def test_interrupted_twice(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +49,25 @@ def test_shards_hold_no_more_than_asked(make: Make, tmp_path: Path) -> None:
             assert index["weight_map"][name] == shard.name
             assert tensor.equal(whole[name])
     assert relative_error(source, tmp_path / "many") < 1e-12
+
+
+def test_writing_leaves_torch_its_threads(make: Make, tmp_path: Path) -> None:
+    """Workers take one thread each; the proof and the caller's own work afterwards do not."""
+    code = (
+        "import sys, threading, torch, growkit\n"
+        "if sys.argv[3] == 'used': torch.ones(3).sum()\n"
+        "growkit.grow(sys.argv[1], sys.argv[2], hidden='x2', verify=False)\n"
+        "print(torch.get_num_threads())\n"
+        "worker = threading.Thread(target=lambda: print(torch.get_num_threads()))\n"
+        "worker.start(), worker.join()\n"
+    )
+    plain = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]
+    untouched = subprocess.run(plain, capture_output=True, text=True).stdout.strip()
+    source = str(make("llama"))
+    for state in ("fresh", "used"):
+        command = [sys.executable, "-c", code, source, str(tmp_path / state), state]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.stdout.split() == [untouched, untouched], done.stderr
 
 
 def test_the_files_do_not_depend_on_the_run(make: Make, tmp_path: Path) -> None:

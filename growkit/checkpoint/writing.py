@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 
@@ -53,27 +52,33 @@ def write_weights(
         shard_bytes: upper limit of the data in one shard.
         advance: called with the number of bytes written, after each block.
     """
+    import torch
+
     shards = _shards(weights.tensors, shard_bytes)
     names = _file_names(len(shards))
+    places: dict[str, tuple[Path, int]] = {}
+    for shard, name in zip(shards, names, strict=True):
+        header = _header(shard)
+        (folder / name).write_bytes(header)
+        offset = len(header)
+        for tensor, info in shard.items():
+            places[tensor] = (folder / name, offset)
+            offset += info.bytes
+
     stop = Event()
-    with ExitStack() as stack:
-        places: dict[str, tuple[int, int]] = {}
-        for shard, name in zip(shards, names, strict=True):
-            stream = stack.enter_context((folder / name).open("wb", buffering=0))
-            header = _header(shard)
-            stream.write(header)
-            offset = len(header)
-            for tensor, info in shard.items():
-                places[tensor] = (stream.fileno(), offset)
-                offset += info.bytes
-        pool = stack.enter_context(ThreadPoolExecutor(WORKERS, initializer=_one_thread))
-        stack.callback(stop.set)
-        jobs = [
-            pool.submit(_write_tensor, weights, tensor, *place, advance, stop)
-            for tensor, place in places.items()
-        ]
-        wait(jobs, return_when=FIRST_EXCEPTION)
-        stop.set()
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(WORKERS, initializer=_one_thread) as pool:
+            jobs = [
+                pool.submit(_write_tensor, weights, tensor, *place, advance, stop)
+                for tensor, place in places.items()
+            ]
+            try:
+                wait(jobs, return_when=FIRST_EXCEPTION)
+            finally:
+                stop.set()
+    finally:
+        torch.set_num_threads(threads)  # a worker's choice became that of every later thread
     for job in jobs:
         job.result()
 
@@ -126,23 +131,26 @@ def _one_thread() -> None:
 def _write_tensor(
     weights: Weights,
     name: str,
-    descriptor: int,
+    file: Path,
     offset: int,
     advance: Callable[[int], None],
     stop: Event,
 ) -> None:
     import torch
 
+    if stop.is_set():
+        return
     begin = offset
-    for block in weights.blocks(name):
-        data = memoryview(block.contiguous().flatten().view(torch.uint8).numpy().data)
-        while data:  # a write may be partial
-            if stop.is_set():
-                return
-            count = os.pwrite(descriptor, data, offset)
-            data = data[count:]
-            offset += count
-            advance(count)
+    with file.open("r+b", buffering=0) as stream:
+        for block in weights.blocks(name):
+            data = memoryview(block.contiguous().flatten().view(torch.uint8).numpy().data)
+            while data:  # a write may be partial
+                if stop.is_set():
+                    return
+                count = os.pwrite(stream.fileno(), data, offset)
+                data = data[count:]
+                offset += count
+                advance(count)
     assert offset - begin == weights.tensors[name].bytes, name
 
 
