@@ -65,7 +65,7 @@ class Inspection(TypedDict):
     folder: str
     family: str
     model_class: str | None
-    config_sizes: dict[str, int]
+    config_sizes: dict[str, int | list[int]]
     sizes: dict[str, int]
     attention: Attention | None
     parameters: int

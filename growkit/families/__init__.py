@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,8 @@ class Family:
         constants: axes whose size is the same in every model of the family.
         same: axes that always have the size of another one.
         may_be_zero: keys of sizes that may be 0.
+        per_layer: keys that hold one number for all layers, or a list with one for each; their
+            axes are numbered, ``rank_0`` and so on (``rank_{layer}`` in layouts).
         grouped: axes whose neighbours form groups by position (head i reads KV head ⌊i/r⌋), so
             that copies must stand side by side.
         multiples: sizes that the model class demands to be multiples of others.
@@ -118,6 +120,7 @@ class Family:
     constants: Mapping[str, int] = field(default_factory=dict)
     same: Mapping[str, str] = field(default_factory=dict)
     may_be_zero: frozenset[str] = frozenset()
+    per_layer: frozenset[str] = frozenset()
     grouped: frozenset[str] = frozenset()
     multiples: tuple[Multiple, ...] = ()
     recomputed: tuple[str, ...] = ()
@@ -179,7 +182,10 @@ class Family:
         for key, axes in self.axes_of(complete).items():
             value = complete.get(key)
             least = 0 if key in self.may_be_zero else 1
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if key in self.per_layer:
+                sizes |= self._solve_per_layer(key, axes, value, complete["num_hidden_layers"])
+                continue
+            if not _is_size(value, least):
                 raise InputError(
                     f"config.json of a {self.name} model needs {key} as a positive whole number, "
                     f"but has {value!r}"
@@ -199,6 +205,15 @@ class Family:
             sizes |= {axis: sizes[of] for axis, of in self.same.items() if of in sizes}
         return sizes
 
+    def _solve_per_layer(self, key: str, axes: Axes, value: Any, layers: int) -> dict[str, int]:
+        values = value if isinstance(value, list) else [value] * layers
+        if len(values) != layers or not all(_is_size(each, 1) for each in values):
+            raise InputError(
+                f"config.json of a {self.name} model needs {key} as a positive whole number, or a "
+                f"list of {layers} of them, one per layer, but has {value!r}"
+            )
+        return {f"{axis}_{layer}": size for axis in axes for layer, size in enumerate(values)}
+
     def resized(self, config: Config, sizes: Mapping[str, int]) -> Config:
         """The config of a model whose axes have these sizes; all other keys stay as they are.
 
@@ -208,6 +223,8 @@ class Family:
         resized = dict(config)
         complete = self.complete(config)
         for key, axes in self.axes_of(complete).items():
+            if key in self.per_layer:  # no method grows what differs between layers
+                continue
             value = sum(sizes[axis] for axis in axes)
             # A default may depend on other sizes (head_dim on hidden_size): it is written out.
             if (
@@ -244,12 +261,20 @@ class Family:
         complete = self.complete(config)
         present = [tensor for tensor in self.tensors if tensor.when(complete)]
         return [
-            (tensor.name.format(layer=layer), tensor, layer)
+            (
+                tensor.name.format(layer=layer),
+                replace(tensor, layout=tensor.layout.format(layer=layer)),
+                layer,
+            )
             for tensor in present
             for layer in (
                 range(complete["num_hidden_layers"]) if "{layer}" in tensor.name else (None,)
             )
         ]
+
+
+def _is_size(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def families() -> dict[str, Family]:

@@ -191,15 +191,15 @@ def _projection(name: str, heads: str, group: str, plain: Any, shared: Any) -> t
         return lambda config: shared(config) and config["shared_scope"] in scopes
 
     rows = " + ".join(f"{head}.head_dim" for head in heads.split(" + "))
-    updates = " + ".join(f"{head}.rank" for head in heads.split(" + "))
+    updates = " + ".join(f"{head}.rank_{{layer}}" for head in heads.split(" + "))
     return (
         Tensor(f"{prefix}.weight", f"{rows} <- hidden", plain),
         Tensor(f"{prefix}.bias", rows, lambda config: plain(config) and attention_bias(config)),
         Tensor(f"{prefix}.base.weight", f"{group}.head_dim <- hidden", scope("head", "layer")),
         Tensor(f"{prefix}.base.weight", "head_dim <- hidden", scope("all_heads")),
         Tensor(f"{prefix}.down.weight", f"{updates} <- hidden", scope("head", "all_heads")),
-        Tensor(f"{prefix}.down.weight", "pair.rank <- hidden", scope("layer")),
-        Tensor(f"{prefix}.up.weight", f"{rows} <- rank", shared),
+        Tensor(f"{prefix}.down.weight", "pair.rank_{layer} <- hidden", scope("layer")),
+        Tensor(f"{prefix}.up.weight", f"{rows} <- rank_{{layer}}", shared),
         Tensor(f"{prefix}.up.bias", rows, lambda c: shared(c) and attention_bias(c)),
     )
 
@@ -286,6 +286,7 @@ FAMILY = Family(
     ),
     constants={"one": 1, "pair": 2, "powers": 3},
     may_be_zero=frozenset({"num_noise_heads"}),
+    per_layer=frozenset({"shared_rank"}),
     grouped=frozenset({"signal_heads", "noise_heads", "kv_heads"}),
     multiples=(
         SIGNAL_HEADS_SHARE_NOISE,

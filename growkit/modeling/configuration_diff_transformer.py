@@ -60,7 +60,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         shared_scope: ``head``: a base for each group of heads, an update for each head; ``layer``:
             the same bases, one update for all signal and one for all noise heads; ``all_heads``:
             one base for all heads, an update for each.
-        shared_rank: rank of the updates.
+        shared_rank: rank of the updates, or a list with one for each layer.
         hidden_act: activation of the MLP; ``poly_norm`` is Motif's (arXiv 2411.03884).
         max_position_embeddings: longest context.
         initializer_range: standard deviation of new weights.
@@ -104,7 +104,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         gamma: str = "unified",
         qk_projection: str = "full",
         shared_scope: str = "head",
-        shared_rank: int | None = None,
+        shared_rank: int | list[int] | None = None,
         hidden_act: str = "silu",
         max_position_embeddings: int = 2048,
         initializer_range: float = 0.02,
@@ -191,6 +191,11 @@ class DiffTransformerConfig(PreTrainedConfig):
         """Number of value heads, and of signal key heads."""
         return self.num_key_value_heads // 2 if self.has_noise_keys else self.num_key_value_heads
 
+    def rank(self, layer: int) -> int:
+        """Rank of the updates of a layer."""
+        assert self.shared_rank is not None
+        return self.shared_rank[layer] if isinstance(self.shared_rank, list) else self.shared_rank
+
     def _check(self) -> None:
         for switch, choices in SWITCHES.items():
             if getattr(self, switch) not in choices:
@@ -216,10 +221,14 @@ class DiffTransformerConfig(PreTrainedConfig):
                     "qk_projection 'shared' needs noise heads, which share a base with their "
                     "signal heads; set num_noise_heads or qk_projection 'full'"
                 )
-            if not isinstance(self.shared_rank, int) or self.shared_rank < 1:
+            ranks = self.shared_rank
+            listed = ranks if isinstance(ranks, list) else [ranks] * self.num_hidden_layers
+            if len(listed) != self.num_hidden_layers or not all(
+                type(rank) is int and rank >= 1 for rank in listed
+            ):
                 raise ValueError(
-                    f"shared_rank is {self.shared_rank!r}; qk_projection 'shared' needs the rank "
-                    "of its updates, at least 1"
+                    f"shared_rank is {ranks!r}; qk_projection 'shared' needs the rank of its "
+                    "updates, at least 1, or a list with one for each layer"
                 )
 
     def _check_heads(self) -> None:

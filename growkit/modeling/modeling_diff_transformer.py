@@ -143,11 +143,12 @@ class SharedProjection(nn.Module):
     heads first.
     """
 
-    def __init__(self, config: DiffTransformerConfig, signal: int, noise: int, groups: int) -> None:
+    def __init__(
+        self, config: DiffTransformerConfig, rank: int, signal: int, noise: int, groups: int
+    ) -> None:
         super().__init__()
-        assert config.shared_rank is not None
         self.heads = (signal, noise)
-        self.head_dim, self.rank = config.head_dim, config.shared_rank
+        self.head_dim, self.rank = config.head_dim, rank
         self.bases = 1 if config.shared_scope == "all_heads" else groups
         self.per_layer = config.shared_scope == "layer"
         updates = 2 if self.per_layer else signal + noise
@@ -187,7 +188,7 @@ class DiffTransformerAttention(nn.Module):
 
         def projection(signal: int, noise: int, groups: int) -> nn.Module:
             if config.qk_projection == "shared" and noise:
-                return SharedProjection(config, signal, noise, groups)
+                return SharedProjection(config, config.rank(layer_idx), signal, noise, groups)
             return nn.Linear(config.hidden_size, (signal + noise) * config.head_dim, bias=bias)
 
         self.q_proj = projection(signal, noise, noise)

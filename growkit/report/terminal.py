@@ -142,7 +142,8 @@ def show_inspection(console: Console, result: Inspection) -> None:
     table.add_row("storage", f"{result['bytes'] / 1e9:.3f} GB in {result['dtype']}")
     table.add_row("embeddings", "tied" if result["tied"] else "untied")
     for key, size in result["config_sizes"].items():
-        table.add_row(key, f"{size:,}")
+        each = size if isinstance(size, list) else [size]
+        table.add_row(key, " ".join(f"{number:,}" for number in each))
     if result["attention"]:
         _show_attention(table, result["attention"])
     axes = ", ".join(f"{axis} {size:,}" for axis, size in result["sizes"].items())
