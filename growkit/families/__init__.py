@@ -185,7 +185,7 @@ class Family:
             if key in self.per_layer:
                 sizes |= self._solve_per_layer(key, axes, value, complete["num_hidden_layers"])
                 continue
-            if not _is_size(value, least):
+            if not isinstance(value, int) or not _is_size(value, least):
                 raise InputError(
                     f"config.json of a {self.name} model needs {key} as a positive whole number, "
                     f"but has {value!r}"

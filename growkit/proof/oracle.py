@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
-from growkit.checkpoint import Config
-from growkit.checkpoint.reading import Checkpoint, read_json
+from growkit.checkpoint import Config, Weights
+from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError, reason
 from growkit.families import families
 from growkit.layouts import as_diff_transformer, read_layout
@@ -37,12 +38,13 @@ def load(
     Raises:
         InputError: transformers does not know the model, or the files do not fit the class.
     """
-    weights = _readable(folder)
+    checkpoint = Checkpoint(folder)
+    weights = _readable(checkpoint)
     with quiet():
         try:
             loaded = _from_pretrained(
                 folder,
-                weights,
+                None if weights is checkpoint else weights,
                 dtype=dtype,
                 attn_implementation=attention,
                 local_files_only=True,
@@ -73,6 +75,56 @@ def load(
     model.eval().to(device)
     assert isinstance(model, nn.Module)
     return model
+
+
+def empty_model(
+    weights: Weights, dtype: torch.dtype, attention: str | None
+) -> tuple[Any, Weights, Callable[[str], str]]:
+    """The model of a checkpoint without its weights (buffers have theirs).
+
+    Args:
+        weights: a checkpoint, on disk or planned.
+        dtype: of the parameters.
+        attention: transformers' attention implementation; None for the class's own choice.
+
+    Returns:
+        The model; its weights under the names that the class has for them; and the name among
+        these of a parameter, which another name if the two are tied.
+
+    Raises:
+        InputError: transformers does not know the model, or a tensor is missing or does not fit.
+    """
+    from transformers import AutoModelForCausalLM
+
+    weights = _readable(weights)
+    with quiet(), _without_parameters():
+        try:
+            model: Any = AutoModelForCausalLM.from_config(
+                _parsed(weights.config),
+                dtype=dtype,
+                attn_implementation=attention,
+                trust_remote_code=False,
+            )
+        except Exception as error:  # a config that does not fit may raise anything
+            raise InputError(
+                f"transformers cannot build the model of {weights.where()}: "
+                f"{type(error).__name__}, {reason(error)}; correct its config.json"
+            ) from error
+    model.eval()
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+
+    def stored(name: str) -> str:
+        return name if name in weights.tensors or name not in tied else str(tied[name])
+
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found = weights.tensors.get(stored(name))
+        if found is None or found.shape != tuple(parameter.shape):
+            what = "missing keys" if found is None else "mismatched keys"
+            raise InputError(
+                f"{type(model).__name__} reports {what} in {weights.where()}: {name}; "
+                "the model would run with random weights there, correct config.json or the weights"
+            )
+    return model, weights, stored
 
 
 def check_config(config: Config, name: str) -> None:
@@ -129,16 +181,25 @@ def _lacks_class(config: Config) -> bool:
     return config.get("model_type") in known and config["model_type"] not in CONFIG_MAPPING
 
 
-def _readable(folder: Path) -> Planned | None:
-    """The model in a folder as a DIFF Transformer, where transformers has no class for it."""
-    config = read_json(folder / "config.json")
-    if not _lacks_class(config):
-        return None
-    checkpoint = Checkpoint(folder)
-    return Planned(checkpoint, read_layout(checkpoint))
+@contextmanager
+def _without_parameters() -> Iterator[None]:
+    """Modules made here have buffers, but parameters without data."""
+    register = nn.Module.register_parameter
+
+    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        empty = None if parameter is None else nn.Parameter(parameter.to("meta"))
+        register(module, name, empty)
+
+    with patch.object(nn.Module, "register_parameter", register_empty):
+        yield
 
 
-def _from_pretrained(folder: Path, weights: Planned | None, **options: Any) -> Any:
+def _readable(weights: Weights) -> Weights:
+    """A checkpoint, as a DIFF Transformer where transformers has no class for it."""
+    return Planned(weights, read_layout(weights)) if _lacks_class(weights.config) else weights
+
+
+def _from_pretrained(folder: Path, weights: Weights | None, **options: Any) -> Any:
     if weights is None:
         from transformers import AutoModelForCausalLM
 

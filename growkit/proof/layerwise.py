@@ -1,0 +1,384 @@
+"""Run a model one layer at a time, out of its files: memory for a layer or two, whatever its size.
+
+The model is built without weights. Its own ``forward`` runs up to the layers, which stand aside and
+note what they are called with; then each layer is loaded, runs all calls, and is given back; at
+last its own ``forward`` runs from behind the layers to the logits. So all arithmetic is that of the
+transformers class, and nothing is known of it here but where its decoder layers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from growkit.checkpoint import Weights
+from growkit.errors import InputError, reason
+from growkit.proof.oracle import blocks, empty_model
+
+HEAD_ROWS = 4096
+"""Rows of the output head that are cast at once."""
+
+Named = tuple[str, nn.Module]
+Noted = list[tuple[tuple[Any, ...], dict[str, Any]]]
+"""Positional and keyword arguments of every layer."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One forward pass.
+
+    Attributes:
+        ids: token ids, [tokens].
+        inputs: what else the class is called with, e.g. ``attention_mask``; batches of 1.
+        cached: whether keys and values are kept, as in generation.
+        continues: index of the cached call that this one goes on from.
+    """
+
+    ids: Tensor
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    cached: bool = False
+    continues: int | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The embedding or a layer, while its weights are loaded.
+
+    Attributes:
+        name: of the module.
+        layer: index of the layer; None for the embedding.
+        module: the module itself.
+        before: what it is given in every call, each [tokens, hidden]; empty for the embedding.
+        after: what it hands on, likewise.
+        again: runs the layer on another [tokens, hidden], in the place of a call without cache.
+    """
+
+    name: str
+    layer: int | None
+    module: nn.Module
+    before: list[Tensor]
+    after: list[Tensor]
+    again: Callable[[int, Tensor], Tensor]
+
+
+class _ArrivedError(Exception):
+    """The last layer is called; what comes behind it has no weights yet."""
+
+
+class Layerwise:
+    """A model that is never in memory as a whole.
+
+    Args:
+        weights: its checkpoint.
+        dtype: what its weights are cast to.
+        device: where it runs.
+        attention: transformers' attention implementation; None for the class's own choice.
+
+    Raises:
+        InputError: transformers does not know the model, or the tensors do not fit the class.
+    """
+
+    def __init__(
+        self, weights: Weights, dtype: torch.dtype, device: torch.device, attention: str | None
+    ) -> None:
+        self.model, self._weights, self._stored = empty_model(weights, dtype, attention)
+        self._dtype, self._device = dtype, device
+        self._embedding, *self._layers, self._head = blocks(self.model)
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.to(device)
+        self._noted: list[Noted] = []
+        self._tuples = False  # whether layers hand on tuples
+
+    @property
+    def names(self) -> list[str]:
+        """The embedding, every layer, and the output head."""
+        return [name for name, _ in (self._embedding, *self._layers, self._head)]
+
+    def stages(self, calls: Sequence[Call]) -> Iterator[Stage]:
+        """The embedding and every layer, in order; each is given back when the next is asked for.
+
+        Raises:
+            InputError: the class cannot run with its config, or a tensor cannot be used.
+        """
+        with torch.no_grad(), self._rows(calls) as (_, _, places):
+            states = self._begin(calls, places)
+            yield Stage(self._embedding[0], None, self._embedding[1], [], states, _never)
+        with ThreadPoolExecutor(1) as reader:
+            reading = reader.submit(self._read, self._layers[0])
+            for index, (name, layer) in enumerate(self._layers):
+                read = reading.result()
+                if index + 1 < len(self._layers):
+                    reading = reader.submit(self._read, self._layers[index + 1])
+                with self._loaded(layer, read):
+                    del read
+                    again = partial(self._run, index)
+                    before, states = states, []
+                    states += (again(call, state) for call, state in enumerate(before))
+                    yield Stage(name, index, layer, before, states, again)
+
+    @contextmanager
+    def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """From what the last layer hands on, [tokens, hidden], to logits, [tokens, vocabulary]."""
+        with self._behind_the_layers(_nothing) as run:
+            yield torch.no_grad()(run)
+
+    def gradients(
+        self, ids: Tensor, given: Sequence[Tensor], look: Callable[[str, Tensor], None]
+    ) -> None:
+        """The gradient of every parameter, from the last layer to the first, one at a time.
+
+        Args:
+            ids: token ids, [tokens]; the loss is the cross-entropy of all but the first.
+            given: what every layer, and then the head, is given on them, each [tokens, hidden].
+            look: takes the name of a parameter and its gradient.
+        """
+        call = Call(ids)
+        embedding, head = (f"{name}.weight" for name, _ in (self._embedding, self._head))
+        tied = self._stored(embedding) == self._stored(head)
+        of_head: list[Tensor] = []
+        state = given[-1].detach().requires_grad_()
+        with self._behind_the_layers(of_head.append) as run, torch.enable_grad():
+            logits = run(state)
+            _backward(functional.cross_entropy(logits[:-1], ids[1:].to(logits.device)))
+            self._hand_over(self._outside(), look)
+        del logits
+        if not tied:
+            look(head, of_head.pop())
+        with self._rows([call]) as (rows, used, places), torch.enable_grad():
+            first = self._begin([call], places)[0]
+            for index, (name, layer) in reversed(list(enumerate(self._layers))):
+                gradient, state = state.grad, given[index].detach().requires_grad_()
+                with self._loaded(layer, self._read((name, layer))):
+                    _backward(self._call(index, 0, state), gradient)
+                    self._hand_over({f"{name}.{k}": p for k, p in layer.named_parameters()}, look)
+            _backward(first, state.grad)
+            assert rows.grad is not None
+            shape = self._weights.tensors[self._stored(embedding)].shape
+            whole = of_head.pop() if tied else torch.zeros(shape, dtype=rows.dtype)
+            look(embedding, whole.index_add_(0, used, rows.grad.to(whole.device)))
+
+    def _hand_over(
+        self, parameters: Mapping[str, nn.Parameter], look: Callable[[str, Tensor], None]
+    ) -> None:
+        for key, parameter in parameters.items():
+            if parameter.grad is not None:
+                look(key, parameter.grad)
+                parameter.grad = None
+
+    @contextmanager
+    def _behind_the_layers(
+        self, look: Callable[[Tensor], None]
+    ) -> Iterator[Callable[[Tensor], Tensor]]:
+        """What comes behind the layers, loaded; ``look`` takes the head's gradient, if there is."""
+        name, head = self._head
+        weight = self._tensor(f"{name}.weight")
+
+        def run(hidden: Tensor) -> Tensor:
+            def stand_in(*args: Any, **kwargs: Any) -> Any:
+                return (hidden[None],) if self._tuples else hidden[None]
+
+            with self._standing_aside(stand_in):
+                output = self._guarded(self.model, inputs_embeds=hidden[None], use_cache=False)
+            logits = output.logits[0]
+            assert isinstance(logits, Tensor)
+            return logits
+
+        def in_blocks(hidden: Tensor) -> Tensor:
+            logits: Tensor = _InBlocks.apply(hidden, weight, self._cast, look)  # type: ignore[no-untyped-call]
+            bias = head._parameters.get("bias")
+            return logits if bias is None else logits + bias
+
+        outside = {key: self._tensor(key) for key in self._outside()}
+        with self._assigned(self.model, outside):
+            head.forward = in_blocks
+            try:
+                yield run
+            finally:
+                del head.forward
+
+    def _outside(self) -> dict[str, nn.Parameter]:
+        """Parameters that belong to no layer, nor to the embedding, but for the head's matrix."""
+        within = tuple(f"{name}." for name, _ in (self._embedding, *self._layers))
+        head = f"{self._head[0]}.weight"
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {key: p for key, p in named if not key.startswith(within) and key != head}
+
+    @contextmanager
+    def _rows(self, calls: Sequence[Call]) -> Iterator[tuple[nn.Parameter, Tensor, list[Tensor]]]:
+        """The embedding with only the rows that are used: these, their ids, and places in them."""
+        name, embedding = self._embedding
+        ids = torch.cat([call.ids.cpu() for call in calls])
+        used, places = ids.unique(return_inverse=True)
+        rows = nn.Parameter(self._cast(self._tensor(f"{name}.weight")[used]))
+        whole, padding = embedding._parameters["weight"], getattr(embedding, "padding_idx", None)
+        embedding._parameters["weight"] = rows
+        vars(embedding)["padding_idx"] = None  # rows have other numbers now
+        try:
+            yield rows, used, list(places.split([len(call.ids) for call in calls]))
+        finally:
+            embedding._parameters["weight"] = whole
+            vars(embedding)["padding_idx"] = padding
+
+    def _begin(self, calls: Sequence[Call], places: Sequence[Tensor]) -> list[Tensor]:
+        """Run every call up to the first layer, and note what the layers are called with."""
+        self._noted = []
+        caches: list[tuple[Any, Any]] = []
+        states = []
+        for call, place in zip(calls, places, strict=True):
+            shadow, real = caches[call.continues] if call.continues is not None else (None, None)
+            if call.cached and shadow is None:
+                shadow = self._new_cache()
+            state, noted = self._note(call, place, shadow)
+            if call.cached:
+                # The class may have prepared the empty cache for itself.
+                real = real or deepcopy(shadow)
+                _lengthen(shadow, len(call.ids), len(self._layers))
+            caches.append((shadow, real))
+            states.append(state)
+            self._noted.append(
+                [
+                    (args, {k: real if v is shadow and v is not None else v for k, v in kw.items()})
+                    for args, kw in noted
+                ]
+            )
+        return states
+
+    def _note(self, call: Call, place: Tensor, cache: Any) -> tuple[Tensor, Noted]:
+        given: list[Tensor] = []
+        noted: Noted = []
+
+        def stand_aside(state: Tensor, *args: Any, **kwargs: Any) -> Any:
+            given.append(state)
+            noted.append((args, kwargs))
+            if len(noted) == len(self._layers):
+                raise _ArrivedError
+            return (given[0],) if self._tuples else given[0]
+
+        inputs = {
+            key: value.to(self._device) if isinstance(value, Tensor) else value
+            for key, value in call.inputs.items()
+        }
+        if cache is not None:
+            inputs["past_key_values"] = cache
+        with self._standing_aside(stand_aside), suppress(_ArrivedError):
+            ids = place[None].to(self._device)
+            self._guarded(self.model, input_ids=ids, use_cache=call.cached, **inputs)
+        if given[-1].dim() < given[0].dim():  # it took the first of what was no tuple
+            self._tuples = True
+            return self._note(call, place, cache)
+        return given[0][0], noted
+
+    def _new_cache(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.config)
+
+    @torch.no_grad()
+    def _run(self, index: int, call: int, state: Tensor) -> Tensor:
+        return self._call(index, call, state)
+
+    def _call(self, index: int, call: int, state: Tensor) -> Tensor:
+        args, kwargs = self._noted[call][index]
+        output = self._guarded(self._layers[index][1], state[None], *args, **kwargs)
+        hidden = output[0] if isinstance(output, tuple) else output
+        assert isinstance(hidden, Tensor)
+        return hidden[0]
+
+    def _guarded(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return module(*args, **kwargs)
+        except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise InputError(
+                f"{type(self.model).__name__} of {self._weights.where()} cannot run "
+                f"({type(error).__name__}: {reason(error)}); correct its config.json"
+            ) from error
+
+    @contextmanager
+    def _standing_aside(self, stand_in: Callable[..., Any]) -> Iterator[None]:
+        for _, layer in self._layers:
+            layer.forward = stand_in
+        try:
+            yield
+        finally:
+            for _, layer in self._layers:
+                del layer.forward
+
+    @contextmanager
+    def _loaded(self, layer: nn.Module, read: Mapping[str, Tensor]) -> Iterator[None]:
+        with self._assigned(layer, read):
+            yield
+
+    @contextmanager
+    def _assigned(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """A module with these parameters, and without them again."""
+        owners = {}
+        for key in tensors:
+            path, _, name = key.rpartition(".")
+            owners[key] = (module.get_submodule(path)._parameters, name)
+        empty = {key: owner[name] for key, (owner, name) in owners.items()}
+        for key, (owner, name) in owners.items():
+            owner[name] = nn.Parameter(self._cast(tensors[key]))
+        try:
+            yield
+        finally:
+            for key, (owner, name) in owners.items():
+                owner[name] = empty[key]
+
+    def _read(self, named: Named) -> dict[str, Tensor]:
+        name, module = named
+        return {key: self._tensor(f"{name}.{key}") for key, _ in module.named_parameters()}
+
+    def _tensor(self, name: str) -> Tensor:
+        # Files hold float32 as float32, whatever arithmetic is to be done with it.
+        with torch._C.DisableTorchFunction():
+            return self._weights.read(self._stored(name))
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, self._dtype)
+
+
+class _InBlocks(torch.autograd.Function):
+    """The matrix of the output head, of which only some rows at a time are cast."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, cast: Any, look: Any) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        ctx.cast, ctx.look = cast, look
+        return torch.cat([hidden @ cast(rows).T for rows in weight.split(HEAD_ROWS)], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        hidden, weight = ctx.saved_tensors
+        parts = zip(gradient.split(HEAD_ROWS, -1), weight.split(HEAD_ROWS), strict=True)
+        of_hidden = sum(part @ ctx.cast(rows) for part, rows in parts)
+        ctx.look(gradient.flatten(0, -2).T @ hidden.flatten(0, -2))
+        return of_hidden, None, None, None
+
+
+def _lengthen(cache: Any, tokens: int, layers: int) -> None:
+    """Add tokens that hold nothing, so that the class finds its masks and positions."""
+    nothing = torch.zeros(1, 1, tokens, 1)
+    for layer in range(layers):
+        cache.update(nothing, nothing, layer)
+
+
+def _backward(output: Tensor, gradient: Tensor | None = None) -> None:
+    torch.autograd.backward([output], [gradient] if gradient is not None else None)
+
+
+def _nothing(gradient: Tensor) -> None:
+    pass
+
+
+def _never(call: int, state: Tensor) -> Tensor:
+    raise AssertionError("an embedding is not run again")

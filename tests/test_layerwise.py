@@ -1,0 +1,112 @@
+"""Models that run one layer at a time, held against transformers' own forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import DynamicCache
+
+from growkit.checkpoint.reading import Checkpoint
+from growkit.proof.layerwise import Call, Layerwise
+from growkit.proof.strict import strict_float64
+from tests.conftest import load_strict, seeded
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied with biases": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
+    "mistral with a window": ("mistral", {"sliding_window": 5}),
+    "diffllama": ("diffllama", {}),
+    "grouped": ("diff_transformer", {"num_attention_heads": 6, "num_noise_heads": 2}),
+    "integral": ("diff_transformer", {"integral": "causal", "num_noise_heads": 2}),
+    "v2": ("diff_transformer", {"lambda_type": "projected", "noise_keys": "shared"}),
+}
+TOLERANCE = 1e-13
+
+
+def ids(count: int, seed: int = 0) -> Tensor:
+    return torch.randint(29, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def run(folder: Path, calls: list[Call]) -> list[Tensor]:
+    with strict_float64():
+        model = Layerwise(Checkpoint(folder), torch.float64, torch.device("cpu"), "eager")
+        for stage in model.stages(calls):
+            states = stage.after
+        with model.head() as head:
+            return [head(state) for state in states]
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
+
+
+@pytest.fixture(params=VARIANTS)
+def folder(request: pytest.FixtureRequest, make: Callable[..., Path]) -> Path:
+    kind, options = VARIANTS[request.param]
+    sizes = {"num_key_value_heads": None} if kind == "diff_transformer" else {}
+    return make(kind, num_hidden_layers=3, seed=seeded(1).randrange(99), **(sizes | options))
+
+
+def test_logits(folder: Path) -> None:
+    prompts = [ids(12), ids(7, 1)]
+    found = run(folder, [Call(prompt) for prompt in prompts])
+    model = load_strict(folder)
+    with strict_float64(), torch.no_grad():
+        for prompt, logits in zip(prompts, found, strict=True):
+            assert close(logits, model(prompt[None], use_cache=False).logits[0])
+
+
+def test_cached_decoding(folder: Path) -> None:
+    prompt = ids(12)
+    parts = [
+        Call(prompt[:8], cached=True),
+        Call(prompt[8:9], cached=True, continues=1),
+        Call(prompt[9:], cached=True, continues=2),
+    ]
+    found = run(folder, [Call(prompt), *parts])
+    model = load_strict(folder)
+    cache = DynamicCache(config=model.config)
+    with strict_float64(), torch.no_grad():
+        for part, logits in zip(parts, found[1:], strict=True):
+            expected = model(part.ids[None], past_key_values=cache, use_cache=True).logits[0]
+            assert close(logits, expected)
+    assert close(torch.cat(found[1:]), found[0])
+
+
+def test_left_padding(folder: Path) -> None:
+    prompt = ids(12)
+    mask = torch.tensor([[0] * 4 + [1] * 12])
+    positions = torch.tensor([[0] * 4 + list(range(12))])
+    padded = torch.cat([torch.zeros(4, dtype=torch.long), prompt])
+    inputs = {"attention_mask": mask, "position_ids": positions}
+    plain, found = run(folder, [Call(prompt), Call(padded, inputs)])
+    assert close(found[4:], plain)
+
+
+def test_gradients(folder: Path) -> None:
+    prompt = ids(12)
+    found: dict[str, Tensor] = {}
+    with strict_float64():
+        layerwise = Layerwise(Checkpoint(folder), torch.float64, torch.device("cpu"), "eager")
+        stages = list(layerwise.stages([Call(prompt)]))
+        given = [stage.after[0] for stage in stages]
+        layerwise.gradients(prompt, given, found.__setitem__)
+    model = load_strict(folder)
+    with strict_float64():
+        logits = model(prompt[None], use_cache=False).logits[0]
+        functional.cross_entropy(logits[:-1], prompt[1:]).backward()
+    expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert close(found[name], gradient), name
+
+
+def test_a_changed_weight_shows(make: Callable[..., Path]) -> None:
+    one, other = make("llama"), make("llama", seed=1)
+    assert not close(run(one, [Call(ids(5))])[0], run(other, [Call(ids(5))])[0])
