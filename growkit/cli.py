@@ -126,7 +126,7 @@ def with_choices(function: Callable[..., Any]) -> Callable[..., Any]:
         choice.name: _optional(
             choice.name,
             f"{choice.help} (for --to {conversion.name})",
-            "|".join(choice.values) or "N",
+            "|".join(choice.values) or choice.form,
             "Options of single conversions; the first value is the default",
         )
         for conversion in conversions().values()

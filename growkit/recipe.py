@@ -16,7 +16,7 @@ errors that name the nearest match. Paths are relative to the current folder.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -24,7 +24,7 @@ from typing import Any, Literal, cast
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
 from growkit.checkpoint import Weights
 from growkit.checkpoint.widening import Widened
-from growkit.conversions import Converted, complete_options, conversions, convert
+from growkit.conversions import Converted, Value, complete_options, conversions, convert
 from growkit.copying import as_factors
 from growkit.errors import InputError, reason
 from growkit.families import family_of
@@ -110,7 +110,7 @@ class ConvertStep:
     """
 
     target: str
-    options: Mapping[str, str | int] = field(default_factory=dict)
+    options: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         complete_options(self.target, self.options)
@@ -145,6 +145,8 @@ class Way:
         plans: all plans between, in order.
         promise: the weakest promise of all steps.
         lost: what is lost, in one line; empty if nothing is.
+        steps: the steps, with what was found out on the way in place of what was asked for.
+        kl_by_rank: what ranks cost that were tried on the way, nats per token.
     """
 
     source: Weights
@@ -152,6 +154,8 @@ class Way:
     plans: list[Plan]
     promise: str
     lost: str
+    steps: tuple[Step, ...]
+    kl_by_rank: Mapping[int, float]
 
 
 @dataclass(frozen=True)
@@ -192,14 +196,21 @@ class Recipe:
         grown: Weights = wide
         plans: list[Plan] = []
         promises, lost = [], []
+        steps: list[Step] = []
+        kl_by_rank: Mapping[int, float] = {}
         for step in self.steps:
             taken = step.plans(grown, self.seed)
+            kl_by_rank = taken.kl_by_rank or kl_by_rank
+            if taken.settled and isinstance(step, ConvertStep):
+                step = replace(step, options=taken.settled)
+            steps.append(step)
             for plan in taken.plans:
                 plans.append(plan)
                 grown = Planned(grown, plan)
             promises.append(taken.promise)
             lost += [taken.lost] if taken.lost else []
-        return Way(wide, grown, plans, max(promises, key=PROMISES.index), "; ".join(lost))
+        promise = max(promises, key=PROMISES.index)
+        return Way(wide, grown, plans, promise, "; ".join(lost), tuple(steps), kl_by_rank)
 
     def as_dict(self) -> dict[str, Any]:
         """The recipe as it would stand in YAML."""
@@ -286,7 +297,8 @@ def _parse_step(step: Any, where: str) -> Step:
         known = conversions().get(target)
         names = [choice.name for choice in known.choices] if known else []
         _known_keys(step, ["convert", *names], where)
-        options = {name: _typed(step, name, (str, int), where) for name in names if name in step}
+        kinds = (str, int, float, list)
+        options = {name: _typed(step, name, kinds, where) for name in names if name in step}
         return ConvertStep(target, options)
     method = method_of(str(step["grow"]))
     sizes = [option.name for option in method.options]
@@ -325,7 +337,7 @@ def _typed(content: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
     value = content[key]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         kinds = cast("tuple[type, ...]", kind if isinstance(kind, tuple) else (kind,))
-        names = {str: "text", int: "a whole number"}
+        names = {str: "text", int: "a whole number", float: "a number", list: "a list"}
         raise InputError(
             f"{key} in {where} is {value!r}; {' or '.join(names[k] for k in kinds)} was expected"
         )

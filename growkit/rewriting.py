@@ -27,7 +27,9 @@ def rewrite(source: Weights, config: Config, special: Callable[..., Rule | None]
     sizes, layouts = DIFF.sizes(config), DIFF.layouts(config)
     rules: list[Rule] = []
     in_effect: dict[str, str] = {}
-    for name, _, layer in DIFF.members(config):
+    # Layer by layer, so that what is computed together is written together.
+    members = sorted(DIFF.members(config), key=lambda m: -1 if m[2] is None else m[2])
+    for name, _, layer in members:
         known = source.tensors.get(name)
         dtype = known.dtype if known else main_dtype(source.tensors)
         info = TensorInfo(layouts[name].shape(sizes), dtype)

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +30,7 @@ from growkit.checkpoint.publishing import (
 )
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import parse_bytes, write_weights
+from growkit.conversions import Value
 from growkit.families import family_of
 from growkit.growth import Size
 from growkit.proof import Settings, VerifyResult, versions
@@ -108,7 +110,7 @@ def convert(
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
-    **options: str | int | None,
+    **options: Value | None,
 ) -> GrowResult:
     """Turn a checkpoint into another attention variant, or store it in another layout.
 
@@ -156,6 +158,7 @@ def run(
 
     way = recipe.plan(source)
     grown, plans = way.target, way.plans
+    recipe = replace(recipe, steps=way.steps)
     result = describe(recipe, source, way)
     if dry_run:
         result["dry_run"], result["plan"] = True, planned_tensors(source, plans)

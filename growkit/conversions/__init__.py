@@ -8,8 +8,8 @@ read as one (``growkit.layouts``) can be converted. Layouts themselves are conve
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
 from growkit.checkpoint import Config, Weights
@@ -20,6 +20,9 @@ from growkit.layouts import convert_layout, layout_names, read_layout
 from growkit.plan import Plan, Planned
 from growkit.registry import members
 
+Value = str | int | float | list[int]
+"""An option's value as people write it."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -27,31 +30,38 @@ class Choice:
 
     Attributes:
         name: as in recipes, e.g. ``gamma`` (``--gamma``).
-        values: what it may be, the first by default; empty for a whole number, which must be given.
+        values: what it may be, the first by default; empty for one that is written freely.
         help: one line for ``--help``.
+        form: what a freely written value looks like, e.g. ``N``.
+        accepts: whether a freely written value is one.
+        needed: whether a freely written value must be given; else it may be left out.
     """
 
     name: str
     values: tuple[str, ...]
     help: str
+    form: str = ""
+    accepts: Callable[[str], bool] = lambda value: True
+    needed: bool = False
 
-    def read(self, value: str | int | None) -> str:
-        """The value that was meant.
+    def read(self, value: Value | None) -> str | None:
+        """The value that was meant; None if there is none.
 
         Raises:
             InputError: it cannot be used, or is missing.
         """
-        if self.values:
-            if value is None:
-                return self.values[0]
-            if value not in self.values:
-                raise InputError(
-                    f"{self.name} {value!r} is not known; choose {' or '.join(self.values)}"
-                )
-            return str(value)
-        if value is None or not str(value).isdecimal() or int(value) < 1:
-            raise InputError(f"{self.name} is {value!r}; give a whole number from 1 upwards")
-        return str(value)
+        if value is None:
+            if self.needed:
+                raise InputError(f"{self.name} is missing; give {self.help} ({self.form})")
+            return self.values[0] if self.values else None
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        if self.values and text not in self.values:
+            raise InputError(
+                f"{self.name} {text!r} is not known; choose {' or '.join(self.values)}"
+            )
+        if not self.values and not self.accepts(text):
+            raise InputError(f"{self.name} is {text!r}; give {self.help} ({self.form})")
+        return text
 
 
 @dataclass(frozen=True)
@@ -72,11 +82,15 @@ class Converted:
         plans: from the checkpoint on, one after the other.
         promise: ``exact``, ``bounded`` or ``different``.
         lost: what is lost, in one line; empty if nothing is.
+        settled: options that were found out, as they would be given to get the same again.
+        kl_by_rank: what ranks cost that were tried on the way, nats per token.
     """
 
     plans: list[Plan]
     promise: str = "exact"
     lost: str = ""
+    settled: Mapping[str, str] = field(default_factory=dict)
+    kl_by_rank: Mapping[int, float] = field(default_factory=dict)
 
 
 class Conversion(Protocol):
@@ -107,7 +121,7 @@ class Conversion(Protocol):
 
         Args:
             source: a checkpoint in the layout of ``growkit.modeling``.
-            options: a value for each choice.
+            options: a value for each choice that has one.
 
         Raises:
             InputError: it cannot be converted; says why.
@@ -126,7 +140,7 @@ def targets() -> list[str]:
     return sorted({*conversions(), *layout_names()})
 
 
-def complete_options(target: str, options: Mapping[str, str | int]) -> dict[str, str]:
+def complete_options(target: str, options: Mapping[str, Value]) -> dict[str, str]:
     """The options of a conversion with their defaults.
 
     Raises:
@@ -142,10 +156,11 @@ def complete_options(target: str, options: Mapping[str, str | int]) -> dict[str,
                 f"a conversion to {target} has no option {name}; "
                 f"it has {', '.join(choices) or 'none'}"
             )
-    return {name: choice.read(options.get(name)) for name, choice in choices.items()}
+    read = {name: choice.read(options.get(name)) for name, choice in choices.items()}
+    return {name: value for name, value in read.items() if value is not None}
 
 
-def convert(source: Weights, target: str, options: Mapping[str, str | int]) -> Converted:
+def convert(source: Weights, target: str, options: Mapping[str, Value]) -> Converted:
     """Plan a conversion, of a variant or of the layout alone.
 
     Raises:
@@ -157,7 +172,7 @@ def convert(source: Weights, target: str, options: Mapping[str, str | int]) -> C
         return Converted(convert_layout(source, layout_names()[target]))
     read = [] if source.config.get("model_type") in DIFF.model_types else [read_layout(source)]
     converted = conversion.convert(Planned(source, read[0]) if read else source, complete)
-    return Converted([*read, *converted.plans], converted.promise, converted.lost)
+    return replace(converted, plans=[*read, *converted.plans])
 
 
 def refuse(name: str, config: Config, why: str) -> InputError:

@@ -1,29 +1,46 @@
 """DIFF to Shared DIFF: queries and keys as shared bases with low-rank updates.
 
-The best base and updates for the weights as they are (``growkit.algebra.low_rank``), computed in
-float64: in closed form for a pair of matrices, by turns for more.
+The best base and updates for the weights as they are (``growkit.algebra.low_rank``), or for the
+weights on what a text makes them read; computed in float64.
 
 Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights
 from growkit.conversions import Choice, Converted, Row, refuse
+from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads, shared_keys, shared_queries
+from growkit.families.llama import ATTENTION
 from growkit.plan import Rule
+from growkit.ranks import smallest_rank
 from growkit.rewriting import rewrite, taken_over
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from growkit.algebra.shared_projection import Heads
+    from growkit.calibration import Calibration
+
 PARTS = ("base.weight", "down.weight", "up.weight")
+
+
+def _is_rank(text: str) -> bool:
+    return text == "auto" or all(each.isdecimal() and int(each) > 0 for each in text.split(","))
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False
 
 
 class SharedDiff:
@@ -33,7 +50,34 @@ class SharedDiff:
     paper = "Cang et al., Shared DIFF Transformer, ICML 2025"
     choices = (
         Choice("scope", ("head", "layer", "all_heads"), "which heads share a base and an update"),
-        Choice("rank", (), "rank of the updates"),
+        Choice(
+            "rank",
+            (),
+            "a whole number from 1 upwards as the rank of the updates, one for each layer, or auto",
+            "N|N,N,…|auto",
+            _is_rank,
+            needed=True,
+        ),
+        Choice(
+            "tolerance",
+            (),
+            "what rank auto may cost, as KL in nats per token",
+            "NATS",
+            _is_positive,
+        ),
+        Choice(
+            "energy",
+            (),
+            "the share of the squared differences that rank auto keeps in every layer, e.g. 0.99",
+            "SHARE",
+            lambda text: _is_positive(text) and float(text) <= 1,
+        ),
+        Choice(
+            "calibration",
+            (),
+            "a UTF-8 text; inputs then count as often as it has them, and rank auto is tried on it",
+            "TEXT",
+        ),
     )
     rows = (
         Row(
@@ -51,51 +95,163 @@ class SharedDiff:
             raise refuse(self.name, diff, "there are no noise heads to share with")
         if shared_queries(diff):
             raise refuse(self.name, diff, "its projections are shared already")
-        scope, rank = options["scope"], int(options["rank"])
-        noise = diff["num_noise_heads"]
-        signal = diff["num_attention_heads"] - noise
-        if scope == "layer" and signal != noise:
+        if (
+            options["scope"] == "layer"
+            and diff["num_attention_heads"] != 2 * diff["num_noise_heads"]
+        ):
             raise refuse(
                 self.name, diff, "scope layer pairs signal with noise heads; choose scope head"
             )
-        switches = {"qk_projection": "shared", "shared_scope": scope, "shared_rank": rank}
-        config = diff | switches
-        projections = _projections(config)
+        sharing = _Sharing(source, diff | {"qk_projection": "shared"}, options)
+        ranks, kl_by_rank = sharing.ranks()
+        config = diff | {
+            "qk_projection": "shared",
+            "shared_scope": options["scope"],
+            "shared_rank": ranks[0] if len(set(ranks)) == 1 else ranks,
+        }
+        plan = rewrite(source, config, sharing.rule(ranks))
+        some = " or ".join(map(str, sorted(set(ranks))))
+        lost = f"what rank {some} cannot hold of the difference between heads that share a base"
+        kept = {name: options[name] for name in ("scope", "calibration") if name in options}
+        settled = kept | {"rank": ",".join(map(str, ranks if len(set(ranks)) > 1 else ranks[:1]))}
+        return Converted([plan], "bounded", lost, settled, kl_by_rank)
+
+
+class _Sharing:
+    """How the projections of one model come to share."""
+
+    def __init__(self, source: Weights, config: Config, options: Mapping[str, str]) -> None:
+        self._source, self._config, self._options = source, config, options
+
+    @cached_property
+    def projections(self) -> dict[str, Heads]:
+        """The heads of every projection that is shared."""
+        return projections(self._config | {"shared_scope": self._options["scope"]})
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """What the projections read; None if all inputs count alike."""
+        from growkit.calibration import Calibration
+
+        return Calibration(self._source, self._windows) if "calibration" in self._options else None
+
+    @cached_property
+    def _windows(self) -> Sequence[Tensor]:
+        from growkit.calibration import calibration_windows
+
+        return calibration_windows(self._source, self._options.get("calibration"))
+
+    def ranks(self) -> tuple[list[int], Mapping[int, float]]:
+        """The rank of every layer, and what ranks cost that were tried.
+
+        Raises:
+            InputError: the options contradict each other, or no rank keeps the tolerance.
+        """
+        layers: int = self._config["num_hidden_layers"]
+        goals = [name for name in ("tolerance", "energy") if name in self._options]
+        if self._options["rank"] != "auto":
+            if goals:
+                raise InputError(f"{goals[0]} goes with rank auto; leave it out, or choose auto")
+            ranks = [int(rank) for rank in self._options["rank"].split(",")]
+            if len(ranks) not in (1, layers):
+                raise InputError(f"{len(ranks)} ranks were given; the model has {layers} layers")
+            return ranks * (layers // len(ranks)), {}
+        if len(goals) != 1:
+            raise InputError("rank auto needs either a tolerance or an energy to keep; give one")
+        if goals[0] == "energy":
+            energy = float(self._options["energy"])
+            return [self._rank_for_energy(layer, energy) for layer in range(layers)], {}
+        rank, kl_by_rank = self._rank_for_tolerance(float(self._options["tolerance"]))
+        return [rank] * layers, kl_by_rank
+
+    def _rank_for_tolerance(self, tolerance: float) -> tuple[int, Mapping[int, float]]:
+        from growkit.calibration import divergences
+
+        def rewritten(name: str, weight: Tensor, rank: int) -> Tensor:
+            heads, layer = self.projections[name.split(".")[-2]], _layer_of(name)
+            parts = heads.factorise(weight.double(), rank, self._moment(layer))
+            return heads.multiplied_out(*(part.to(weight.dtype).double() for part in parts))
+
+        def costs(ranks: Sequence[int]) -> Mapping[int, float]:
+            return divergences(
+                self._source, self._windows, list(self.projections), rewritten, ranks
+            )
+
+        return smallest_rank(self._full_rank, costs, tolerance)
+
+    def _rank_for_energy(self, layer: int, energy: float) -> int:
+        from growkit.algebra.low_rank import share, spread
+
+        moment = self._moment(layer)
+        members = [
+            heads.members(self._source.read(_weight(name, layer)).double())
+            for name, heads in self.projections.items()
+        ]
+        whole = sum(float(spread(each, moment).sum()) for each in members)
+
+        def costs(ranks: Sequence[int]) -> dict[int, float]:
+            return {
+                rank: sum(float(share(each, rank, moment).residual.sum()) for each in members)
+                for rank in ranks
+            }
+
+        # What is computed is never exact: the last bits are no energy.
+        return smallest_rank(self._full_rank, costs, (1 - energy + 1e-12) * whole)[0]
+
+    @cached_property
+    def _full_rank(self) -> int:
+        weights = {name: self._source.read(_weight(name, 0)) for name in self.projections}
+        return max(heads.full_rank(weights[name]) for name, heads in self.projections.items())
+
+    def _moment(self, layer: int) -> Tensor | None:
+        return self.calibration.moment(layer) if self.calibration else None
+
+    def rule(self, ranks: Sequence[int]) -> Callable[[str, TensorInfo, int | None], Rule | None]:
+        """The rules of the parts."""
         factors: dict[str, _Factors] = {}
 
         def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
-            for projection, (signals, noises) in projections.items():
+            for projection, heads in self.projections.items():
                 prefix, found, part = name.partition(f"{projection}.")
                 if found and part in PARTS:
+                    assert layer is not None
                     of = f"{prefix}{projection}.weight"
-                    made = factors.setdefault(of, _Factors(signals, noises, scope, rank))
+                    moment = partial(self._moment, layer)
+                    made = factors.setdefault(of, _Factors(heads, ranks[layer], moment))
                     compute = partial(made.part, PARTS.index(part), info)
-                    why = f"best base and rank-{rank} updates, scope {scope}"
+                    why = f"best base and rank-{ranks[layer]} updates, scope {heads.scope}"
                     return Rule(name, info, (of,), why, compute, None, repeatable=False)
                 if found and part == "up.bias":
                     return taken_over(name, info, f"{prefix}{projection}.bias")
             return None
 
-        plan = rewrite(source, config, special)
-        lost = f"what rank {rank} cannot hold of the difference between heads that share a base"
-        return Converted([plan], "bounded", lost)
+        return special
 
 
-def _projections(config: Config) -> dict[str, tuple[int, int]]:
-    """The projections that are shared in a model, and their numbers of signal and noise heads."""
-    sizes = DIFF.sizes(config)
-    projections = {"q_proj": (sizes["signal_heads"], sizes["noise_heads"])}
+def _weight(projection: str, layer: int) -> str:
+    return f"{ATTENTION.format(layer=layer)}{projection}.weight"
+
+
+def _layer_of(name: str) -> int:
+    return next(int(part) for part in name.split(".") if part.isdecimal())
+
+
+def projections(config: Config) -> dict[str, Heads]:
+    """The projections that a model shares, each with its heads."""
+    from growkit.algebra.shared_projection import Heads
+
+    sizes, scope = DIFF.sizes(config | {"qk_projection": "full"}), config["shared_scope"]
+    found = {"q_proj": Heads(sizes["signal_heads"], sizes["noise_heads"], scope)}
     if shared_keys(config):
-        projections["k_proj"] = (sizes["kv_heads"], sizes["kv_heads"])
-    return projections
+        found["k_proj"] = Heads(sizes["kv_heads"], sizes["kv_heads"], scope)
+    return found
 
 
 class _Factors:
     """The three parts of one projection; computed once, kept until each was taken."""
 
-    def __init__(self, signal: int, noise: int, scope: str, rank: int) -> None:
-        self._heads = (signal, noise)
-        self._scope, self._rank = scope, rank
+    def __init__(self, heads: Heads, rank: int, moment: Callable[[], Tensor | None]) -> None:
+        self._heads, self._rank, self._moment = heads, rank, moment
         self._lock = Lock()
         self._parts: dict[int, Tensor] = {}
 
@@ -111,65 +267,22 @@ class _Factors:
 
         with self._lock:
             if which not in self._parts:
-                parts = factorise(weight.double(), *self._heads, self._scope, self._rank)
+                parts = self._heads.factorise(weight.double(), self._rank, self._moment())
                 self._parts = dict(enumerate(parts))
             part = self._parts.pop(which)
         yield part.to(getattr(torch, TORCH_NAMES[info.dtype])).contiguous()
 
 
-def factorise(
-    weight: Tensor, signal: int, noise: int, scope: str, rank: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The parts of a shared projection, as ``growkit.modeling`` stores them.
-
-    Args:
-        weight: [(signal + noise) · head_dim, hidden], signal heads first, in float64.
-        signal: number of signal heads.
-        noise: number of noise heads.
-        scope: which heads share.
-        rank: of the updates.
-
-    Returns:
-        ``base``, ``down`` and ``up``.
-    """
-    import torch
-
-    from growkit.algebra.low_rank import share
-
-    hidden = weight.shape[1]
-    heads = weight.view(signal + noise, -1, hidden).transpose(1, 2)  # [heads, hidden, head_dim]
-    if scope != "head":
-        # All heads share one base, or all signal heads together share one with all noise heads.
-        together = weight.view(2, -1, hidden).transpose(1, 2) if scope == "layer" else heads
-        found = share(together, rank)
-        down = found.down.transpose(-1, -2).reshape(-1, hidden)
-        return found.base.T, down, found.up.reshape(-1, rank)
-    ratio = signal // noise
-    groups = torch.cat(
-        [heads[:signal].unflatten(0, (noise, ratio)), heads[signal:, None]], dim=1
-    )  # [groups, members, hidden, head_dim]
-    found = share(groups, rank)
-
-    def by_head(parts: Tensor) -> Tensor:  # signal heads first, then noise heads
-        return torch.cat([parts[:, :ratio].flatten(0, 1), parts[:, ratio]])
-
-    return (
-        found.base.transpose(-1, -2).reshape(-1, hidden),
-        by_head(found.down).transpose(-1, -2).reshape(-1, hidden),
-        by_head(found.up).reshape(-1, rank),
-    )
-
-
 def multiplied_out(config: Config) -> Callable[[str, TensorInfo, int | None], Rule | None]:
     """Rules for a model with full projections, from a Shared DIFF model of this config."""
-    projections = _projections(config)
+    shared = projections(config)
 
     def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
-        for projection, heads in projections.items():
+        for projection, heads in shared.items():
             prefix, found, part = name.partition(f"{projection}.")
             if found and part == "weight":
                 sources = tuple(f"{prefix}{projection}.{each}" for each in PARTS)
-                compute = partial(_product, info, heads, config["shared_scope"])
+                compute = partial(_product, info, heads)
                 return Rule(name, info, sources, "multiplied out", compute, None, repeatable=False)
             if found and part == "bias":
                 return taken_over(name, info, f"{prefix}{projection}.up.bias")
@@ -179,20 +292,11 @@ def multiplied_out(config: Config) -> Callable[[str, TensorInfo, int | None], Ru
 
 
 def _product(
-    info: TensorInfo, heads: tuple[int, int], scope: str, base: Tensor, down: Tensor, up: Tensor
+    info: TensorInfo, heads: Heads, base: Tensor, down: Tensor, up: Tensor
 ) -> Iterator[Tensor]:
     import torch
 
-    base, down, up = base.double(), down.double(), up.double()
-    hidden, rank = base.shape[1], up.shape[1]
-    head_dim = up.shape[0] // sum(heads)
-    bases = base.view(-1, head_dim, hidden)
-    ups = up.view(-1, head_dim, rank)
-    downs = down.view(-1, rank, hidden)
-    if scope == "layer":
-        downs = torch.cat([downs[i : i + 1].expand(n, -1, -1) for i, n in enumerate(heads)])
-    repeated = torch.cat([bases.repeat_interleave(n // len(bases), 0) for n in heads])
-    weight = (repeated + ups @ downs).reshape(-1, hidden)
+    weight = heads.multiplied_out(base.double(), down.double(), up.double())
     yield weight.to(getattr(torch, TORCH_NAMES[info.dtype]))
 
 
