@@ -8,49 +8,22 @@ Every chart is 440 units wide, so that its text stays readable from a phone to a
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape as escape_markup
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeGuard
+
+from growkit.report.markup import BEYOND, escape, figure, is_number
 
 WIDTH = 440
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 32, 46
-LETTER = 7.0
+LEFT, RIGHT, TOP, BOTTOM = 66, 18, 34, 48
+LETTER = 7.6
 """Width of a letter, on average and a little more, to keep labels apart."""
-
-BEYOND = 1e300
-"""Larger magnitudes count as infinite: their differences would overflow."""
 
 MOST_DOTS = 60
 """Points up to which a line shows each of them."""
 
-_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
 Number = float | int | None
-
-
-def escape(text: Any) -> str:
-    """Any text as it may stand in HTML and XML, also in attributes."""
-    return escape_markup(_NOT_IN_XML.sub("\ufffd", str(text)))
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether something can be drawn: neither missing nor NaN nor infinite."""
-    return isinstance(value, int | float) and abs(value) < BEYOND  # false for a NaN
-
-
-def figure(value: Any, form: str = ".3g") -> str:
-    """A number as people read it; ``none`` if there is none, not escaped."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return format(value, form) if isinstance(value, float) else str(value)
 
 
 def line(
@@ -79,15 +52,14 @@ def line(
     names = names or [str(index) for index in range(len(values))]
     known = [value for value in values if is_number(value)]
     limits = [limit[0]] if limit and is_number(limit[0]) else []
-    scale = _log_scale([*known, *limits]) if log else _linear_scale([0.0, *known, *limits])
-    frame = _Frame(scale, 280)
+    frame = _logarithmic([*known, *limits], 280) if log else _linear([0, *known, *limits], 280)
     step = (frame.right - LEFT) / max(len(values) - 1, 1)
 
     parts = [frame.rows()]
     for index, text, anchor in _apart(names, step):
         x = LEFT + step * index
         parts.append(f'<path class="axis" d="M{x:.1f} {frame.bottom}v4"/>')
-        parts.append(_text(x, frame.bottom + 17, text, anchor))
+        parts.append(_text(x, frame.bottom + 18, text, anchor))
     if limits and limit:
         y = frame.y(limit[0])
         parts.append(f'<path class="limit" d="M{LEFT} {y:.1f}H{frame.right}"/>')
@@ -119,13 +91,8 @@ def line(
 def scatter(pairs: Sequence[Sequence[Number]], *, title: str, x_title: str, y_title: str) -> str:
     """Pairs as points, both axes on one scale, with the diagonal where the two are equal."""
     known = [(x, y) for x, y in pairs if is_number(x) and is_number(y)]
-    scale = _linear_scale([value for pair in known for value in pair])
-    frame = _Frame(scale, 380)
-    parts = [frame.rows()]
-    for tick in scale.ticks:
-        x = frame.x(tick)
-        parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{frame.bottom}"/>')
-        parts.append(_text(x, frame.bottom + 17, scale.label(tick), "middle"))
+    frame = _linear([value for pair in known for value in pair], 380)
+    parts = [frame.rows(), frame.columns()]
     parts.append(f'<path class="axis" d="M{LEFT} {frame.bottom}L{frame.right} {TOP}"/>')
     dots = "".join(f"M{frame.x(x):.1f} {frame.y(y):.1f}h0" for x, y in known)
     parts.append(f'<path class="cloud" d="{dots}"/>')
@@ -148,38 +115,31 @@ class Bar:
     lowest: float
     highest: float
 
-    def said(self) -> str:
-        """The bar in numbers."""
-        reach = f" ({self.lowest:.3g} to {self.highest:.3g})" if self.lowest < self.highest else ""
-        return f"{self.value:.3g}{reach}"
-
 
 def bars(rows: Sequence[Bar], *, title: str, x_title: str) -> str:
     """Horizontal bars, each below its name; whiskers show how far the values reach."""
-    scale = _linear_scale([0.0, *(row.highest for row in rows)])
-    frame = _Frame(scale, TOP + BOTTOM + 32 * len(rows), left=14)
-    parts = []
-    for tick in scale.ticks:
-        x = frame.x(tick)
-        parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{frame.bottom}"/>')
-        parts.append(_text(x, frame.bottom + 17, scale.label(tick), "middle"))
+    frame = _linear([0, *(row.highest for row in rows)], TOP + BOTTOM + 32 * len(rows), left=14)
+    parts = [frame.columns()]
     zero = frame.x(0)
+    said = []
     for index, row in enumerate(rows):
-        y, value = TOP + 32 * index + 14, row.said()
+        y, value = TOP + 32 * index + 14, figure(row.value)
         room = int((frame.right - frame.left) / LETTER) - len(value) - 2
-        parts.append(_text(frame.left, y, _shortened(row.name, room), "start", "name"))
+        spread = row.lowest < row.highest
+        reach = f" ({figure(row.lowest)} to {figure(row.highest)})" if spread else ""
+        said.append(f"{row.name}: {value}{reach}")
+        parts.append(_text(frame.left + 5, y, _shortened(row.name, room), "start", "name"))
         parts.append(_text(frame.right, y, value, "end", "name"))
         parts.append(
             f'<rect class="bar" x="{zero:.1f}" y="{y + 5}" height="9" '
-            f'width="{max(frame.x(row.value) - zero, 0):.1f}"><title>{escape(row.name)}: '
-            f"{escape(value)}</title></rect>"
+            f'width="{frame.x(row.value) - zero:.1f}"><title>{escape(said[-1])}</title></rect>'
         )
-        if row.lowest < row.highest:
+        if spread:
             ends = f"M{frame.x(row.lowest):.1f} {y + 9.5}H{frame.x(row.highest):.1f}"
             parts.append(f'<path class="whisker" d="{ends}"/>')
     parts.append(f'<path class="axis" d="M{zero:.1f} {TOP}V{frame.bottom}"/>')
-    parts.append(_text(frame.right, frame.height - 10, x_title, "end"))
-    return _svg(title, [f"{row.name}: {row.said()}" for row in rows], frame.height, parts)
+    parts.append(frame.titles(x_title))
+    return _svg(title, said, frame.height, parts)
 
 
 def standalone(svg: str) -> str:
@@ -195,48 +155,80 @@ def style_rules() -> str:
 
 
 @dataclass(frozen=True)
-class _Scale:
-    """Where values stand between the ends of an axis."""
+class _Frame:
+    """A plot inside a drawing, with one scale for both directions.
+
+    Attributes:
+        low: value at the low end of the scale, or its exponent of ten.
+        high: the same of the high end.
+        ticks: where numbers stand, as shares of the scale, and the numbers.
+        log: whether the scale is logarithmic.
+    """
 
     low: float
     high: float
-    ticks: list[float]
-    log: bool = False
-    zeros: bool = False
+    ticks: Sequence[tuple[float, str]]
+    log: bool
+    height: int
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
 
-    def share(self, value: float) -> float:
-        """From 0 at the low end to 1 at the high end."""
+    @property
+    def bottom(self) -> int:
+        return self.height - BOTTOM
+
+    def x(self, value: float) -> float:
+        return self.left + (self.right - self.left) * self._share(value)
+
+    def y(self, value: float) -> float:
+        return self.bottom - (self.bottom - TOP) * self._share(value)
+
+    def _share(self, value: float) -> float:
         if self.log:
             value = math.log10(value) if value > 0 else self.low
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
 
-    def label(self, tick: float) -> str:
-        if not self.log:
-            return f"{tick:.6g}"
-        return "0" if self.zeros and tick == self.low else f"1e{tick:.0f}"
+    def rows(self) -> str:
+        """Horizontal lines at the ticks, with their numbers."""
+        parts = []
+        for share, label in self.ticks:
+            y = self.bottom - (self.bottom - TOP) * share
+            parts.append(f'<path class="grid" d="M{self.left} {y:.1f}H{self.right}"/>')
+            parts.append(_text(self.left - 7, y + 4, label, "end"))
+        return "".join(parts)
 
-    def share_of_tick(self, tick: float) -> float:
-        return (tick - self.low) / (self.high - self.low)
+    def columns(self) -> str:
+        """Vertical lines at the ticks, with their numbers."""
+        parts = []
+        for share, label in self.ticks:
+            x = self.left + (self.right - self.left) * share
+            parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{self.bottom}"/>')
+            parts.append(_text(x, self.bottom + 18, label, "middle"))
+        return "".join(parts)
+
+    def titles(self, x_title: str, y_title: str = "") -> str:
+        """The names of both axes, level so that they can be read."""
+        return _text(self.right, self.height - 10, x_title, "end") + _text(4, 16, y_title, "start")
 
 
-def _log_scale(values: Iterable[float]) -> _Scale:
+def _logarithmic(values: Sequence[float], height: int) -> _Frame:
     """Whole decades; where there are zeros, the bottom one is theirs."""
-    values = list(values)
     exponents = [math.log10(value) for value in values if value > 0] or [0.0]
     zeros = any(value <= 0 for value in values)
     low, high = math.floor(min(exponents)) - zeros, math.ceil(max(exponents))
     high = max(high, low + 1 + zeros)
     stride = math.ceil((high - low) / 6)
-    ticks = [float(tick) for tick in range(high, low - 1, -stride)]
-    if zeros and ticks[-1] != low:
-        ticks = [tick for tick in ticks if tick > low + stride / 2] + [float(low)]
-    return _Scale(low, high, ticks, log=True, zeros=zeros)
+    shown = [tick for tick in range(high, low - 1, -stride) if not zeros or tick > low + stride / 2]
+    labels = [(tick, f"{10.0**tick:g}" if abs(tick) < 4 else f"1e{tick}") for tick in shown]
+    if zeros:
+        labels.append((low, "0"))
+    ticks = [((tick - low) / (high - low), label) for tick, label in labels]
+    return _Frame(low, high, ticks, True, height)
 
 
-def _linear_scale(values: Iterable[float]) -> _Scale:
+def _linear(values: Sequence[float], height: int, left: int = LEFT) -> _Frame:
     """From one round number to another, with some between."""
-    values = list(values) or [0.0]
-    low, high = min(values), max(values)
+    low, high = min(values, default=0.0), max(values, default=0.0)
     # Digits that a float does not have cannot be told apart.
     if high - low <= max(abs(low), abs(high)) * 1e-12 or high - low < 1 / BEYOND:
         reach = max(abs(low), abs(high)) / 2 or 1.0
@@ -244,43 +236,8 @@ def _linear_scale(values: Iterable[float]) -> _Scale:
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(size * power for size in (1, 2, 5, 10) if size * power * 6 >= high - low)
     first, last = math.floor(low / step), math.ceil(high / step)
-    return _Scale(first * step, last * step, [step * count for count in range(first, last + 1)])
-
-
-@dataclass(frozen=True)
-class _Frame:
-    """The plot inside a drawing of a height, for one scale."""
-
-    scale: _Scale
-    height: int
-    left: int = LEFT
-
-    @property
-    def right(self) -> int:
-        return WIDTH - RIGHT
-
-    @property
-    def bottom(self) -> int:
-        return self.height - BOTTOM
-
-    def x(self, value: float) -> float:
-        return self.left + (self.right - self.left) * self.scale.share(value)
-
-    def y(self, value: float) -> float:
-        return self.bottom - (self.bottom - TOP) * self.scale.share(value)
-
-    def rows(self) -> str:
-        """Horizontal lines at the ticks, with their numbers."""
-        parts = []
-        for tick in self.scale.ticks:
-            y = self.bottom - (self.bottom - TOP) * self.scale.share_of_tick(tick)
-            parts.append(f'<path class="grid" d="M{self.left} {y:.1f}H{self.right}"/>')
-            parts.append(_text(self.left - 7, y + 4, self.scale.label(tick), "end"))
-        return "".join(parts)
-
-    def titles(self, x_title: str, y_title: str) -> str:
-        """The names of both axes, level so that they can be read."""
-        return _text(self.right, self.height - 10, x_title, "end") + _text(4, 16, y_title, "start")
+    ticks = [((n - first) / (last - first), f"{n * step:.6g}") for n in range(first, last + 1)]
+    return _Frame(first * step, last * step, ticks, False, height, left)
 
 
 def _apart(names: Sequence[str], step: float) -> list[tuple[int, str, str]]:

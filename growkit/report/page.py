@@ -6,14 +6,15 @@ left out with its heading. Everything that comes from files is escaped where it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from re import sub
 from typing import Any
 
 from growkit.report import drawing
-from growkit.report.drawing import Bar, escape, figure, is_number
+from growkit.report.drawing import Bar
+from growkit.report.markup import escape, facts, figure, framed, is_number, more, section, table
 from growkit.report.sentences import trainability_sentence
 
 Found = Mapping[str, Any]
@@ -29,9 +30,9 @@ MEASURES = (
     (
         "largest |Δlogit| / scale",
         "relative",
-        "the largest change of any logit, relative to their usual size; the verdict rests on it",
+        "the largest change of any logit, relative to their usual size",
     ),
-    ("limit", "tolerance", "what the line above must stay below; none if it is held to no limit"),
+    ("limit", "tolerance", "what the line above must stay below; none: it is held to no limit"),
     ("largest |Δlogit|", "max_abs_logit_diff", "the largest change of any logit"),
     ("mean |Δlogit|", "mean_abs_logit_diff", "the change of a logit on average"),
     ("logit scale", "logit_scale", "the usual size of the source's logits (root mean square)"),
@@ -46,6 +47,15 @@ MEASURES = (
         "the share of tokens for which both models rank the same next token first",
     ),
 )
+MANIFEST_FACTS = {
+    "growkit": "growkit",
+    "created": "created",
+    "dtype": "dtype",
+    "parameters before": "source_parameters",
+    "parameters after": "parameters",
+    "bytes": "bytes",
+    "lost": "lost",
+}
 MOST_SPECTRA = 4
 """Spectra that are drawn; the others are in a table."""
 
@@ -66,16 +76,7 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
     body = [
         _header(result, kind, verdict),
         "<main>",
-        _numbers(result),
-        _loss(result),
-        _difference(result),
-        _layers(result),
-        _modes(result),
-        _logits(result),
-        _positions(result),
-        _copies(result),
-        _low_rank(result),
-        _measured(result),
+        *(part(result) for part in SECTIONS),
         _manifest(manifest or {}),
         "</main>",
     ]
@@ -102,11 +103,10 @@ def _verdict(result: Found) -> tuple[str, str]:
     promise, reason = result.get("promise"), str(result.get("reason"))
     if reason.startswith("no verdict"):
         return "warn", "No verdict"
-    if promise == "exact":
-        return ("good", "Preserved") if result.get("kept") else ("bad", "Not preserved")
-    return (
-        ("warn", f"{promise}, as asked".capitalize()) if result.get("kept") else ("bad", "Failed")
-    )
+    exact = promise == "exact"
+    if not result.get("kept"):
+        return "bad", "Not preserved" if exact else "Not as asked"
+    return ("good", "Preserved") if exact else ("warn", f"{promise}, as asked for".capitalize())
 
 
 def _header(result: Found, kind: str, verdict: str) -> str:
@@ -118,68 +118,66 @@ def _header(result: Found, kind: str, verdict: str) -> str:
         f'<header><div class="verdict {kind}"><h1><span aria-hidden="true">{sign}</span> '
         f'{escape(verdict)}</h1><p class="reason">{escape(reason[:1].upper() + reason[1:])}.</p>'
         f"<p>Promise: <strong>{escape(promise)}</strong>{meaning}.</p></div>"
-        f"{_facts([('source', result.get('source')), ('target', result.get('target'))])}</header>"
+        f"{facts({key: result.get(key) for key in ('source', 'target')})}</header>"
     )
 
 
 def _numbers(result: Found) -> str:
     strict, native = result.get("strict_float64") or {}, result.get("native") or {}
-    if not strict and not native:
-        return ""
-    rows = []
-    for label, key, meaning in MEASURES:
-        why = strict.get("tolerance_why") if key == "tolerance" else None
-        small = f'<span class="small">{escape(f"{meaning}: {why}" if why else meaning)}</span>'
-        rows.append(
-            [escape(label) + small, *(escape(figure(side.get(key))) for side in (strict, native))]
+    why = strict.get("tolerance_why")
+    rows = [
+        (
+            (label, f"{meaning}: {why}" if why and key == "tolerance" else meaning),
+            strict.get(key),
+            native.get(key),
         )
+        for label, key, meaning in MEASURES
+    ]
     recovered = result.get("weights_recovered")
     told = "How the target was made is not known: the verdict rests on logits alone."
     if recovered is not None:
-        does = "give" if recovered else "do not give"
-        told = f"The written weights {does} the source's back, every element, bit for bit."
-    table = _table(["", "strict float64", "as it runs"], rows, "hnn")
-    return _section("The numbers", f"<p>{told}</p>{table}")
+        exact, word = result.get("promise") == "exact", "" if recovered else " not"
+        told = (
+            f"The written weights do{word} give the source's back, every element, bit for bit."
+            if exact
+            else f"The written weights are{word} what the recipe makes of the source's."
+        )
+    heads = ["", "strict float64", "as it runs"]
+    return section("The numbers", told, table(heads, rows if strict or native else [], "hnn"))
 
 
 def _loss(result: Found) -> str:
     before, after = result.get("loss_source"), result.get("loss_target")
-    if before is None and after is None:
-        return ""
     change = after - before if is_number(before) and is_number(after) else None
-    return _section(
+    row = [figure(before, ".9f"), figure(after, ".9f"), figure(change, "+.3g" if change else "g")]
+    missing = before is None and after is None
+    return section(
         "Loss before and after",
-        "<p>Mean negative log-likelihood in nats per token, strict float64, over "
-        f"{escape(figure(result.get('predictions')))} predictions "
-        f"({escape(_text_name(result))}).</p>",
-        _table(
-            ["before", "after", "change"],
-            [[escape(figure(before, ".9f")), escape(figure(after, ".9f")), figure(change, "+.3g")]],
-            "nnn",
-        ),
+        "Mean negative log-likelihood in nats per token, in strict float64, over "
+        f"{figure(result.get('predictions'))} predictions ({_text_name(result)}).",
+        table(["before", "after", "change"], [] if missing else [row], "nnn"),
     )
 
 
 def _difference(result: Found) -> str:
     fault = result.get("fault") or {}
-    facts = [
-        ("layer", _first(fault.get("layer"), result.get("first_differing_layer"))),
-        ("component", fault.get("component")),
-        ("tensor", _first(fault.get("tensor"), result.get("first_lost_tensor"))),
-        ("first module whose output differs", result.get("first_difference")),
-        ("likely cause", fault.get("cause")),
-        ("factor", fault.get("factor")),
-    ]
-    return _section("Where and why it differs", _facts(facts))
+    found = {
+        "layer": _first(fault.get("layer"), result.get("first_differing_layer")),
+        "component": fault.get("component"),
+        "tensor": _first(fault.get("tensor"), result.get("first_lost_tensor")),
+        "first difference": result.get("first_difference"),
+        "likely cause": fault.get("cause"),
+        "factor": fault.get("factor"),
+    }
+    told = "The first module whose output is not the source's, and what is known of the reason."
+    return section("Where and why it differs", told, facts(found))
 
 
 def _layers(result: Found) -> str:
     layers = result.get("by_layer") or []
-    if not layers:
-        return ""
     tolerance = (result.get("strict_float64") or {}).get("tolerance")
     chart = drawing.line(
-        [layer["relative"] for layer in layers],
+        [layer.get("relative") for layer in layers],
         title="Error by layer",
         x_title="layer",
         y_title="error / scale of the source's states",
@@ -187,124 +185,101 @@ def _layers(result: Found) -> str:
         log=True,
         limit=(tolerance, f"limit {tolerance:.3g}") if is_number(tolerance) else None,
     )
-    return _section(
+    return section(
         "Error by layer",
-        "<p>How far the hidden states are from the source's, after each module, in strict "
-        "float64. A fault shows as a step; rounding grows slowly.</p>",
-        _figure(chart),
+        "How far the hidden states are from the source's after each module, in strict float64. "
+        "A fault shows as a step, rounding grows slowly.",
+        framed(chart) if layers else "",
     )
 
 
 def _modes(result: Found) -> str:
     rows = [
         [
-            escape(mode["name"]),
-            escape(figure(mode.get("relative"))),
-            escape(figure(mode.get("tolerance"))),
+            mode["name"],
             {True: "✓ kept", False: "✗ not kept"}.get(mode.get("kept"), "no limit"),
-            escape(mode.get("note") or ""),
+            mode.get("relative"),
+            mode.get("tolerance"),
+            mode.get("note") or "",
         ]
         for mode in result.get("modes") or []
     ]
-    if not rows:
-        return ""
-    heads = ["way of running", "largest / scale", "limit", "", "note"]
-    return _section(
-        "How it was run",
-        "<p>The same comparison in the ways in which models are used.</p>",
-        _table(heads, rows, "hnnvt"),
-    )
+    heads = ["way of running", "verdict", "largest |Δlogit| / scale", "limit", "note"]
+    told = "The same comparison in the ways in which models are used."
+    return section("How it was run", told, table(heads, rows, "hvnnt"))
 
 
 def _logits(result: Found) -> str:
     sample = result.get("logit_sample") or []
-    if not sample:
-        return ""
-    chart = drawing.scatter(
-        sample, title="Logits of source and target", x_title="source", y_title="target"
+    title = "Logits, source against target"
+    return section(
+        title,
+        f"{len(sample):,} logits as the models run. On the diagonal both say the same; the "
+        "rounding of the dtype spreads them around it.",
+        framed(drawing.scatter(sample, title=title, x_title="source", y_title="target"))
+        if sample
+        else "",
     )
-    text = (
-        f"<p>{len(sample):,} logits as the models run. On the diagonal, both say the same; the "
-        "storage dtype's rounding spreads them around it.</p>"
-    )
-    return _section("Logits, source against target", text, _figure(chart))
 
 
 def _positions(result: Found) -> str:
     values = result.get("kl_by_position") or []
-    if not values:
-        return ""
-    chart = drawing.line(
-        values, title="KL by position", x_title="position in the window", y_title="KL, nats"
-    )
-    return _section(
-        "KL by position",
-        "<p>How far the predicted distributions are apart, by the number of tokens before. A "
-        "slope means that an error accumulates with the context.</p>",
-        _figure(chart),
+    title = "KL by position"
+    chart = drawing.line(values, title=title, x_title="position in the window", y_title="KL, nats")
+    return section(
+        title,
+        "How far the predicted distributions are apart, by the number of tokens before. A slope "
+        "means that an error accumulates with the context.",
+        framed(chart) if values else "",
     )
 
 
 def _copies(result: Found) -> str:
     found, matrices = result.get("trainability"), result.get("symmetry") or []
     sentence = trainability_sentence(found) if found else ""
-    parts = [f"<p>{escape(sentence[:1].upper() + sentence[1:])}.</p>"] if found else []
-    known = [matrix for matrix in matrices if is_number(matrix.get("relative_distance"))]
-    if known:
-        kinds = groupby(sorted(known, key=_kind), key=_kind)
-        chart = drawing.bars(
-            [
-                _bar(kind, [matrix["relative_distance"] for matrix in group])
-                for kind, group in kinds
-            ],
-            title="Distance between copies, by matrix",
-            x_title="relative distance between copies",
-        )
-        parts.append(
-            "<p>How far the copies of a matrix are apart, relative to their size: the mean over "
-            "layers, with a line from the smallest to the largest. Copies at 0 are equal.</p>"
-        )
-        parts.append(_figure(chart))
-    rows = [
-        [
-            f"<code>{escape(matrix['tensor'])}</code>",
-            *(
-                escape(figure(matrix.get(key)))
-                for key in ("copies", "relative_distance", "effective_rank_gain")
-            ),
-        ]
-        for matrix in matrices
-    ]
+    distances: dict[str, list[float]] = {}
+    for matrix in matrices:
+        if is_number(matrix.get("relative_distance")):
+            kind = sub(r"\.\d+\.", ".*.", str(matrix["tensor"]))
+            distances.setdefault(kind, []).append(matrix["relative_distance"])
+    chart = drawing.bars(
+        [Bar(kind, sum(d) / len(d), min(d), max(d)) for kind, d in distances.items()],
+        title="Distance between copies, by matrix",
+        x_title="relative distance between copies",
+    )
+    keys = ("tensor", "copies", "relative_distance", "effective_rank_gain")
     heads = ["tensor", "copies", "relative distance", "gain of effective rank"]
-    parts.append(_more(f"All {len(rows):,} matrices", _table(heads, rows, "hnnn")))
-    return _section("Can the new capacity train?", *parts)
-
-
-def _kind(matrix: Found) -> str:
-    """A tensor's name without the number of its layer."""
-    return sub(r"\.\d+\.", ".*.", str(matrix["tensor"]))
-
-
-def _bar(kind: str, values: Sequence[float]) -> Bar:
-    return Bar(kind, sum(values) / len(values), min(values), max(values))
+    rows = [[matrix.get(key) for key in keys] for matrix in matrices]
+    return section(
+        "Can the new capacity train?",
+        "Copies learn different things if their gradients differ. Bars show how far the copies of "
+        "a matrix are apart, relative to their size: the mean over layers, with a line from the "
+        "smallest to the largest."
+        if distances
+        else "Copies learn different things if their gradients differ.",
+        f"<p>{escape(sentence[:1].upper() + sentence[1:])}.</p>" if sentence else "",
+        framed(chart) if distances else "",
+        more(f"All {len(rows):,} matrices", table(heads, rows, "cnnn")),
+    )
 
 
 def _low_rank(result: Found) -> str:
-    spectra, by_rank = result.get("spectra") or [], result.get("kl_by_rank") or []
+    by_rank = result.get("kl_by_rank") or []
+    spectra = [found for found in result.get("spectra") or [] if found.get("singular_values")]
     charts = []
     if by_rank:
         chart = drawing.line(
-            [point["kl_nats_per_token"] for point in by_rank],
+            [point.get("kl_nats_per_token") for point in by_rank],
             title="KL by rank",
             x_title="rank",
             y_title="KL, nats per token",
             names=[str(point["rank"]) for point in by_rank],
             log=True,
         )
-        charts.append(_figure(chart, "KL by rank", "what a higher rank would gain"))
-    worst = sorted(spectra, key=lambda found: -_order(found["residual"]))
-    for found in worst[:MOST_SPECTRA]:
-        values = found["singular_values"]
+        charts.append(framed(chart, "KL by rank", "what another rank would cost or gain"))
+    spectra.sort(key=lambda found: -_first(*filter(is_number, [found.get("residual")]), math.inf))
+    for found in spectra[:MOST_SPECTRA]:
+        values, rank = found["singular_values"], found.get("rank")
         chart = drawing.line(
             values,
             title=f"Singular values of {found['module']}",
@@ -312,137 +287,74 @@ def _low_rank(result: Found) -> str:
             y_title="singular value",
             names=[str(index + 1) for index in range(len(values))],
             log=True,
-            mark=(found["rank"] - 0.5, f"rank {found['rank']}"),
+            mark=(rank - 0.5, f"rank {rank}") if is_number(rank) else None,
         )
-        charts.append(_figure(chart, found["module"], f"residual {_residual(found)}"))
-    rows = [
-        [f"<code>{escape(found['module'])}</code>", figure(found["rank"]), escape(_residual(found))]
-        for found in spectra
-    ]
-    text = (
-        "<p>A low-rank step keeps what is left of the dashed line and loses the rest; the residual "
-        f"says how much that is. The {len(worst[:MOST_SPECTRA])} largest residuals are drawn.</p>"
-    )
-    return _section(
+        charts.append(framed(chart, found["module"], f"residual {_residual(found)}"))
+    rows = [[found["module"], found.get("rank"), _residual(found)] for found in spectra]
+    return section(
         "What the low rank holds",
-        text if spectra else "",
+        "A low-rank step keeps the singular values on the left of the dashed line and loses the "
+        f"rest; the residual says how much that is. Largest residuals first, at most "
+        f"{MOST_SPECTRA} drawn."
+        if spectra
+        else "",
         f'<div class="charts">{"".join(charts)}</div>' if charts else "",
-        _more(f"All {len(rows):,} modules", _table(["module", "rank", "residual"], rows, "hnn")),
+        more(f"All {len(rows):,} modules", table(["module", "rank", "residual"], rows, "cnn")),
     )
-
-
-def _order(value: Any) -> float:
-    """To sort by, with what is no number first, as the worst."""
-    return value if is_number(value) else drawing.BEYOND
 
 
 def _residual(found: Found) -> str:
-    return f"{figure(found['residual'])} {found.get('unit') or ''}".strip()
+    return f"{figure(found.get('residual'))} {found.get('unit') or ''}".strip()
 
 
 def _measured(result: Found) -> str:
-    caught = result.get("negative_control_caught")
-    control = f"{result.get('negative_control')}: {'caught' if caught else 'NOT caught'}"
+    caught = "caught" if result.get("negative_control_caught") else "NOT caught"
+    control = result.get("negative_control")
     made = ", ".join(f"{name} {value}" for name, value in (result.get("versions") or {}).items())
-    return _section(
-        "How it was measured",
-        _facts(
-            [
-                ("tokens", result.get("tokens")),
-                ("predictions", result.get("predictions")),
-                ("text", _text_name(result)),
-                ("SHA-256 of the text", result.get("text_sha256")),
-                ("seed", result.get("seed")),
-                ("negative control", control if result.get("negative_control") else None),
-                ("versions", made or None),
-            ]
-        ),
-    )
+    found = {
+        "tokens": result.get("tokens"),
+        "predictions": result.get("predictions"),
+        "text": _text_name(result),
+        "SHA-256 of text": result.get("text_sha256"),
+        "seed": result.get("seed"),
+        "negative control": f"{control}: {caught}" if control else None,
+        "versions": made or None,
+    }
+    told = "The negative control is a deliberate fault; a proof that misses it says nothing."
+    return section("How it was measured", told, facts(found))
+
+
+def _manifest(manifest: Found) -> str:
+    steps = (manifest.get("recipe") or {}).get("steps") or []
+    told = [", ".join(f"{key} {value}" for key, value in step.items()) for step in steps]
+    found = {name: manifest.get(key) for name, key in MANIFEST_FACTS.items()}
+    found["papers"] = "; ".join(dict.fromkeys(manifest.get("papers") or [])) or None
+    hashes = list((manifest.get("source_files") or {}).items())
+    listed = "".join(f"<li><code>{escape(step)}</code></li>" for step in told)
+    inside = f"<ol>{listed}</ol>" if told else ""
+    inside += facts(found) + table(["source file", "SHA-256"], hashes, "cc")
+    text = "From the manifest beside the weights, growkit.json."
+    return section("How it was made", text, more("Recipe and source files", inside))
+
+
+SECTIONS = (
+    _numbers,
+    _loss,
+    _difference,
+    _layers,
+    _modes,
+    _logits,
+    _positions,
+    _copies,
+    _low_rank,
+    _measured,
+)
 
 
 def _text_name(result: Found) -> str:
     return Path(str(result["text"])).name if result.get("text") else "random tokens"
 
 
-def _manifest(manifest: Found) -> str:
-    recipe = manifest.get("recipe") or {}
-    steps = [", ".join(f"{k} {v}" for k, v in step.items()) for step in recipe.get("steps") or []]
-    facts = [
-        (name, manifest.get(key))
-        for name, key in (
-            ("made with growkit", "growkit"),
-            ("created", "created"),
-            ("dtype", "dtype"),
-            ("parameters before", "source_parameters"),
-            ("parameters after", "parameters"),
-            ("bytes", "bytes"),
-            ("what is lost", "lost"),
-        )
-    ]
-    hashes = [
-        [f"<code>{escape(name)}</code>", f"<code>{escape(digest)}</code>"]
-        for name, digest in (manifest.get("source_files") or {}).items()
-    ]
-    listed = "".join(f"<li><code>{escape(step)}</code></li>" for step in steps)
-    papers = "".join(f"<li>{escape(paper)}</li>" for paper in manifest.get("papers") or [])
-    inside = [
-        f"<h3>Steps</h3><ol>{listed}</ol>" if steps else "",
-        f"<h3>Papers</h3><ul>{papers}</ul>" if papers else "",
-        _facts(facts),
-        _table(["source file", "SHA-256"], hashes, "ht"),
-    ]
-    return _section("How it was made", _more("Recipe and source files", "".join(inside)))
-
-
 def _first(*values: Any) -> Any:
     """The first that is there; a layer 0 is."""
     return next((value for value in values if value is not None), None)
-
-
-def _section(title: str, *parts: str) -> str:
-    """A section, if there is anything in it."""
-    return f"<section><h2>{title}</h2>{''.join(parts)}</section>\n" if any(parts) else ""
-
-
-def _facts(facts: Iterable[tuple[str, Any]]) -> str:
-    """Names and what they are; what is missing is left out."""
-    rows = "".join(
-        f"<dt>{name}</dt><dd>{escape(figure(value))}</dd>"
-        for name, value in facts
-        if value is not None
-    )
-    return f"<dl>{rows}</dl>" if rows else ""
-
-
-def _figure(chart: str, name: str = "", note: str = "") -> str:
-    caption = f'{escape(name)}<span class="small">{escape(note)}</span>'
-    return f"<figure>{f'<figcaption>{caption}</figcaption>' if name else ''}{chart}</figure>"
-
-
-def _more(summary: str, inside: str) -> str:
-    return f"<details><summary>{summary}</summary>{inside}</details>" if inside else ""
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], kinds: str) -> str:
-    """A table of markup; a kind per column: its head, a number, a verdict or text."""
-    if not rows:
-        return ""
-    aligned = [' class="number"' if kind == "n" else "" for kind in kinds]
-    top = "".join(
-        f'<th scope="col"{align}>{head}</th>' for head, align in zip(heads, aligned, strict=True)
-    )
-    lines = []
-    for row in rows:
-        cells = []
-        for cell, kind, align in zip(row, kinds, aligned, strict=True):
-            colour = {"✓": ' class="good"', "✗": ' class="bad"'}.get(cell[:1], "")
-            shown = colour if kind == "v" else align
-            cells.append(
-                f'<th scope="row">{cell}</th>' if kind == "h" else f"<td{shown}>{cell}</td>"
-            )
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    # A box that scrolls must be reachable by keyboard.
-    return (
-        f'<div class="wide" tabindex="0"><table><thead><tr>{top}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
