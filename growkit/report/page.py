@@ -20,42 +20,24 @@ from growkit.report.sentences import trainability_sentence
 Found = Mapping[str, Any]
 
 PROMISES = {
-    "exact": "the target computes the same function as the source",
-    "bounded": "the target differs from the source, by a distance that was measured",
-    "different": "the target is another function, as asked for; the distance was measured",
+    "exact": "the target is to compute the same function as the source",
+    "bounded": "the target may differ from the source, by what is measured here",
+    "different": "the target is to be another function; how far away is measured here",
 }
 MEASURES = (
-    ("dtype", "dtype", "the number format both models were run in"),
-    ("device", "device", "where they were run"),
-    (
-        "largest |Δlogit| / scale",
-        "relative",
-        "the largest change of any logit, relative to their usual size",
-    ),
-    ("limit", "tolerance", "what the line above must stay below; none: it is held to no limit"),
-    ("largest |Δlogit|", "max_abs_logit_diff", "the largest change of any logit"),
+    ("dtype", "dtype", "the number format both models ran in"),
+    ("device", "device", "where they ran"),
+    ("largest |Δlogit| / scale", "relative", "the largest change of a logit, for their usual size"),
+    ("limit", "tolerance", "what the line above must stay below, or none"),
+    ("largest |Δlogit|", "max_abs_logit_diff", "the largest change of a logit"),
     ("mean |Δlogit|", "mean_abs_logit_diff", "the change of a logit on average"),
-    ("logit scale", "logit_scale", "the usual size of the source's logits (root mean square)"),
-    (
-        "KL, nats per token",
-        "kl_nats_per_token",
-        "how far the predicted distributions are apart; 0 if they are the same",
-    ),
-    (
-        "top-1 agreement",
-        "top1_agreement",
-        "the share of tokens for which both models rank the same next token first",
-    ),
+    ("logit scale", "logit_scale", "the usual size of the source's logits: root mean square"),
+    ("KL, nats per token", "kl_nats_per_token", "how far predictions are apart; 0 if not at all"),
+    ("top-1 agreement", "top1_agreement", "the share of tokens with the same likeliest next token"),
 )
-MANIFEST_FACTS = {
-    "growkit": "growkit",
-    "created": "created",
-    "dtype": "dtype",
-    "parameters before": "source_parameters",
-    "parameters after": "parameters",
-    "bytes": "bytes",
-    "lost": "lost",
-}
+RECORDED = ("growkit", "created", "dtype", "source_parameters", "parameters", "bytes", "lost")
+"""What the page takes from the manifest as it is."""
+
 MOST_SPECTRA = 4
 """Spectra that are drawn; the others are in a table."""
 
@@ -73,13 +55,8 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
     style = drawing.style_rules() + Path(__file__).with_name("page.css").read_text("utf-8")
     kind, verdict = _verdict(result)
     names = [Path(str(result.get(key))).name for key in ("source", "target")]
-    body = [
-        _header(result, kind, verdict),
-        "<main>",
-        *(part(result) for part in SECTIONS),
-        _manifest(manifest or {}),
-        "</main>",
-    ]
+    parts = [_numbers, _loss, _difference, _layers, _modes, _logits, _positions, _copies, _low_rank]
+    main = "".join(part(result) for part in [*parts, _measured]) + _manifest(manifest or {})
     # The policy makes "no network" a fact that the browser enforces, whatever files contain.
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -92,7 +69,9 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
 {style}</style>
 </head>
 <body>
-{"".join(body)}
+{_header(result, kind, verdict)}
+<main>
+{main}</main>
 </body>
 </html>
 """
@@ -111,12 +90,15 @@ def _verdict(result: Found) -> tuple[str, str]:
 
 def _header(result: Found, kind: str, verdict: str) -> str:
     reason = str(result.get("reason")).removeprefix(f"{verdict.lower()}: ")
+    reason = escape(reason[:1].upper() + reason[1:])
+    # Browsers would break a line after the hyphen of 1e-14.
+    reason = sub(r"[\d.]+e-\d+", r'<span class="whole">\g<0></span>', reason)
     promise = str(result.get("promise"))
     meaning = f": {PROMISES[promise]}" if promise in PROMISES else ""
     sign = {"good": "✓", "warn": "!", "bad": "✗"}[kind]
     return (
         f'<header><div class="verdict {kind}"><h1><span aria-hidden="true">{sign}</span> '
-        f'{escape(verdict)}</h1><p class="reason">{escape(reason[:1].upper() + reason[1:])}.</p>'
+        f'{escape(verdict)}</h1><p class="reason">{reason}.</p>'
         f"<p>Promise: <strong>{escape(promise)}</strong>{meaning}.</p></div>"
         f"{facts({key: result.get(key) for key in ('source', 'target')})}</header>"
     )
@@ -127,7 +109,7 @@ def _numbers(result: Found) -> str:
     why = strict.get("tolerance_why")
     rows = [
         (
-            (label, f"{meaning}: {why}" if why and key == "tolerance" else meaning),
+            (label, f"{meaning} ({why})" if why and key == "tolerance" else meaning),
             strict.get(key),
             native.get(key),
         )
@@ -136,12 +118,10 @@ def _numbers(result: Found) -> str:
     recovered = result.get("weights_recovered")
     told = "How the target was made is not known: the verdict rests on logits alone."
     if recovered is not None:
-        exact, word = result.get("promise") == "exact", "" if recovered else " not"
-        told = (
-            f"The written weights do{word} give the source's back, every element, bit for bit."
-            if exact
-            else f"The written weights are{word} what the recipe makes of the source's."
-        )
+        does, are = ("give", "are") if recovered else ("do not give", "are not")
+        told = f"The written weights {does} the source's back, every element, bit for bit."
+        if result.get("promise") != "exact":
+            told = f"The written weights {are} what the recipe makes of the source's."
     heads = ["", "strict float64", "as it runs"]
     return section("The numbers", told, table(heads, rows if strict or native else [], "hnn"))
 
@@ -204,7 +184,7 @@ def _modes(result: Found) -> str:
         ]
         for mode in result.get("modes") or []
     ]
-    heads = ["way of running", "verdict", "largest |Δlogit| / scale", "limit", "note"]
+    heads = ["way of running", "verdict", "largest / scale", "limit", "note"]
     told = "The same comparison in the ways in which models are used."
     return section("How it was run", told, table(heads, rows, "hvnnt"))
 
@@ -264,8 +244,7 @@ def _copies(result: Found) -> str:
 
 
 def _low_rank(result: Found) -> str:
-    by_rank = result.get("kl_by_rank") or []
-    spectra = [found for found in result.get("spectra") or [] if found.get("singular_values")]
+    by_rank, spectra = result.get("kl_by_rank") or [], result.get("spectra") or []
     charts = []
     if by_rank:
         chart = drawing.line(
@@ -277,8 +256,11 @@ def _low_rank(result: Found) -> str:
             log=True,
         )
         charts.append(framed(chart, "KL by rank", "what another rank would cost or gain"))
-    spectra.sort(key=lambda found: -_first(*filter(is_number, [found.get("residual")]), math.inf))
-    for found in spectra[:MOST_SPECTRA]:
+    drawn = [found for found in spectra if found.get("singular_values")]
+    drawn.sort(
+        key=lambda found: found.get("residual") if is_number(found.get("residual")) else math.inf
+    )
+    for found in drawn[: -MOST_SPECTRA - 1 : -1]:
         values, rank = found["singular_values"], found.get("rank")
         chart = drawing.line(
             values,
@@ -289,22 +271,18 @@ def _low_rank(result: Found) -> str:
             log=True,
             mark=(rank - 0.5, f"rank {rank}") if is_number(rank) else None,
         )
-        charts.append(framed(chart, found["module"], f"residual {_residual(found)}"))
-    rows = [[found["module"], found.get("rank"), _residual(found)] for found in spectra]
+        note = f"residual {figure(found.get('residual'))} {found.get('unit') or ''}"
+        charts.append(framed(chart, found["module"], note))
+    rows = [[found.get(key) for key in ("module", "rank", "residual", "unit")] for found in spectra]
     return section(
         "What the low rank holds",
         "A low-rank step keeps the singular values on the left of the dashed line and loses the "
-        f"rest; the residual says how much that is. Largest residuals first, at most "
-        f"{MOST_SPECTRA} drawn."
+        f"rest; the residual says how much. Drawn are the largest, at most {MOST_SPECTRA}."
         if spectra
         else "",
         f'<div class="charts">{"".join(charts)}</div>' if charts else "",
-        more(f"All {len(rows):,} modules", table(["module", "rank", "residual"], rows, "cnn")),
+        more(f"All {len(rows):,} modules", table(["module", "rank", "residual", ""], rows, "cnnt")),
     )
-
-
-def _residual(found: Found) -> str:
-    return f"{figure(found.get('residual'))} {found.get('unit') or ''}".strip()
 
 
 def _measured(result: Found) -> str:
@@ -327,7 +305,7 @@ def _measured(result: Found) -> str:
 def _manifest(manifest: Found) -> str:
     steps = (manifest.get("recipe") or {}).get("steps") or []
     told = [", ".join(f"{key} {value}" for key, value in step.items()) for step in steps]
-    found = {name: manifest.get(key) for name, key in MANIFEST_FACTS.items()}
+    found = {key.replace("_", " "): manifest.get(key) for key in RECORDED}
     found["papers"] = "; ".join(dict.fromkeys(manifest.get("papers") or [])) or None
     hashes = list((manifest.get("source_files") or {}).items())
     listed = "".join(f"<li><code>{escape(step)}</code></li>" for step in told)
@@ -335,20 +313,6 @@ def _manifest(manifest: Found) -> str:
     inside += facts(found) + table(["source file", "SHA-256"], hashes, "cc")
     text = "From the manifest beside the weights, growkit.json."
     return section("How it was made", text, more("Recipe and source files", inside))
-
-
-SECTIONS = (
-    _numbers,
-    _loss,
-    _difference,
-    _layers,
-    _modes,
-    _logits,
-    _positions,
-    _copies,
-    _low_rank,
-    _measured,
-)
 
 
 def _text_name(result: Found) -> str:
