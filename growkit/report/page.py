@@ -27,7 +27,11 @@ PROMISES = {
 MEASURES = (
     ("dtype", "dtype", "the number format both models ran in"),
     ("device", "device", "where they ran"),
-    ("largest |Δlogit| / scale", "relative", "the largest change of a logit, for their usual size"),
+    (
+        "largest |Δlogit| / scale",
+        "relative",
+        "the largest change of a logit, against their usual size",
+    ),
     ("limit", "tolerance", "what the line above must stay below, or none"),
     ("largest |Δlogit|", "max_abs_logit_diff", "the largest change of a logit"),
     ("mean |Δlogit|", "mean_abs_logit_diff", "the change of a logit on average"),
@@ -176,17 +180,16 @@ def _layers(result: Found) -> str:
 def _modes(result: Found) -> str:
     rows = [
         [
-            mode["name"],
+            (mode["name"], mode.get("note") or ""),
             {True: "✓ kept", False: "✗ not kept"}.get(mode.get("kept"), "no limit"),
             mode.get("relative"),
             mode.get("tolerance"),
-            mode.get("note") or "",
         ]
         for mode in result.get("modes") or []
     ]
-    heads = ["way of running", "verdict", "largest / scale", "limit", "note"]
+    heads = ["way of running", "verdict", "largest / scale", "limit"]
     told = "The same comparison in the ways in which models are used."
-    return section("How it was run", told, table(heads, rows, "hvnnt"))
+    return section("How it was run", told, table(heads, rows, "hvnn"))
 
 
 def _logits(result: Found) -> str:
