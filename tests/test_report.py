@@ -262,8 +262,9 @@ def poisoned(value: Any, poison: Any) -> Any:
     return poison if isinstance(value, str) else value
 
 
-def test_text_from_files_is_escaped() -> None:
-    hostile = poisoned(full(), HOSTILE)
+@pytest.mark.parametrize("kept", [True, False])
+def test_text_from_files_is_escaped(kept: bool) -> None:
+    hostile = poisoned(full(kept=kept), HOSTILE)
     made = poisoned(manifest(), HOSTILE) | {"source_files": {HOSTILE: HOSTILE}}
     page = report_page(hostile, made)
     tags = Tags(page)
