@@ -66,7 +66,7 @@ def line(
         below = 15 if y < TOP + 20 else -6
         parts.append(_text(frame.right, y + below, limit[1], "end", "limit-name"))
     if mark:
-        x = min(LEFT + step * mark[0], frame.right)
+        x = min(max(LEFT + step * mark[0], LEFT), frame.right)
         side, gap = ("end", -6) if x > WIDTH / 2 else ("start", 6)
         parts.append(f'<path class="limit" d="M{x:.1f} {TOP}V{frame.bottom}"/>')
         parts.append(_text(x + gap, TOP + 12, mark[1], side, "limit-name"))

@@ -298,6 +298,7 @@ def _measured(result: Found) -> str:
         "text": _text_name(result),
         "SHA-256 of text": result.get("text_sha256"),
         "seed": result.get("seed"),
+        "device": (result.get("native") or {}).get("device"),
         "negative control": f"{control}: {caught}" if control else None,
         "versions": made or None,
     }
