@@ -1,0 +1,306 @@
+"""Charts as SVG text: from numbers to drawings, without a library, a script or the network.
+
+Every chart is 440 units wide, so that its text stays readable from a phone to a wide screen. Its
+``<title>`` and ``<desc>`` say what it shows in words and numbers. Colours are classes of
+``chart.css``, which a page includes once and ``standalone`` puts into the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from growkit.report.markup import BEYOND, escape, figure, is_number
+
+WIDTH = 440
+LEFT, RIGHT, TOP, BOTTOM = 66, 18, 34, 48
+LETTER = 7.6
+"""Width of a letter, on average and a little more, to keep labels apart."""
+
+MOST_DOTS = 60
+"""Points up to which a line shows each of them."""
+
+Number = float | int | None
+
+
+def line(
+    values: Sequence[Number],
+    *,
+    title: str,
+    x_title: str,
+    y_title: str,
+    names: Sequence[str] | None = None,
+    log: bool = False,
+    limit: tuple[float, str] | None = None,
+    mark: tuple[float, str] | None = None,
+) -> str:
+    """A line through values in a row.
+
+    Args:
+        values: what is drawn, at equal distances; what is no number leaves a gap with a cross.
+        title: what the chart shows.
+        x_title: of the row.
+        y_title: of the values, with their unit.
+        names: of the values; their indices if left out.
+        log: whether the axis is logarithmic; zeros then stand on the bottom line.
+        limit: a value to draw a horizontal line at, and its name.
+        mark: an index, possibly between two, to draw a vertical line at, and its name.
+    """
+    names = names or [str(index) for index in range(len(values))]
+    known = [value for value in values if is_number(value)]
+    limits = [limit[0]] if limit and is_number(limit[0]) else []
+    frame = _logarithmic([*known, *limits], 280) if log else _linear([0, *known, *limits], 280)
+    step = (frame.right - LEFT) / max(len(values) - 1, 1)
+
+    parts = [frame.rows()]
+    for index, text, anchor in _apart(names, step):
+        x = LEFT + step * index
+        parts.append(f'<path class="axis" d="M{x:.1f} {frame.bottom}v4"/>')
+        parts.append(_text(x, frame.bottom + 18, text, anchor))
+    if limits and limit:
+        y = frame.y(limit[0])
+        parts.append(f'<path class="limit" d="M{LEFT} {y:.1f}H{frame.right}"/>')
+        below = 15 if y < TOP + 20 else -6
+        parts.append(_text(frame.right, y + below, limit[1], "end", "limit-name"))
+    if mark:
+        x = min(max(LEFT + step * mark[0], LEFT), frame.right)
+        side, gap = ("end", -6) if x > WIDTH / 2 else ("start", 6)
+        parts.append(f'<path class="limit" d="M{x:.1f} {TOP}V{frame.bottom}"/>')
+        parts.append(_text(x + gap, TOP + 12, mark[1], side, "limit-name"))
+    points = [
+        (LEFT + step * index, frame.y(value)) if is_number(value) else None
+        for index, value in enumerate(values)
+    ]
+    parts.append(f'<path class="data" d="{_path(points)}"/>')
+    for index, (name, value, point) in enumerate(zip(names, values, points, strict=True)):
+        hint = f"<title>{escape(name)}: {escape(figure(value))}</title>"
+        if point and len(values) <= MOST_DOTS:
+            x, y = point
+            parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3">{hint}</circle>')
+        elif not point:
+            cross = f"M{LEFT + step * index - 4:.1f} {TOP + 2}l8 8m0 -8l-8 8"
+            parts.append(f'<path class="lost" d="{cross}">{hint}</path>')
+    parts.append(frame.titles(x_title, y_title))
+    said = _said(names, values) + [named[1] for named in (limit, mark) if named]
+    return _svg(title, said, frame.height, parts)
+
+
+def scatter(pairs: Sequence[Sequence[Number]], *, title: str, x_title: str, y_title: str) -> str:
+    """Pairs as points, both axes on one scale, with the diagonal where the two are equal."""
+    known = [(x, y) for x, y in pairs if is_number(x) and is_number(y)]
+    frame = _linear([value for pair in known for value in pair], 380)
+    parts = [frame.rows(), frame.columns()]
+    parts.append(f'<path class="axis" d="M{LEFT} {frame.bottom}L{frame.right} {TOP}"/>')
+    dots = "".join(f"M{frame.x(x):.1f} {frame.y(y):.1f}h0" for x, y in known)
+    parts.append(f'<path class="cloud" d="{dots}"/>')
+    parts.append(frame.titles(x_title, y_title))
+    said = [f"{len(known)} points"]
+    if known:
+        farthest = max(known, key=lambda pair: abs(pair[0] - pair[1]))
+        said.append(f"farthest from the diagonal: {farthest[0]:.4g} against {farthest[1]:.4g}")
+    if len(known) < len(pairs):
+        said.append(f"{len(pairs) - len(known)} are none")
+    return _svg(title, said, frame.height, parts)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar, and how far the values reach of which it is the mean."""
+
+    name: str
+    value: float
+    lowest: float
+    highest: float
+
+
+def bars(rows: Sequence[Bar], *, title: str, x_title: str) -> str:
+    """Horizontal bars, each below its name; whiskers show how far the values reach."""
+    frame = _linear([0, *(row.highest for row in rows)], TOP + BOTTOM + 32 * len(rows), left=14)
+    parts = [frame.columns()]
+    zero = frame.x(0)
+    said = []
+    for index, row in enumerate(rows):
+        y, value = TOP + 32 * index + 14, figure(row.value)
+        room = int((frame.right - frame.left) / LETTER) - len(value) - 2
+        spread = row.lowest < row.highest
+        reach = f" ({figure(row.lowest)} to {figure(row.highest)})" if spread else ""
+        said.append(f"{row.name}: {value}{reach}")
+        parts.append(_text(frame.left + 5, y, _shortened(row.name, room), "start", "name"))
+        parts.append(_text(frame.right, y, value, "end", "name"))
+        parts.append(
+            f'<rect class="bar" x="{zero:.1f}" y="{y + 5}" height="9" '
+            f'width="{frame.x(row.value) - zero:.1f}"><title>{escape(said[-1])}</title></rect>'
+        )
+        if spread:
+            ends = f"M{frame.x(row.lowest):.1f} {y + 9.5}H{frame.x(row.highest):.1f}"
+            parts.append(f'<path class="whisker" d="{ends}"/>')
+    parts.append(f'<path class="axis" d="M{zero:.1f} {TOP}V{frame.bottom}"/>')
+    parts.append(frame.titles(x_title))
+    return _svg(title, said, frame.height, parts)
+
+
+def standalone(svg: str) -> str:
+    """A chart as a file of its own, in light and dark."""
+    style = f"<style>{style_rules()}</style>"
+    rooted = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return rooted.replace("</desc>", f"</desc>{style}", 1) + "\n"
+
+
+def style_rules() -> str:
+    """The colours of charts, as CSS."""
+    return Path(__file__).with_name("chart.css").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """A plot inside a drawing, with one scale for both directions.
+
+    Attributes:
+        low: value at the low end of the scale, or its exponent of ten.
+        high: the same of the high end.
+        ticks: where numbers stand, as shares of the scale, and the numbers.
+        log: whether the scale is logarithmic.
+    """
+
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+    log: bool
+    height: int
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+
+    @property
+    def bottom(self) -> int:
+        return self.height - BOTTOM
+
+    def x(self, value: float) -> float:
+        return self.left + (self.right - self.left) * self._share(value)
+
+    def y(self, value: float) -> float:
+        return self.bottom - (self.bottom - TOP) * self._share(value)
+
+    def _share(self, value: float) -> float:
+        if self.log:
+            value = math.log10(value) if value > 0 else self.low
+        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+
+    def rows(self) -> str:
+        """Horizontal lines at the ticks, with their numbers."""
+        parts = []
+        for share, label in self.ticks:
+            y = self.bottom - (self.bottom - TOP) * share
+            parts.append(f'<path class="grid" d="M{self.left} {y:.1f}H{self.right}"/>')
+            parts.append(_text(self.left - 7, y + 4, label, "end"))
+        return "".join(parts)
+
+    def columns(self) -> str:
+        """Vertical lines at the ticks, with their numbers."""
+        parts = []
+        for share, label in self.ticks:
+            x = self.left + (self.right - self.left) * share
+            parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{self.bottom}"/>')
+            parts.append(_text(x, self.bottom + 18, label, "middle"))
+        return "".join(parts)
+
+    def titles(self, x_title: str, y_title: str = "") -> str:
+        """The names of both axes, level so that they can be read."""
+        return _text(self.right, self.height - 10, x_title, "end") + _text(4, 16, y_title, "start")
+
+
+def _logarithmic(values: Sequence[float], height: int) -> _Frame:
+    """Whole decades; where there are zeros, the bottom one is theirs."""
+    exponents = [math.log10(value) for value in values if value > 0] or [0.0]
+    zeros = any(value <= 0 for value in values)
+    low, high = math.floor(min(exponents)) - zeros, math.ceil(max(exponents))
+    high = max(high, low + 1 + zeros)
+    stride = math.ceil((high - low) / 6)
+    shown = [tick for tick in range(high, low - 1, -stride) if not zeros or tick > low + stride / 2]
+    labels = [(tick, f"{10.0**tick:g}" if abs(tick) < 4 else f"1e{tick}") for tick in shown]
+    if zeros:
+        labels.append((low, "0"))
+    ticks = [((tick - low) / (high - low), label) for tick, label in labels]
+    return _Frame(low, high, ticks, True, height)
+
+
+def _linear(values: Sequence[float], height: int, left: int = LEFT) -> _Frame:
+    """From one round number to another, with some between."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    # Digits that a float does not have cannot be told apart.
+    if high - low <= max(abs(low), abs(high)) * 1e-12 or high - low < 1 / BEYOND:
+        reach = max(abs(low), abs(high)) / 2 or 1.0
+        low, high = (0.0 if low == 0 else low - reach), high + reach
+    power = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(size * power for size in (1, 2, 5, 10) if size * power * 6 >= high - low)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    ticks = [((n - first) / (last - first), f"{n * step:.6g}") for n in range(first, last + 1)]
+    return _Frame(first * step, last * step, ticks, False, height, left)
+
+
+def _apart(names: Sequence[str], step: float) -> list[tuple[int, str, str]]:
+    """Indices, labels and anchors: the first, the last and round numbers between, kept apart."""
+    last = len(names) - 1
+
+    def span(index: int) -> tuple[float, float]:
+        size, x = LETTER * len(names[index]) + 8, step * index
+        start = x if index == 0 else x - size if index == last else x - size / 2
+        return start, start + size
+
+    def clear(first: int, second: int) -> bool:
+        return span(first)[1] <= span(second)[0]
+
+    def number(index: int) -> int:
+        return int(names[index]) if names[index].isdecimal() else index
+
+    between: list[int] = []
+    for stride in (size * 10**power for power in range(7) for size in (1, 2, 5)):
+        between = [index for index in range(1, last) if number(index) % stride == 0]
+        if all(clear(*neighbours) for neighbours in pairwise(between)):
+            break
+    between = [index for index in between if clear(0, index) and clear(index, last)]
+    ends = [0, last] if last > 0 and clear(0, last) else [0] if names else []
+    anchors = {last: "end", 0: "start"}
+    return [(i, names[i], anchors.get(i, "middle")) for i in sorted({*ends, *between})]
+
+
+def _path(points: Sequence[tuple[float, float] | None]) -> str:
+    """A line that is interrupted where there is no point; a point alone is a dot."""
+    parts, drawing = [], False
+    for point in points:
+        if point:
+            parts.append(f"{'L' if drawing else 'M'}{point[0]:.1f} {point[1]:.1f}")
+            parts.append("" if drawing else "h0")
+        drawing = point is not None
+    return "".join(parts)
+
+
+def _said(names: Sequence[str], values: Sequence[Number]) -> list[str]:
+    """What a line shows, in words."""
+    known = [(value, name) for name, value in zip(names, values, strict=True) if is_number(value)]
+    missing = [name for name, value in zip(names, values, strict=True) if not is_number(value)]
+    said = []
+    for word, (value, name) in (("smallest", min(known)), ("largest", max(known))) if known else ():
+        said.append(f"{word} {figure(value)} at {name}")
+    return [*said, f"none at {', '.join(missing)}"] if missing else said
+
+
+def _shortened(name: str, letters: int) -> str:
+    """A long name without its middle."""
+    half = max(letters // 2 - 1, 3)
+    return name if len(name) <= letters else f"{name[:half]}…{name[-half:]}"
+
+
+def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+    named = f' class="{kind}"' if kind else ""
+    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(title: str, said: Sequence[str], height: int, parts: Sequence[str]) -> str:
+    return (
+        f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'height="{height}"><title>{escape(title)}</title><desc>{escape("; ".join(said))}.</desc>'
+        f"{''.join(parts)}</svg>"
+    )

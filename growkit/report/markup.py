@@ -1,0 +1,95 @@
+"""Pieces of HTML and XML; whatever comes from files is escaped here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from html import escape as escape_markup
+from typing import Any, TypeGuard
+
+BEYOND = 1e300
+"""Larger magnitudes count as infinite: their differences would overflow."""
+
+_NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+
+
+def escape(text: Any) -> str:
+    """Any text as it may stand in HTML and XML, also in attributes."""
+    return escape_markup(_NOT_IN_XML.sub("\ufffd", str(text)))
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether something can be drawn: neither missing nor NaN nor infinite."""
+    return isinstance(value, int | float) and abs(value) < BEYOND  # false for a NaN
+
+
+def figure(value: Any, form: str = ".3g") -> str:
+    """A number as people read it; ``none`` if there is none, not escaped."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return format(value, form) if isinstance(value, float) else str(value)
+
+
+def section(title: str, text: str, *parts: str) -> str:
+    """What a section shows, beside what that means; nothing if it shows nothing."""
+    if not any(parts):
+        return ""
+    head = f"<div><h2>{title}</h2><p>{escape(text)}</p></div>"
+    return f"<section>{head}<div>{''.join(parts)}</div></section>\n"
+
+
+def facts(facts: Mapping[str, Any]) -> str:
+    """Names and what they are; what is missing is left out."""
+    rows = [
+        f"<dt>{name}</dt><dd>{escape(figure(value))}</dd>"
+        for name, value in facts.items()
+        if value is not None
+    ]
+    return f"<dl>{''.join(rows)}</dl>" if rows else ""
+
+
+def framed(chart: str, name: str = "", note: str = "") -> str:
+    """A chart, with a name and a note if it needs them."""
+    caption = f'{escape(name)}<span class="small">{escape(note)}</span>'
+    return f"<figure>{f'<figcaption>{caption}</figcaption>' if name else ''}{chart}</figure>"
+
+
+def more(summary: str, inside: str) -> str:
+    """What is folded away until it is asked for; nothing if there is nothing inside."""
+    return f"<details><summary>{summary}</summary>{inside}</details>" if inside else ""
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], kinds: str) -> str:
+    """A table; each column is of a kind: h, a head or a head and its meaning, c, a code, n, a
+    number, v, a verdict, or t, text.
+    """
+    if not rows:
+        return ""
+    top = (f'<th scope="col" class="{k}">{h}</th>' for h, k in zip(heads, kinds, strict=True))
+    body = "".join(_row(row, kinds) for row in rows)
+    # A box that scrolls must be within reach of the keyboard.
+    return (
+        f'<div class="wide" tabindex="0"><table><thead><tr>{"".join(top)}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _row(row: Sequence[Any], kinds: str) -> str:
+    """A row; the meaning of its head stands below, as wide as the table."""
+    head, meaning = row[0] if isinstance(row[0], tuple) else (row[0], "")
+    cells = "".join(map(_cell, [head, *row[1:]], kinds))
+    small = f'<td class="small" colspan="{len(kinds)}">{escape(meaning)}</td>'
+    return f"<tr>{cells}</tr>" + (f'<tr class="meaning">{small}</tr>' if meaning else "")
+
+
+def _cell(value: Any, kind: str) -> str:
+    text = escape(figure(value))
+    if kind == "h":
+        return f'<th scope="row">{text}</th>'
+    colour = {"✓": " good", "✗": " bad"}.get(text[:1], "") if kind == "v" else ""
+    return f'<td class="{kind}{colour}">{f"<code>{text}</code>" if kind == "c" else text}</td>'
