@@ -14,8 +14,7 @@ import growkit
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text, training_text
 
-RANKS = (1, 2, 4, 6, 8, 10, 12, 14)
-SCOPES = ("head", "layer", "all_heads")
+RANKS = {"head": (1, 2, 4, 6), "layer": (2, 4, 8, 12), "all_heads": (2, 4, 8)}
 
 
 def main() -> None:
@@ -26,8 +25,8 @@ def main() -> None:
         calibration.write_text(training_text(), encoding="utf-8")
         held_out.write_text(held_out_text(), encoding="utf-8")
         print("| scope | rank | plain | data-aware | ratio |\n| --- | --- | --- | --- | --- |")
-        for scope in SCOPES:
-            for rank in RANKS:
+        for scope, ranks in RANKS.items():
+            for rank in ranks:
                 kl = []
                 for text in (None, str(calibration)):
                     result = growkit.convert(
