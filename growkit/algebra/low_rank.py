@@ -7,8 +7,10 @@ of D, cut off after 2r and shared out between the two; ½ Σ_{i>2r} σᵢ² rema
 matrices are solved by turns: updates for a base, the base for the updates, each of them the best
 there is.
 
-All matrices are tall (inputs × outputs, many more inputs): a QR factorisation first leaves a
-problem of outputs × outputs.
+All matrices are tall (inputs × outputs, many more inputs), and D V_k V_kᵀ is the best approximation
+of rank k, with V_k the leading right singular vectors: left vectors are never formed. Where squared
+condition numbers do no harm, V comes from the eigenvectors of Dᵀ D, which costs one product of
+matrices; elsewhere from R of a QR factorisation, which is backward stable.
 """
 
 from __future__ import annotations
@@ -21,6 +23,13 @@ from torch import Tensor
 MOST_TURNS = 200
 CONVERGED = 1e-10
 """Relative gain of a turn below which turns end."""
+
+WELL_CONDITIONED = 1e-4
+"""Dᵀ D is good enough if its least eigenvalue is more than this part of its largest: the squares of
+singular values, known to some 1e-16 of the largest, are then known to 1e-11 each (measured)."""
+
+UNDERFLOW = 1e-280
+"""Squares as small as this have lost digits."""
 
 
 @dataclass(frozen=True)
@@ -62,41 +71,60 @@ def truncated(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """The leading singular triples of tall matrices.
 
     Args:
-        matrix: [..., inputs, outputs].
+        matrix: [..., inputs, outputs], in float64.
         rank: how many triples; fewer where there are no more.
 
     Returns:
         A and B with A Bᵀ the best approximation of this rank, [..., inputs, rank] and
         [..., outputs, rank] (zeros where there are no more triples), and all singular values, in
-        falling order.
+        falling order, [..., min(inputs, outputs)].
+    """
+    values, right = _right_vectors(matrix)
+    leading = right[..., :rank]
+    # A and B get √σ each. Below rounding σ itself is noise, and must not be divided by.
+    least = torch.finfo(values.dtype).eps * values[..., :1]
+    root = values[..., :rank].maximum(least).sqrt()[..., None, :]
+    down = matrix @ (leading / root.where(root > 0, 1))
+    up = leading * root
+    missing = rank - leading.shape[-1]
+    if missing > 0:
+        down, up = (torch.nn.functional.pad(factor, (0, missing)) for factor in (down, up))
+    return down, up, values
+
+
+def _right_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values, in falling order, and the right vectors as columns, [..., outputs, values].
+
+    A matrix takes the fast way if that is accurate for it, whatever the others of the batch are.
     """
     inputs, outputs = matrix.shape[-2:]
-    if inputs > outputs:
-        orthogonal, triangle = torch.linalg.qr(matrix)
-    else:
-        orthogonal, triangle = None, matrix
-    left, values, right = torch.linalg.svd(triangle, full_matrices=False)
-    found = min(rank, values.shape[-1])
-    root = values[..., :found].sqrt()
-    down = left[..., :found] * root[..., None, :]
-    down = down if orthogonal is None else orthogonal @ down
-    up = right[..., :found, :].transpose(-1, -2) * root[..., None, :]
-    if found < rank:
-        down = torch.nn.functional.pad(down, (0, rank - found))
-        up = torch.nn.functional.pad(up, (0, rank - found))
-    return down, up, values
+    if inputs <= outputs:
+        _, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        return values, right.transpose(-1, -2)
+    # What overflows becomes a zero on the diagonal, which the least eigenvalue cannot exceed.
+    squares = (matrix.transpose(-1, -2) @ matrix).nan_to_num(0, 0, 0)
+    eigenvalues, eigenvectors = torch.linalg.eigh(squares)  # in rising order
+    values, right = eigenvalues.flip(-1).clamp(min=0).sqrt(), eigenvectors.flip(-1)
+    least, largest = eigenvalues[..., 0], eigenvalues[..., -1]
+    inaccurate = least <= (WELL_CONDITIONED * largest).clamp(min=UNDERFLOW)
+    if bool(inaccurate.any()):
+        triangle = torch.linalg.qr(matrix[inaccurate], mode="r").R
+        _, exact, transposed = torch.linalg.svd(triangle)
+        values[inaccurate], right[inaccurate] = exact, transposed.transpose(-1, -2)
+    return values, right
 
 
 def _pair(members: Tensor, rank: int) -> Shared:
     first, second = members.unbind(-3)
     down, up, values = truncated(first - second, 2 * rank)
-    # Taken by turns, so that both updates are of a size.
-    down_1, down_2 = down[..., 0::2], down[..., 1::2]
-    up_1, up_2 = up[..., 0::2], -up[..., 1::2]
-    down, up = torch.stack([down_1, down_2], -3), torch.stack([up_1, up_2], -3)
-    base = (members - down @ up.transpose(-1, -2)).mean(-3)
+    # Taken by turns, so that both updates are of a size; the second is what is subtracted.
+    sign = torch.tensor([1.0, -1.0], dtype=members.dtype, device=members.device)
+    up = up.unflatten(-1, (rank, 2)) * sign
+    base = members.mean(-3)
+    base -= down @ (up / 2).flatten(-2).transpose(-1, -2)
+    down = down.unflatten(-1, (rank, 2))
     residual = values[..., 2 * rank :].square().sum(-1) / 2
-    return Shared(base, down, up, residual)
+    return Shared(base, down.movedim(-1, -3), up.movedim(-1, -3), residual)
 
 
 def _by_turns(members: Tensor, rank: int) -> Shared:
