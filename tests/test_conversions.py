@@ -266,6 +266,8 @@ def test_grow_and_share_in_one_pass(tmp_path: Path) -> None:
         ("llama", {}, "dint", {}, r"it has no λ"),
         ("llama", {}, "shared-diff", {"rank": 2}, r"no noise heads"),
         ("diffllama", {}, "diff-v2", {}, r"λ of another kind"),
+        ("llama", {}, "gda", {}, r"it has no noise heads"),
+        ("diff_transformer", {"num_noise_heads": 1}, "gda", {}, r"it is grouped already"),
         ("diffllama", {}, "diff", {}, r"it is DIFF already"),
         ("diffllama", {}, "diff", {"head_norm": "plain"}, r"head_norm is for softmax models"),
         ("diffllama", {}, "shared-diff", {}, r"rank is None; give a whole number"),
