@@ -15,9 +15,10 @@ from growkit.algebra.low_rank import share, truncated
 from growkit.checkpoint.reading import read_json
 from growkit.conversions import conversions
 from growkit.errors import InputError
+from growkit.proof.strict import strict_float64
 from growkit.recipe import ConvertStep, GrowStep, Recipe, load_recipe
 from growkit.training import GammaRamp
-from tests.conftest import relative_error, save_model, seeded
+from tests.conftest import load_strict, relative_error, save_model, seeded
 from tests.test_group_diff import draw_source
 from tests.test_llama import draw as draw_llama
 
@@ -53,10 +54,18 @@ def test_softmax_becomes_differential(to: str, seed: int, tmp_path: Path) -> Non
     assert relative_error(source, tmp_path / "target") < LIMIT
 
 
-@pytest.mark.parametrize("to", ["diff-v2", "diff"])
-def test_everything_new_can_train(to: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("to", "options"),
+    [
+        ("diff-v2", {}),
+        ("diff", {}),
+        ("diff", {"head_norm": "affine"}),
+        ("diff", {"head_norm": "plain"}),
+    ],
+)
+def test_everything_new_can_train(to: str, options: Any, tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "llama")
-    convert(source, tmp_path / "target", to)
+    convert(source, tmp_path / "target", to, **options)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float64)
     ids = torch.randint(29, (2, 12), generator=torch.Generator().manual_seed(0))
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -68,6 +77,55 @@ def test_everything_new_can_train(to: str, tmp_path: Path) -> None:
     noise = before["model.layers.0.self_attn.q_proj.weight"].shape[0] // 2
     q = model.model.layers[0].self_attn.q_proj.weight
     assert not q[:noise].equal(q[noise:])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("head_norm", ["affine", "plain"])
+def test_a_head_norm_leaves_heads_their_mean_size(
+    head_norm: str, bias: bool, tmp_path: Path
+) -> None:
+    """The output of attention is as large as before on a token that sees only itself.
+
+    Its value is the head, and hidden states of random tokens have no direction. With another size
+    (the control) it is not.
+    """
+    config = {"hidden_size": 256, "vocab_size": 99, "num_hidden_layers": 1, "head_dim": 32}
+    config |= {"attention_bias": bias}
+    source = save_model(tmp_path / "source", "llama", **config)
+    target = tmp_path / "target"
+    result = convert(source, target, "diff", head_norm=head_norm)
+    assert result["promise"] == "different"
+    assert result["lost"] == "the sizes of heads: a head norm cannot be undone"
+
+    def size(folder: Path, factor: float = 1.0) -> float:
+        model = load_strict(folder)
+        attention = model.model.layers[0].self_attn
+        if bias:
+            attention.o_proj.bias.data.zero_()
+        outputs: list[torch.Tensor] = []
+        attention.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        attention.o_proj.weight.data.mul_(factor)
+        with strict_float64(), torch.no_grad():
+            model(torch.arange(99)[:, None])
+        found = outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0]
+        return float(found.square().mean().sqrt())
+
+    assert 0.9 < size(target) / size(source) < 1.1
+    assert not 0.9 < size(target, 1.3) / size(source) < 1.1
+    assert read_json(target / "config.json")["output_multiplier"] == "one_minus_lambda_init"
+
+
+@pytest.mark.parametrize("head_norm", ["affine", "plain"])
+def test_a_head_norm_is_measured(head_norm: str, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    steps = (ConvertStep("diff", {"head_norm": head_norm}),)
+    recipe = Recipe(str(source), steps, str(tmp_path / "target"), verify=QUICK)
+    verification = growkit.run(recipe)["verification"]
+    assert verification is not None
+    assert verification["promise"] == "different"
+    assert verification["kept"]
+    assert verification["negative_control_caught"]
+    assert verification["strict_float64"]["kl_nats_per_token"] > 1e-6
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -208,7 +266,10 @@ def test_grow_and_share_in_one_pass(tmp_path: Path) -> None:
         ("llama", {}, "dint", {}, r"it has no λ"),
         ("llama", {}, "shared-diff", {"rank": 2}, r"no noise heads"),
         ("diffllama", {}, "diff-v2", {}, r"λ of another kind"),
+        ("llama", {}, "gda", {}, r"it has no noise heads"),
+        ("diff_transformer", {"num_noise_heads": 1}, "gda", {}, r"it is grouped already"),
         ("diffllama", {}, "diff", {}, r"it is DIFF already"),
+        ("diffllama", {}, "diff", {"head_norm": "plain"}, r"head_norm is for softmax models"),
         ("diffllama", {}, "shared-diff", {}, r"rank is missing; give a whole number"),
         ("diffllama", {}, "shared-diff", {"rank": 0}, r"rank is '0'; give a whole number"),
         ("diffllama", {}, "dint", {"gamma": "open"}, r"gamma 'open' is not known; choose gated or"),

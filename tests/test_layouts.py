@@ -219,6 +219,33 @@ def test_any_layout_is_read(layout: str, seed: int, tmp_path: Path) -> None:
     assert all((target / name).exists() for name in FILES)
 
 
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("layout", ["diffllama", "motif", "microsoft", "diff-transformer"])
+def test_any_diff_becomes_grouped_diff(layout: str, seed: int, tmp_path: Path) -> None:
+    """1:1, named in the config; and goes on to 2:1."""
+    choose = seeded(seed)
+    dtype = FLOATS[choose.choice(list(FLOATS))]
+    unsaid = {"head_dim": None, "num_key_value_heads": None, "num_noise_heads": None}
+    config = unsaid | DRAW[layout](choose) if layout in DRAW else HEADS[layout]
+    if layout == "motif":
+        config |= HEADS["diffllama"] | {"num_noise_heads": None}  # as Motif-2.6B
+    source = save(tmp_path / "source", layout, seed, dtype, **config)
+    steps = (ConvertStep("gda"), GrowStep("group-diff", {"signal_heads": "x2"}))
+    for count in (1, 2):
+        target = tmp_path / f"target{count}"
+        result = growkit.run(Recipe(str(source), steps[:count], str(target), None))
+        assert result["promise"] == "exact"
+        assert error(source, target) < LIMIT
+        found = config_of(target)
+        noise = found["num_noise_heads"]
+        assert found["num_attention_heads"] == (count + 1) * noise
+    weights = tensors_of(target)
+    queries = weights["model.layers.0.self_attn.q_proj.weight"]
+    queries.copy_(queries.roll(len(queries) // 3, 0))
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    assert error(source, target) > LIMIT  # the control: signal heads in the place of noise heads
+
+
 def expressible(choose: Random, layout: str) -> dict[str, Any]:
     """A random DIFF Transformer that a layout can express."""
     kv, repeats = choose.choice([1, 2]), choose.choice([1, 2, 3])

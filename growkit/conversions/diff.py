@@ -5,7 +5,9 @@
 - DINT: the integral is left out; nothing is lost where it has a gate that is still 0.
 - Softmax attention: noise heads are copies of signal heads, with λ = ½ from vectors whose two
   exponentials cancel; ``o_proj`` × 2 makes up for it. There is no head norm, which could not be
-  undone.
+  undone. If one is asked for, heads lose their sizes, which differ from token to token; all get
+  the one that values of the layer have, and go on as near as one number per layer can bring them.
+  A norm takes λ away as long as noise equals signal: λ learns as soon as noise heads differ.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.shares import Shares
-from growkit.checkpoint import TORCH_NAMES, TensorInfo, Weights
+from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights
 from growkit.conversions import Choice, Converted, Row, refuse
 from growkit.conversions.diff_v2 import noise_like_signal, with_noise_heads
 from growkit.conversions.shared_diff import multiplied_out
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAMBDA_INIT = 0.5
+"""Of every layer; λ is the same, and what is left of a head is ½."""
 
 
 class Diff:
@@ -41,7 +44,13 @@ class Diff:
 
     name = "diff"
     paper = "https://arxiv.org/abs/2410.05258"
-    choices: tuple[Choice, ...] = ()
+    choices = (
+        Choice(
+            "head_norm",
+            ("none", "affine", "plain"),
+            "norm of the heads of a softmax model: none, or one that cannot be undone",
+        ),
+    )
     rows = (
         Row("grouped DIFF, G:1", "DIFF", "exact", "every noise head is copied G times"),
         Row("Shared DIFF", "DIFF", "exact in float64, else one rounding", "multiplied out"),
@@ -53,20 +62,22 @@ class Diff:
             "exact",
             "noise heads copy signal heads, λ = ½ from its vectors, `o_proj` × 2; trainable",
         ),
+        Row(
+            "softmax",
+            "DIFF with head norm",
+            "different",
+            "likewise; every head gets the size of the layer's values, in the norm's weight "
+            "(`affine`) or in `o_proj` (`plain`)",
+        ),
     )
 
     def convert(self, source: Weights, options: Mapping[str, str]) -> Converted:
         """See ``growkit.conversions.Conversion``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
-            layers = diff["num_hidden_layers"]
-            switches = {
-                "lambda_type": "vectors",
-                "lambda_init": [LAMBDA_INIT] * layers,
-                "noise_keys": "own",
-                "num_key_value_heads": 2 * diff["num_key_value_heads"],
-            }
-            return Converted([rewrite(source, with_noise_heads(diff, switches), _from_softmax)])
+            return _differential(source, diff, options["head_norm"])
+        if options["head_norm"] != "none":
+            raise refuse(self.name, diff, "head_norm is for softmax models; leave it out")
         plans: list[Plan] = []
         promise, lost = "exact", ""
         if shared_queries(diff):
@@ -98,6 +109,24 @@ def _open_gates(source: Weights) -> bool:
     return any(bool(source.read(name).any()) for name in gates)
 
 
+def _differential(source: Weights, diff: Config, head_norm: str) -> Converted:
+    """A softmax model with noise heads."""
+    switches = {
+        "lambda_type": "vectors",
+        "lambda_init": [LAMBDA_INIT] * diff["num_hidden_layers"],
+        "noise_keys": "own",
+        "num_key_value_heads": 2 * diff["num_key_value_heads"],
+        "head_norm": head_norm,
+    }
+    if head_norm == "none":
+        return Converted([rewrite(source, with_noise_heads(diff, switches), _from_softmax)])
+    # The factor 1 - λ_init is ½ as well, so that o_proj × 2 makes up for it.
+    switches["output_multiplier"] = "one_minus_lambda_init"
+    special = partial(_with_head_norm, head_norm, diff["attention_bias"])
+    plan = rewrite(source, with_noise_heads(diff, switches), special)
+    return Converted([plan], "different", "the sizes of heads: a head norm cannot be undone")
+
+
 def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
     last = name.rpartition(".")[2]
     if last in LAMBDA:
@@ -106,6 +135,46 @@ def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Rule | None
     if name.endswith(("k_proj.weight", "k_proj.bias")):
         return twice(name, info, "noise keys copy signal keys")
     return noise_like_signal(name, info)
+
+
+def _with_head_norm(
+    head_norm: str, bias: bool, name: str, info: TensorInfo, layer: int | None
+) -> Rule | None:
+    names = ("input_layernorm.weight", "self_attn.v_proj.weight", "self_attn.v_proj.bias")
+    values = tuple(f"model.layers.{layer}.{each}" for each in names[: 3 if bias else 2])
+    if name.endswith("head_norm.weight"):
+        why = "the size of values"
+        return Rule(name, info, values, why, partial(_size_everywhere, info), None)
+    if head_norm == "plain" and name.endswith("o_proj.weight"):
+        return Rule(name, info, (name, *values), "× 2 and the size of values", _sized, None)
+    return _from_softmax(name, info, layer)
+
+
+def _size(norm: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
+    """Root mean square of values, if what is projected has no direction.
+
+    Of a token's normed hidden states, whose mean square is 1, no more can be known from weights.
+    A head that attends to one token is as large as its value.
+
+    Args:
+        norm: [hidden], the weight of the norm before.
+        weight: [values, hidden].
+        bias: [values], if there is one.
+    """
+    squares = (weight.double() * norm.double()).square().sum(1)
+    for each in bias:
+        squares += each.double().square()
+    return squares.mean().sqrt()
+
+
+def _size_everywhere(info: TensorInfo, *values: Tensor) -> Iterator[Tensor]:
+    import torch
+
+    yield _size(*values).expand(info.shape).to(getattr(torch, TORCH_NAMES[info.dtype]))
+
+
+def _sized(output: Tensor, *values: Tensor) -> Iterator[Tensor]:
+    yield (2 * _size(*values) * output.double()).to(output.dtype)
 
 
 def _vector(name: str, info: TensorInfo) -> Iterator[Tensor]:

@@ -1,0 +1,45 @@
+"""DIFF to grouped DIFF 1:1: every noise head serves a group, of one signal head.
+
+The weights stay as they are, in the layout whose config names ``num_noise_heads``. From there
+``grow --method group-diff --signal-heads xN`` makes groups larger.
+
+Grouped differential attention, arXiv 2510.06949.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from growkit.checkpoint import Weights
+from growkit.conversions import Choice, Converted, Row, refuse
+from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.families.diff_transformer import has_noise_heads
+from growkit.rewriting import rewrite
+
+
+class GroupedDiff:
+    """See the module."""
+
+    name = "gda"
+    paper = "https://arxiv.org/abs/2510.06949"
+    choices: tuple[Choice, ...] = ()
+    rows = (
+        Row(
+            "DIFF",
+            "grouped DIFF, 1:1",
+            "exact",
+            "as it is, with `num_noise_heads`; `grow --method group-diff` makes it G:1",
+        ),
+    )
+
+    def convert(self, source: Weights, options: Mapping[str, str]) -> Converted:
+        """See ``growkit.conversions.Conversion``."""
+        diff = DIFF.complete(source.config)
+        if not has_noise_heads(diff):
+            raise refuse(self.name, diff, "it has no noise heads; convert it to diff first")
+        if diff["num_attention_heads"] != 2 * diff["num_noise_heads"]:
+            raise refuse(self.name, diff, "it is grouped already")
+        return Converted([rewrite(source, diff, lambda name, info, layer: None)])
+
+
+CONVERSION = GroupedDiff()
