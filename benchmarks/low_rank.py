@@ -6,7 +6,7 @@ d_model 4096, heads of 128, 32 pairs of signal and noise heads, rank 32, float64
 peer is called once per pair on the difference of the two: as it comes (``full_matrices`` left at
 its default, which computes all 4096 left vectors; timed on two pairs and scaled up), and without
 them. Ours is timed for the factors alone, which is what the peer computes, and with base and
-updates; and what no way to the factors in float64 can do without. All must agree on the residual.
+updates; and what the factors cannot do without. All must agree on the residual.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def main() -> None:
         "# Low-rank step on a CPU",
         "",
         f"{datetime.date.today()}, {platform.processor() or 'CPU'}, {os.cpu_count()} cores, torch "
-        f"{torch.__version__}; medians of {arguments.rounds} rounds, ratios within rounds.",
+        f"{torch.__version__}; medians of {arguments.rounds} rounds, ratios within rounds. "
+        f"Load before: {os.getloadavg()[1]:.1f}.",
         "",
         f"{PAIRS} pairs of {HIDDEN} × {HEAD_DIM}, rank {RANK}, float64. Residuals agree to "
         f"{residual_error(weights[:4]):.0e}, those of ill-conditioned matrices (columns scaled by "
@@ -128,9 +129,9 @@ def table(times: dict[str, list[float]]) -> list[str]:
         ),
         *(f"| torch.linalg.svd, {name} | {medians[name]:.2f} | | |" for name in PEERS),
         "",
-        f"Of the factors' time, in seconds: {parts}. They bound what can be gained against "
-        f"{PEERS[0]}: {faster(NEEDED, PEERS[0])}, or {faster(NEEDED[::2], PEERS[0])} if "
-        "eigenvectors cost nothing.",
+        f"What the factors need, timed alone, in seconds: {parts}. Against {PEERS[0]}, all three "
+        f"are faster by {faster(NEEDED, PEERS[0])}, the two products by "
+        f"{faster(NEEDED[::2], PEERS[0])}: this way cannot gain more.",
     ]
 
 
