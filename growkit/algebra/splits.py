@@ -85,12 +85,18 @@ def join(parts: list[Tensor]) -> Tensor:
         parts: what ``split`` returned.
 
     Returns:
-        The weight, in the dtype of the parts. Every sum on the way is a number that was split, so
-        nothing is rounded; other parts than those of ``split`` may be.
+        The weight, in the dtype of the parts; NaN where a sum has to be rounded, which no sum of
+        parts that ``split`` returned has.
     """
     if len(parts) == 1:
         return parts[0]
     left = (len(parts) + 1) // 2
-    first, second = join(parts[:left]), join(parts[left:])
-    arithmetic = _ARITHMETIC.get(first.dtype, torch.float32)
-    return (first.to(arithmetic) + second.to(arithmetic)).to(first.dtype)
+    dtype = parts[0].dtype
+    arithmetic = _ARITHMETIC.get(dtype, torch.float32)
+    first, second = join(parts[:left]).to(arithmetic), join(parts[left:]).to(arithmetic)
+    total = first + second
+    # What the sum is off by, exactly (Knuth, The Art of Computer Programming 2, 4.2.2).
+    rest = total - first
+    off = (first - (total - rest)) + (second - rest)
+    exact = (off == 0) & (total.to(dtype).to(arithmetic) == total)
+    return total.masked_fill_(~exact, torch.nan).to(dtype)
