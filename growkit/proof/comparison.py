@@ -166,7 +166,8 @@ def compare(
     if control:
         after = control.watch(after, (len(target.names) - 2) // 2)
     found = Compared(head=target.names[-1])
-    ends = _walk(before, after, found, advance, extra is not None)
+    padding = [mode.padding for mode in asked for _ in mode.calls]
+    ends = _walk(before, after, padding, found, advance, extra is not None)
     found.source = ends[0][: len(asked[0].calls)]
     with source.head() as source_head, target.head() as target_head:
         heads = source_head, target_head
@@ -190,16 +191,17 @@ def _compare_logits(
     """Take the logits of all calls into account, mode by mode."""
     index = 0
     for mode in asked:
-        distance = found.distances.setdefault(mode.name, Distance())
+        if mode.calls:
+            found.distances[mode.name] = Distance()
         for call in mode.calls:
-            so_far = distance.largest
+            so_far = found.distances[mode.name].largest
             one, other = (states[index][mode.padding :] for states in ends)
             pieces = logits_in_pieces((heads[0], one), (heads[1], other), call.ids[mode.padding :])
             for logits, others, following, position in pieces:
-                distance.add(logits, others, following, position)
+                found.distances[mode.name].add(logits, others, following, position)
                 if index == 0:
                     found.sample += _sample(logits, others, SAMPLE * len(logits) // len(one))
-            if mode is asked[0] and not distance.largest <= so_far:
+            if mode is asked[0] and not found.prefill.largest <= so_far:
                 found.worst = index
             index += 1
 
@@ -230,6 +232,7 @@ def logits_in_pieces(
 def _walk(
     before: Iterator[Stage],
     after: Iterator[Stage],
+    padding: Sequence[int],
     found: Compared,
     advance: Callable[[], None],
     keep: bool,
@@ -242,8 +245,10 @@ def _walk(
             if one.layer is None:
                 arrangement = _arrangement(one.after[0], other.after[0])
             if arrangement:
-                pairs = zip(one.after, other.after, strict=False)
-                errors = [error_of(arrangement(state), expected) for expected, state in pairs]
+                errors = [
+                    error_of(arrangement(state[skip:]), expected[skip:])
+                    for expected, state, skip in zip(one.after, other.after, padding, strict=False)
+                ]
                 # torch's maximum keeps a NaN.
                 found.by_layer.append((other.name, float(torch.tensor(errors).max())))
         ends = (one.after if one else ends[0], other.after if other else ends[1])

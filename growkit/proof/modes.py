@@ -19,6 +19,9 @@ PADDING = 5
 STEPS = (1, 1, 2)
 """Tokens that are decoded at a time, after the rest of the prompt."""
 
+SHIFT = 7
+"""Position of the first token where positions are given."""
+
 PREFILL = "prefill"
 
 
@@ -61,13 +64,20 @@ def modes(windows: tuple[Tensor, ...], config: Config) -> list[Mode]:
     found.append(Mode("left padding", (Call(padded, inputs),), PADDING, note))
     longest = config.get("max_position_embeddings")
     if isinstance(longest, int) and longest > count:
-        shifted = {"position_ids": torch.arange(count)[None] + min(7, longest - count)}
-        found.append(Mode("explicit positions", (Call(prompt, shifted),), note="shifted"))
+        begin = min(SHIFT, longest - count)
+        shifted = torch.arange(begin, begin + count)[None]
+        note = f"positions {begin} to {begin + count - 1}"
+        found.append(Mode("explicit positions", (_at(prompt, shifted),), note=note))
         spread = torch.linspace(0, longest - 1, count, dtype=torch.float64).long()[None]
         note = f"{count} tokens spread over positions 0 to {longest - 1:,}"
-        far = Call(prompt, {"position_ids": spread})
-        found.append(Mode("longest context", (far,), note=note))
+        found.append(Mode("longest context", (_at(prompt, spread),), note=note))
     return found
+
+
+def _at(prompt: Tensor, positions: Tensor) -> Call:
+    # Without a mask, transformers takes gaps between positions for the seams of packed documents.
+    everything = torch.ones(1, len(prompt), dtype=torch.long)
+    return Call(prompt, {"position_ids": positions, "attention_mask": everything})
 
 
 def _decoding(prompt: Tensor) -> Mode:
