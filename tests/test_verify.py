@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import growkit
 from growkit.errors import InputError
-from growkit.proof import Settings, VerifyResult, comparison
+from growkit.proof import Settings, VerifyResult, comparison, verdict
 from growkit.proof.metrics import Distance
 from tests.conftest import save_model
 
@@ -305,7 +305,7 @@ def test_a_missing_tensor_is_not_filled_in_at_random(pair: Path, broken: Path) -
 def test_a_broken_promise_leaves_a_rejected_folder(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(findings, "STRICT_TOLERANCE", 0.0)
+    monkeypatch.setattr(verdict, "STRICT_MARGIN", 0.0)
     result = growkit.grow(make("llama"), tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
     assert result["kept"] is False
     assert result["output"] == str(tmp_path / "target.rejected")

@@ -54,7 +54,7 @@ def grow_tensor(
     first, *others = layout.dimensions
 
     if first.role is Role.WRITTEN:
-        rows = _source_index(first, sizes, expansions)
+        rows = source_index(first, sizes, expansions)
         row_elements = prod(dimension.size(grown) for dimension in others)
         chunks = rows.split(max(1, BLOCK_ELEMENTS // row_elements))
         blocks = (weight[chunk] for chunk in chunks)
@@ -68,7 +68,7 @@ def grow_tensor(
             if dimension.size(grown) == dimension.size(sizes):
                 continue
             if dimension.role is Role.WRITTEN:
-                block = block.index_select(position, _source_index(dimension, sizes, expansions))
+                block = block.index_select(position, source_index(dimension, sizes, expansions))
             else:
                 block = _spread(block, position, dimension, sizes, expansions, shares, generator)
         yield block
@@ -96,7 +96,7 @@ def collapse_tensor(
             grown = join([slot.reshape(shape) for slot in slots])
     for position, dimension in enumerate(layout.dimensions):
         if dimension.role is Role.WRITTEN:
-            index = _source_index(dimension, sizes, expansions)
+            index = source_index(dimension, sizes, expansions)
             first = torch.empty(dimension.size(sizes), dtype=torch.long)
             first[index.flip(0)] = torch.arange(len(index)).flip(0)
             source = grown.index_select(position, first)
@@ -136,7 +136,7 @@ def copies_in(
             offset += length * copies
 
 
-def _source_index(
+def source_index(
     dimension: Dimension, sizes: Mapping[str, int], expansions: Mapping[str, Expansion]
 ) -> Tensor:
     """For every coordinate of the grown dimension, the source coordinate that it copies (E)."""

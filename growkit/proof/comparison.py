@@ -107,6 +107,7 @@ class Compared:
             what it hands on, relative to its scale; up to the last that can be compared.
         worst: index of the prompt with the largest error.
         source: what the last layer of the source hands on, for every prompt.
+        target: likewise.
         sample: pairs of logits, source and target.
         given: what every layer and the head of the target are given on the extra call.
         head: name of the target's output head.
@@ -116,6 +117,7 @@ class Compared:
     by_layer: list[tuple[str, float]] = field(default_factory=list)
     worst: int = 0
     source: list[Tensor] = field(default_factory=list)
+    target: list[Tensor] = field(default_factory=list)
     sample: list[list[float]] = field(default_factory=list)
     given: list[Tensor] = field(default_factory=list)
     head: str = ""
@@ -168,7 +170,7 @@ def compare(
     found = Compared(head=target.names[-1])
     padding = [mode.padding for mode in asked for _ in mode.calls]
     ends = _walk(before, after, padding, found, advance, extra is not None)
-    found.source = ends[0][: len(asked[0].calls)]
+    found.source, found.target = (states[: len(asked[0].calls)] for states in ends)
     with source.head() as source_head, target.head() as target_head:
         heads = source_head, target_head
         _compare_logits(asked, heads, ends, found)

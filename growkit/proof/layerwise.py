@@ -104,14 +104,19 @@ class Layerwise:
         """The embedding, every layer, and the output head."""
         return [name for name, _ in (self._embedding, *self._layers, self._head)]
 
+    def stores(self, name: str) -> bool:
+        """Whether a tensor of this name is in the files, not tied to another."""
+        return self._stored(name) == name and name in self._weights.tensors
+
     def stages(self, calls: Sequence[Call]) -> Iterator[Stage]:
         """The embedding and every layer, in order; each is given back when the next is asked for.
 
         Raises:
             InputError: the class cannot run with its config, or a tensor cannot be used.
         """
-        with torch.no_grad(), self._rows(calls) as (_, _, places):
-            states = self._begin(calls, places)
+        with self._rows(calls) as (_, _, places):
+            with torch.no_grad():
+                states = self._begin(calls, places)
             yield Stage(self._embedding[0], None, self._embedding[1], [], states, _never)
         with ThreadPoolExecutor(1) as reader:
             reading = reader.submit(self._read, self._layers[0])

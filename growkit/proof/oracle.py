@@ -39,7 +39,7 @@ def load(
         InputError: transformers does not know the model, or the files do not fit the class.
     """
     checkpoint = Checkpoint(folder)
-    weights = _readable(checkpoint)
+    weights = readable(checkpoint)
     with quiet():
         try:
             loaded = _from_pretrained(
@@ -96,7 +96,7 @@ def empty_model(
     """
     from transformers import AutoModelForCausalLM
 
-    weights = _readable(weights)
+    weights = readable(weights)
     with quiet(), _without_parameters():
         try:
             model: Any = AutoModelForCausalLM.from_config(
@@ -194,7 +194,7 @@ def _without_parameters() -> Iterator[None]:
         yield
 
 
-def _readable(weights: Weights) -> Weights:
+def readable(weights: Weights) -> Weights:
     """A checkpoint, as a DIFF Transformer where transformers has no class for it."""
     return Planned(weights, read_layout(weights)) if _lacks_class(weights.config) else weights
 

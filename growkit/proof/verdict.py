@@ -14,6 +14,7 @@ from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, read_json
 from growkit.errors import InputError
 from growkit.proof import (
+    Fault,
     LayerError,
     ModeResult,
     Settings,
@@ -32,6 +33,12 @@ from growkit.proof.findings import (
 )
 from growkit.proof.folder import first_changed_file
 from growkit.proof.layerwise import Call, Layerwise
+from growkit.proof.localisation import (
+    component_of,
+    find_fault,
+    find_fault_before_layers,
+    find_fault_behind_layers,
+)
 from growkit.proof.metrics import Distance, finite
 from growkit.proof.modes import Mode, modes
 from growkit.proof.oracle import check_config, gradients_as_stored
@@ -39,6 +46,9 @@ from growkit.proof.prompts import make_prompts
 from growkit.proof.strict import strict_float64
 from growkit.proof.trainability import LONGEST, Gradients
 from growkit.recipe import Recipe, parse_recipe
+
+STRICT_MARGIN = 16
+"""How many times what rounding does to the source the target may differ in strict float64."""
 
 ROUNDING_MARGIN = 16
 """How many times the source's own rounding error the target may differ: both round, over sums up to
@@ -109,7 +119,7 @@ def prove(
     else:
         kept = math.isfinite(strict.distance.relative)
         reason = other_reason(weights, strict, origin)
-    fault = None
+    fault = proof.fault(strict, weights, asked)
     distance = strict.distance
     shown = native.compared if exact else strict.compared
     return VerifyResult(
@@ -287,6 +297,33 @@ class _Proof:
         return Strict(
             compared, rounding.distance.relative, ROUNDING_MARGIN, control, trainable, promised
         )
+
+    def fault(self, strict: Strict, weights: Recovered, asked: Sequence[Mode]) -> Fault | None:
+        """Where and why the two differ; None if they do not, or were not to be the same."""
+        if self.origin.promise != "exact" or (strict.kept and weights.kept):
+            return None
+        lost = weights.lost
+        found = Fault(layer=None, component=None, tensor=lost, cause=None, factor=None)
+        difference, compared, limit = strict.difference, strict.compared, strict.tolerance
+        ids = asked[0].calls[compared.worst].ids
+        factor = compared.prefill.factor(limit)
+        if difference.layer is not None:
+            found = find_fault(self.before, self.after, ids, difference.layer, limit, self.device)
+        elif difference.module == compared.head:
+            ends = compared.source[compared.worst], compared.target[compared.worst]
+            with strict_float64():
+                found = find_fault_behind_layers(self._source, self._target, ends, limit, factor)
+        elif difference.module:
+            with strict_float64():
+                found = find_fault_before_layers(self._source, self._target, ids, limit)
+        if lost:
+            found["tensor"] = lost
+            found["component"] = component_of(lost) or found["component"]
+        elif weights.changed and not weights.lost:
+            found["cause"] = f"{weights.changed} is not what growkit writes"
+        if found["factor"] is None and not strict.kept:
+            found["factor"] = factor
+        return found
 
     def native(self, asked: Sequence[Mode], strict: Strict) -> Native:
         """The comparison in the target's storage dtype, against the source's own rounding."""
