@@ -22,7 +22,7 @@ from growkit.proof import (
     VerifyResult,
     versions,
 )
-from growkit.proof.algebra import first_lost_tensor
+from growkit.proof.algebra import compare_weights
 from growkit.proof.findings import (
     Control,
     Difference,
@@ -223,7 +223,7 @@ def _weights(after: Checkpoint, origin: Origin) -> Recovered:
     if origin.source is None:
         return Recovered(unknown=origin.unknown)
     return Recovered(
-        lost=first_lost_tensor(origin.source, after, origin.plans),
+        lost=compare_weights(origin.source, after, origin.plans).lost,
         changed=first_changed_file(after, origin.plans[-1].config),
         in_effect=sum(len(plan.in_effect) for plan in origin.plans),
     )
