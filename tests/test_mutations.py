@@ -21,7 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import growkit
@@ -794,43 +794,59 @@ def vocabulary(folder: Path) -> Iterator[dict[str, int]]:
 
 
 TOKENIZER_FAULT: dict[str, Any] = {"layer": None, "component": "tokenizer", "shows": False}
-UNREAD = "the files of the tokenizer are not compared"
 
 
-@fault("tokenizer", at="tokenizer.json", missed=UNREAD, **TOKENIZER_FAULT)
+@fault("tokenizer", at="tokenizer.json", **TOKENIZER_FAULT)
 def a_token_added(folder: Path) -> None:
     with vocabulary(folder) as tokens:
         tokens["<new>"] = len(tokens)
 
 
-@fault("tokenizer", at="tokenizer.json", missed=UNREAD, **TOKENIZER_FAULT)
+@fault("tokenizer", at="tokenizer.json", **TOKENIZER_FAULT)
 def a_token_removed(folder: Path) -> None:
     with vocabulary(folder) as tokens:
         del tokens["z"]
 
 
-@fault("tokenizer", at="tokenizer.json", missed=UNREAD, **TOKENIZER_FAULT)
+@fault("tokenizer", at="tokenizer.json", **TOKENIZER_FAULT)
 def two_tokens_renumbered(folder: Path) -> None:
     with vocabulary(folder) as tokens:
         tokens["a"], tokens["b"] = tokens["b"], tokens["a"]
 
 
-@fault("tokenizer", at="tokenizer.json", missed=UNREAD, **TOKENIZER_FAULT)
+@fault("tokenizer", at="tokenizer.json", **TOKENIZER_FAULT)
 def the_tokenizer_is_missing(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
 
-@fault("tokenizer", at="tokenizer_config.json", missed=UNREAD, **TOKENIZER_FAULT)
+@fault("tokenizer", at="tokenizer_config.json", **TOKENIZER_FAULT)
 def end_of_text_changed_in_the_tokenizer(folder: Path) -> None:
     with opened(folder / "tokenizer_config.json") as config:
         config["eos_token"] = "b"
 
 
-@fault("tokenizer", at="generation_config.json", missed=UNREAD, **TOKENIZER_FAULT)
+@fault("tokenizer", at="generation_config.json", **TOKENIZER_FAULT)
 def end_of_text_changed_for_generation(folder: Path) -> None:
     with opened(folder / "generation_config.json") as config:
         assert config["eos_token_id"] == 2
         config["eos_token_id"] = 3
+
+
+@fault("tokenizer", at="generation_config.json", **TOKENIZER_FAULT)
+def the_settings_of_generation_are_missing(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+
+
+@fault("tokenizer", at="tokenizer.json", **TOKENIZER_FAULT)
+def text_split_before_it_is_tokenized(folder: Path) -> None:
+    with opened(folder / "tokenizer.json") as tokenizer:
+        assert not tokenizer["pre_tokenizer"]["use_regex"]
+        tokenizer["pre_tokenizer"]["use_regex"] = True
+
+
+@fault("tokenizer", at="chat_template.jinja", **TOKENIZER_FAULT)
+def a_chat_template_put_beside_the_tokenizer(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
 
 
 # The study
@@ -960,7 +976,7 @@ REWRITTEN = pytest.mark.xfail(
 @pytest.mark.parametrize(
     "pair",
     [
-        *("llama", "tied", "sharded", "mistral", "diffllama", "group-diff", "v2"),
+        *("llama", "tied", "sharded", "mistral", "diffllama", "group-diff", "v2", "tokenizer"),
         pytest.param("softmax-v2", marks=REWRITTEN),
     ],
 )
@@ -971,6 +987,8 @@ def test_saved_again(pair: str, pairs: Callable[[str], Path], tmp_path: Path) ->
         file.unlink()
     model = AutoModelForCausalLM.from_pretrained(pairs(pair) / "target", dtype="auto")
     model.save_pretrained(target, max_shard_size="20KB")
+    if PAIRS[pair].tokenizer:
+        AutoTokenizer.from_pretrained(target).save_pretrained(target)
     result = proved(pairs(pair) / "source", target)
     assert result["kept"], result["reason"]
     assert result["weights_recovered"]

@@ -110,7 +110,7 @@ def prove(
 
     origin = _origin(before, recipe)
     exact = origin.promise == "exact"
-    weights = _weights(after, origin)
+    weights = _weights(before, after, origin)
     strict = _strict(before, after, asked, place, origin, advance)
     native, native_kept = _native(before, after, asked, place, strict, advance)
     distance = strict.distance
@@ -218,13 +218,13 @@ def _origin(before: Checkpoint, recipe: Recipe | None) -> Origin:
     return Origin(way.source, way.plans, way.promise, way.lost)
 
 
-def _weights(after: Checkpoint, origin: Origin) -> Recovered:
+def _weights(before: Checkpoint, after: Checkpoint, origin: Origin) -> Recovered:
     """The algebra half, where it is known how the target was made."""
     if origin.source is None:
         return Recovered(unknown=origin.unknown)
     return Recovered(
         lost=compare_weights(origin.source, after, origin.plans).lost,
-        changed=first_changed_file(after, origin.plans[-1].config),
+        changed=first_changed_file(after, origin.plans[-1].config, before),
         in_effect=sum(len(plan.in_effect) for plan in origin.plans),
     )
 
