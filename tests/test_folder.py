@@ -1,16 +1,22 @@
-"""Files beside the weights: what transformers saved again is the same, what says else is found."""
+"""Config and files beside the weights: saved again they are the same, whatever else is found."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
+from growkit.checkpoint import Config
+from growkit.checkpoint.reading import Checkpoint
+from growkit.families import family_of
 from growkit.proof.companions import different_tokenizers, first_changed_companion
+from growkit.proof.folder import first_changed_file
+from tests.conftest import CONFIGS, save_model
 from tests.test_mutations import DEMO, opened
 
 SETTINGS: dict[str, Any] = {
@@ -111,3 +117,46 @@ def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
     shutil.rmtree(target)
     target.mkdir()
     assert different_tokenizers(source, target) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "other"),
+    [
+        *[(kind, "initializer_range", 0.5) for kind in CONFIGS],
+        *[(kind, "tie_word_embeddings", True) for kind in CONFIGS],
+        *[(kind, "rms_norm_eps", 0.5) for kind in CONFIGS],
+        ("llama", "attention_bias", True),
+        ("llama", "rope_parameters", {"rope_type": "default", "rope_theta": 5.0}),
+        ("mistral", "sliding_window", None),
+        ("diff_transformer", "shared_rank", 3),
+        ("diff_transformer", "num_noise_heads", 1),
+    ],
+)
+def test_a_key_that_is_left_out_has_its_default(
+    kind: str, key: str, other: Any, tmp_path: Path
+) -> None:
+    source = Checkpoint(save_model(tmp_path / "source", kind))
+    source.config = family_of(source.config, kind).named(source.config)
+    default = CONFIGS[kind](num_attention_heads=4).to_dict()[key]
+    config = source.config | {key: default}
+    without = {name: value for name, value in config.items() if name != key}
+
+    def changed(wanted: Config, found: Config) -> str | None:
+        source.config = deepcopy(found)
+        name = first_changed_file(source, deepcopy(wanted), source)
+        assert source.config == found
+        return name
+
+    assert changed(config, without) is None
+    assert changed(without, config) is None
+    for wanted in (config, without):
+        assert changed(wanted, without | {key: other}) == f"{key} in config.json"
+        assert changed(wanted | {key: other}, without) == f"{key} in config.json"
+
+
+@pytest.mark.parametrize("key", ["foo", "rope_theta", "temperature", "auto_map", "layer_types"])
+def test_a_key_that_was_added_is_found(key: str, tmp_path: Path) -> None:
+    source = Checkpoint(save_model(tmp_path / "source", "llama"))
+    planned = deepcopy(source.config)
+    source.config = source.config | {key: {"a": "b"}}
+    assert first_changed_file(source, planned, source) == f"{key} in config.json"
