@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from growkit.checkpoint import Weights, main_dtype
 from growkit.proof import Settings
+from growkit.proof.comparison import logits_in_pieces
 from growkit.proof.layerwise import Call, Layerwise
 from growkit.proof.metrics import Distance
 from growkit.proof.prompts import make_prompts
@@ -120,9 +121,9 @@ def divergences(
     found = {rank: Distance() for rank in ranks}
     with model.head() as head:
         for index, window in enumerate(windows):
-            expected = head(stage.after[index])
+            clean = (head, stage.after[index])
             for rank in ranks:
-                found[rank].add(expected, head(states[rank][index]), window)
+                found[rank].add_all(logits_in_pieces(clean, (head, states[rank][index]), window))
     return {rank: max(each.kl, 0.0) / each.tokens for rank, each in found.items()}
 
 

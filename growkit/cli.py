@@ -273,12 +273,12 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
-    from growkit.proof.verdict import proof_tokens
+    from growkit.proof.verdict import proof_bytes
     from growkit.proof.verdict import verify as prove
     from growkit.report.terminal import Bars, show_verdict
 
     settings = Settings(_text(text), prompts, length, seed, device)
-    with Bars().steps("proving", proof_tokens(settings)) as advance:
+    with Bars().bytes("proving", proof_bytes(source, target)) as advance:
         result = prove(source, target, **vars(settings), advance=advance)
     if as_json:
         _print_json(result)

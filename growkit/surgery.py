@@ -207,10 +207,10 @@ def _prove(recipe: Recipe, folder: Path, progress: Progress) -> VerifyResult | N
     """The verdict on the written files."""
     if recipe.verify is None:
         return None
-    from growkit.proof.verdict import proof_tokens, prove
+    from growkit.proof.verdict import proof_bytes, prove
 
     source, written = Checkpoint(recipe.source), Checkpoint(folder)
-    with progress.steps("proving", proof_tokens(recipe.verify)) as advance:
+    with progress.bytes("proving", proof_bytes(recipe.source, folder)) as advance:
         verdict = prove(source, written, recipe.verify, recipe, advance)
     verdict["target"] = recipe.output
     return verdict

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import growkit
 from growkit.errors import InputError
-from growkit.proof import Settings, VerifyResult, findings, verdict
+from growkit.proof import Settings, VerifyResult, comparison
 from growkit.proof.metrics import Distance
 from tests.conftest import save_model
 
@@ -263,7 +263,7 @@ def test_distance_is_what_it_says() -> None:
 def test_a_control_that_is_not_noticed_spoils_the_verdict(
     pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdict, "FAULT", 0.0)
+    monkeypatch.setattr(comparison, "FAULT", 0.0)
     result = growkit.verify(pair / "source", pair / "target", **QUICK)
     assert not result["negative_control_caught"]
     assert not result["kept"]

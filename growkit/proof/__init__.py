@@ -12,9 +12,6 @@ from growkit.errors import InputError
 PROMISES = ("exact", "bounded", "different")
 """What an operation may promise of the function; the weakest of several steps is last."""
 
-STRICT_TOLERANCE = 1e-12
-"""Largest relative error of an exact operation in strict float64; see ``docs/numerics.md``."""
-
 MOST_VALUES = 512
 """Singular values that are reported of a projection."""
 
@@ -76,6 +73,7 @@ class Measured(TypedDict):
         relative: ``max_abs_logit_diff / logit_scale``.
         tolerance: what ``relative`` must stay below; null if the source itself computes nothing
             usable in this dtype, so that there is nothing to keep.
+        tolerance_why: where the tolerance comes from, in a sentence; null if there is none.
         kl_nats_per_token: KL(source ‖ target), summed over the vocabulary, mean over tokens.
         top1_agreement: share of tokens on which both rank the same token first.
     """
@@ -87,6 +85,7 @@ class Measured(TypedDict):
     logit_scale: float | None
     relative: float | None
     tolerance: float | None
+    tolerance_why: str | None
     kl_nats_per_token: float | None
     top1_agreement: float
 
@@ -131,6 +130,61 @@ class Spectrum(TypedDict):
     unit: str
 
 
+class LayerError(TypedDict):
+    """How far what a module hands on is from the source's.
+
+    Attributes:
+        module: its name in the target.
+        relative: largest difference of any copy, relative to the source's scale, strict float64.
+    """
+
+    module: str
+    relative: float | None
+
+
+class ModeResult(TypedDict):
+    """One way of asking both models.
+
+    Attributes:
+        name: ``prefill``, ``cached decoding``, ``left padding``, ``explicit positions``, ``longest
+            context``, ``save and reload`` or ``generate``.
+        relative: largest difference of a logit, relative to their scale, strict float64.
+        tolerance: what it must stay below.
+        native: the same as it will run.
+        native_tolerance: what that must stay below.
+        kept: whether both do; null if nothing is promised, or it was not tried.
+        note: what was tried exactly, or why not.
+    """
+
+    name: str
+    relative: float | None
+    tolerance: float | None
+    native: float | None
+    native_tolerance: float | None
+    kept: bool | None
+    note: str
+
+
+class Fault(TypedDict):
+    """Where two models first differ, and why.
+
+    Attributes:
+        layer: index of the first layer that differs; null outside of the layers.
+        component: what differs first inside of it: ``embedding``, ``input_layernorm``, ``q_proj``,
+            ``k_proj``, ``v_proj``, ``attention``, ``o_proj``, ``post_attention_layernorm``,
+            ``mlp``, ``norm`` or ``lm_head``; null if that is not known.
+        tensor: the tensor at fault; null if it is none, or is not known.
+        cause: the most likely cause, in a sentence.
+        factor: the number by which something is multiplied, if that is all.
+    """
+
+    layer: int | None
+    component: str | None
+    tensor: str | None
+    cause: str | None
+    factor: float | None
+
+
 class VerifyResult(TypedDict):
     """The verdict, as ``growkit verify --json`` prints it. Numbers that are not finite are null.
 
@@ -148,6 +202,12 @@ class VerifyResult(TypedDict):
         loss_target: the same of the target.
         first_differing_layer: index of the first layer whose output differs; null when none does.
         first_difference: name of the first module whose output differs; null when none does.
+        fault: where and why they differ; null when they do not.
+        by_layer: the error of every module's output; empty if the layers cannot be compared.
+        modes: the ways in which both were asked.
+        kl_by_position: KL at every position of the prompts, nats; as it runs for what is to be
+            exact, else in strict float64.
+        logit_sample: some pairs of logits, source and target, as it runs.
         negative_control_caught: whether a deliberate fault was noticed.
         negative_control: what the deliberate fault was.
         trainability: whether the copies of the last growth can part in training; null if it is not
@@ -173,6 +233,11 @@ class VerifyResult(TypedDict):
     loss_target: float | None
     first_differing_layer: int | None
     first_difference: str | None
+    fault: Fault | None
+    by_layer: list[LayerError]
+    modes: list[ModeResult]
+    kl_by_position: list[float | None]
+    logit_sample: list[list[float]]
     negative_control_caught: bool
     negative_control: str
     trainability: Trainability | None

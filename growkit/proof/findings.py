@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from growkit import __version__
 from growkit.checkpoint import Weights
 from growkit.plan import Plan
-from growkit.proof import STRICT_TOLERANCE, Measured, Trainability
+from growkit.proof import Measured, Trainability
+from growkit.proof.comparison import Compared, Control
 from growkit.proof.metrics import Distance
+from growkit.proof.modes import PREFILL
 
-SENSITIVE = 1e-9
-"""Relative error up to which float64 rounding, amplified by many steep layers, is worth a word."""
+EPSILON = 2.0**-52
+"""Relative spacing of float64."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,115 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Control:
-    """A deliberate fault, and whether it was noticed."""
+class Strict:
+    """What the strict comparison found.
 
-    fault: str
-    caught: bool
+    Attributes:
+        compared: source and target.
+        rounding: what rounding in float64 does to the source's logits, relative to their scale.
+        margin: how many times as much the target may differ.
+        control: the deliberate fault.
+        trainability: of the copies, if there are any.
+        exact: whether nothing more than rounding is promised.
+    """
+
+    compared: Compared
+    rounding: float
+    margin: float
+    control: Control
+    trainability: Trainability | None
+    exact: bool
+
+    @property
+    def distance(self) -> Distance:
+        """Between the logits of all prompts."""
+        return self.compared.prefill
+
+    @property
+    def tolerance(self) -> float:
+        """What the logits may differ by, relative to their scale."""
+        return self.margin * max(self.rounding, EPSILON)
+
+    @property
+    def why(self) -> str:
+        """Where the tolerance comes from."""
+        return (
+            f"{self.margin} times what one rounded sum per layer does to the source itself, "
+            f"{self.rounding:.1e}"
+        )
+
+    @property
+    def worst_mode(self) -> str:
+        """The way of asking that shows the largest difference; a NaN is larger than all."""
+        found = self.compared.distances.items()
+        return max(found, key=lambda m: (not math.isfinite(m[1].relative), m[1].relative))[0]
+
+    @property
+    def kept(self) -> bool:
+        """Nothing differs by more than rounding, however the models are asked."""
+        found = self.compared.distances.values()
+        return all(each.relative < self.tolerance for each in found)  # false for a NaN
+
+    @property
+    def caught(self) -> bool:
+        """The deliberate fault was noticed."""
+        return not self.control.distance.relative < self.tolerance
+
+    @property
+    def difference(self) -> Difference:
+        """Where the models part, if they should not."""
+        if self.kept or not self.exact:
+            return Difference()
+        layers = self.compared.by_layer
+        for index, (name, error) in enumerate(layers):
+            if not error < self.tolerance:
+                return Difference(index - 1 if index else None, name)
+        return Difference(None, self.compared.head if layers else None)
 
 
 @dataclass(frozen=True)
-class Strict:
-    """What the strict comparison found, and the source's logits of the first prompt."""
+class Native:
+    """What the comparison found as the models will run.
 
-    distance: Distance
-    difference: Difference
-    control: Control
-    trainability: Trainability | None
-    reference: Tensor
+    Attributes:
+        compared: source and target.
+        dtype: torch name of the dtype.
+        device: ``cpu`` or the name of the GPU.
+        rounding: relative error of the source's own logits in this dtype.
+        margin: how many times as much the target may differ.
+        tolerance: what the target's may be; None if the source computes nothing usable, so that
+            there is nothing to keep.
+    """
+
+    compared: Compared
+    dtype: str
+    device: str
+    rounding: float
+    margin: float
+    tolerance: float | None
+
+    @property
+    def kept(self) -> bool:
+        """The target adds no more than rounding, however it is asked."""
+        tolerance = self.tolerance
+        found = self.compared.distances.values()
+        return tolerance is None or all(each.relative <= tolerance for each in found)
+
+    @property
+    def largest(self) -> float:
+        """The largest relative difference of a logit, however the models are asked."""
+        return max(each.relative for each in self.compared.distances.values())
+
+    def measured(self, exact: bool) -> Measured:
+        """The figures, as they are reported; without a tolerance if nothing exact is promised."""
+        tolerance = self.tolerance if exact else None
+        why = (
+            f"{self.margin} times what rounding to {self.dtype} does to the source itself, "
+            f"{self.rounding:.1e}"
+        )
+        return self.compared.prefill.measured(
+            self.dtype, self.device, tolerance, why if tolerance is not None else None
+        )
 
 
 def other_reason(weights: Recovered, strict: Strict, origin: Origin) -> str:
@@ -84,7 +177,7 @@ def other_reason(weights: Recovered, strict: Strict, origin: Origin) -> str:
         return f"not as asked: tensor {weights.lost} is not what the recipe makes"
     if weights.changed:
         return f"not as asked: {weights.changed} is not what growkit wrote"
-    if not strict.control.caught:
+    if not strict.caught:
         return f"no verdict: the negative control ({strict.control.fault}) was not noticed"
     distance = strict.distance
     if not math.isfinite(distance.relative):
@@ -97,9 +190,9 @@ def other_reason(weights: Recovered, strict: Strict, origin: Origin) -> str:
     )
 
 
-def exact_reason(weights: Recovered, strict: Strict, native: Measured, native_kept: bool) -> str:
+def exact_reason(weights: Recovered, strict: Strict, native: Native) -> str:
     """The verdict on what was promised to be the same function."""
-    if not is_exact(strict.distance):
+    if not strict.kept:
         return _where_it_differs(weights, strict)
     if weights.lost:
         return (
@@ -111,12 +204,12 @@ def exact_reason(weights: Recovered, strict: Strict, native: Measured, native_ke
             f"not preserved: {weights.changed} is not what growkit {__version__} writes, although "
             "no logit of these prompts shows it"
         )
-    if not strict.control.caught:
+    if not strict.caught:
         return f"no verdict: the negative control ({strict.control.fault}) was not noticed"
-    if not native_kept:
+    if not native.kept:
         return (
-            f"not preserved as it will run: in {native['dtype']} the logits differ by "
-            f"{native['relative']} of their scale, rounding explains {native['tolerance']:.1e}"
+            f"not preserved as it will run: in {native.dtype} the logits differ by "
+            f"{native.largest:.1e} of their scale, rounding explains {native.tolerance:.1e}"
         )
     half = "" if weights.unknown else "every weight is recovered, and "
     if weights.in_effect:
@@ -126,8 +219,8 @@ def exact_reason(weights: Recovered, strict: Strict, native: Measured, native_ke
     verdict = f"preserved: {half}the logits differ by at most {_strict_error(strict)}"
     if weights.unknown:
         verdict += f"; weights were not compared: {weights.unknown}"
-    if native["tolerance"] is None:
-        verdict += f"; but in {native['dtype']} the source itself computes no usable logits"
+    if native.tolerance is None:
+        verdict += f"; but in {native.dtype} the source itself computes no usable logits"
     return verdict
 
 
@@ -138,15 +231,12 @@ def _where_it_differs(weights: Recovered, strict: Strict) -> str:
         where += f", and tensor {weights.lost} is not what it should be"
     elif weights.changed:
         where += f", and {weights.changed} is not what growkit writes"
-    elif not weights.unknown and strict.distance.relative < SENSITIVE:
-        where += "; every weight is recovered, so a very sensitive model may only be rounding"
     return f"not preserved: the logits differ by {_strict_error(strict)}{where}"
 
 
 def _strict_error(strict: Strict) -> str:
-    return f"{strict.distance.relative:.1e} of the logit scale in strict float64"
-
-
-def is_exact(distance: Distance) -> bool:
-    """Whether two models differ by no more than rounding in strict float64."""
-    return distance.relative < STRICT_TOLERANCE  # false for a NaN
+    mode = strict.worst_mode
+    error = strict.compared.distances[mode].relative
+    return f"{error:.1e} of the logit scale in strict float64" + (
+        "" if mode == PREFILL or strict.kept else f" ({mode})"
+    )

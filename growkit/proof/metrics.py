@@ -1,9 +1,10 @@
-"""How far apart two models' logits are, summed up window by window."""
+"""How far apart two models' logits are, summed up piece by piece."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,38 +19,56 @@ class Distance:
     largest: float = 0.0
     absolute: float = 0.0
     squared_source: float = 0.0
+    squared_target: float = 0.0
+    both: float = 0.0
     elements: int = 0
     kl: float = 0.0
+    kl_at: dict[int, tuple[float, int]] = field(default_factory=dict)
     agreeing: int = 0
     tokens: int = 0
     loss_source: float = 0.0
     loss_target: float = 0.0
     predictions: int = 0
 
-    def add(self, source: Tensor, target: Tensor, ids: Tensor) -> None:
-        """Take one sequence into account.
+    def add(self, source: Tensor, target: Tensor, following: Tensor, position: int = 0) -> None:
+        """Take some tokens of a sequence into account.
 
         Args:
             source: logits of the source, [tokens, vocabulary].
             target: logits of the target, the same shape.
-            ids: the tokens themselves, [tokens]; each is predicted by the logits before it.
+            following: the token that follows each, [tokens]; -1 for none.
+            position: of the first of them in its sequence.
         """
         source, target = source.double(), target.double()
-        ids = ids.to(source.device)
-        difference = (source - target).abs()
+        following = following.to(source.device)
         # torch's maximum keeps a NaN, Python's may drop it; and a NaN must never pass.
+        difference = (source - target).abs()
         so_far = difference.new_tensor(self.largest)
         self.largest = float(torch.maximum(difference.max(), so_far))
         self.absolute += float(difference.sum())
+        del difference
         self.squared_source += float(source.square().sum())
+        self.squared_target += float(target.square().sum())
+        self.both += float((source * target).sum())
         self.elements += source.numel()
-        log_p, log_q = source.log_softmax(-1), target.log_softmax(-1)
-        self.kl += float((log_p.exp() * (log_p - log_q)).sum())
         self.agreeing += int((source.argmax(-1) == target.argmax(-1)).sum())
-        self.tokens += len(ids)
-        self.loss_source -= float(log_p[:-1].gather(-1, ids[1:, None]).sum())
-        self.loss_target -= float(log_q[:-1].gather(-1, ids[1:, None]).sum())
-        self.predictions += len(ids) - 1
+        log_p, log_q = source.log_softmax(-1), target.log_softmax(-1)
+        kl = (log_p.exp() * (log_p - log_q)).sum(-1)
+        self.kl += float(kl.sum())
+        for place, value in enumerate(kl.tolist(), position):
+            total, count = self.kl_at.get(place, (0.0, 0))
+            self.kl_at[place] = (total + value, count + 1)
+        self.tokens += len(following)
+        rows = (following >= 0).nonzero()[:, 0]
+        wanted = following[rows]
+        self.loss_source -= float(log_p[rows, wanted].sum())
+        self.loss_target -= float(log_q[rows, wanted].sum())
+        self.predictions += len(rows)
+
+    def add_all(self, pieces: Iterable[tuple[Tensor, Tensor, Tensor, int]]) -> None:
+        """``add`` each of them."""
+        for piece in pieces:
+            self.add(*piece)
 
     @property
     def scale(self) -> float:
@@ -61,7 +80,21 @@ class Distance:
         """Largest difference against the scale; NaN where a logit is not finite."""
         return self.largest / self.scale if self.scale else self.largest
 
-    def measured(self, dtype: str, device: str, tolerance: float | None) -> Measured:
+    def factor(self, within: float) -> float | None:
+        """The number by which all logits are multiplied, if that explains the difference.
+
+        Args:
+            within: how much may be left over, relative to what is explained.
+        """
+        if not self.squared_source or not math.isfinite(self.both + self.squared_target):
+            return None
+        factor = self.both / self.squared_source
+        left = self.squared_target - factor * self.both
+        return factor if left <= (within * (factor - 1)) ** 2 * self.squared_source else None
+
+    def measured(
+        self, dtype: str, device: str, tolerance: float | None, why: str | None
+    ) -> Measured:
         """The figures, as they are reported."""
         return Measured(
             dtype=dtype,
@@ -71,9 +104,14 @@ class Distance:
             logit_scale=finite(self.scale),
             relative=finite(self.relative),
             tolerance=tolerance,
+            tolerance_why=why,
             kl_nats_per_token=finite(max(self.kl, 0.0) / self.tokens),  # never less, but rounding
             top1_agreement=self.agreeing / self.tokens,
         )
+
+    def kl_by_position(self) -> list[float | None]:
+        """KL at every position, nats, the mean over all sequences that are so long."""
+        return [finite(max(kl, 0.0) / count) for _, (kl, count) in sorted(self.kl_at.items())]
 
 
 def finite(value: float) -> float | None:

@@ -220,31 +220,6 @@ def _parsed(config: Config) -> Any:
     return AutoConfig.for_model(**{k: v for k, v in config.items() if k != "auto_map"})
 
 
-def logits(model: nn.Module, ids: Tensor) -> Tensor:
-    """Next-token logits of one sequence.
-
-    Args:
-        model: from ``load``.
-        ids: token ids, [tokens].
-
-    Returns:
-        [tokens, vocabulary], in the model's dtype, on its device.
-
-    Raises:
-        InputError: the class cannot run with its config.
-    """
-    with torch.no_grad():
-        try:
-            output = model(ids[None].to(next(model.parameters()).device), use_cache=False).logits
-        except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            raise InputError(
-                f"{type(model).__name__} of {getattr(model, 'name_or_path', '')!r} cannot run "
-                f"({type(error).__name__}: {reason(error)}); correct its config.json"
-            ) from error
-    assert isinstance(output, Tensor)
-    return output[0]
-
-
 def blocks(model: Any) -> list[tuple[str, nn.Module]]:
     """Name and module of the embedding, of every decoder layer, and of the output head."""
     named = dict(model.named_modules())
@@ -262,22 +237,6 @@ def blocks(model: Any) -> list[tuple[str, nn.Module]]:
         *((f"{layers}.{index}", named[f"{layers}.{index}"]) for index in range(count)),
         (name_of[id(head)], head),
     ]
-
-
-def hidden_states(model: nn.Module, ids: Tensor) -> list[Tensor]:
-    """What the embedding and every decoder layer hand on, each [tokens, hidden]."""
-    states: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        states.append((output[0] if isinstance(output, tuple) else output).detach()[0])
-
-    hooks = [module.register_forward_hook(keep) for _, module in blocks(model)[:-1]]
-    try:
-        logits(model, ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return states
 
 
 @contextmanager

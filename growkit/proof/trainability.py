@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from growkit.plan import Rule
+from growkit.plan import Plan
 from growkit.proof import Trainability
 
 LONGEST = 128
@@ -19,64 +19,67 @@ EQUAL = 1e-9
 """Relative difference below which two gradients in float64 are the same but for rounding."""
 
 
+Named = tuple[str, Tensor]
+
+
+class Gradients:
+    """Looks at the gradients of copies, one tensor at a time.
+
+    Args:
+        plans: all plans; the copies are those of the last growth.
+        last: index of that plan.
+        as_stored: from the name of a parameter and its gradient to those of a tensor in the files.
+    """
+
+    def __init__(
+        self, plans: Sequence[Plan], last: int, as_stored: Callable[[str, Tensor], Named]
+    ) -> None:
+        self._later = plans[last + 1 :]
+        self._rules = {rule.target: rule for rule in plans[last].rules}
+        self._as_stored = as_stored
+        self._count = _Count()
+
+    @classmethod
+    def of(
+        cls, plans: Sequence[Plan], as_stored: Callable[[str, Tensor], Named]
+    ) -> Gradients | None:
+        """For the last growth among these plans; None if there is none."""
+        growths = [index for index, plan in enumerate(plans) if plan.copies]
+        return cls(plans, growths[-1], as_stored) if growths else None
+
+    def look(self, name: str, gradient: Tensor) -> None:
+        """Take the gradient of a parameter into account."""
+        grown = self._as_grown(*self._as_stored(name, gradient))
+        rule = self._rules.get(grown[0]) if grown else None
+        if grown and rule and rule.copies:
+            _compare(grown[0], rule.copies(grown[1]), self._count)
+
+    def found(self) -> Trainability:
+        """How many rows have copies, and of how many of them two copies get the same gradient."""
+        return Trainability(
+            copied=self._count.copied,
+            identical_gradients=self._count.stuck,
+            without_gradient=self._count.without,
+            first_identical=self._count.first,
+        )
+
+    def _as_grown(self, name: str, gradient: Tensor) -> Named | None:
+        """As the growth left it: what came after it is undone; None for what is no tensor of it."""
+        for plan in reversed(self._later):
+            rule = plan.rule(name)
+            back = rule.collapse(gradient) if rule.collapse else None
+            if back is None:
+                return None
+            name, gradient = rule.sources[0], back
+        return name, gradient
+
+
 @dataclass
 class _Count:
     copied: int = 0
     stuck: int = 0
     without: int = 0
     first: str | None = None
-
-
-def trainability(
-    model: nn.Module,
-    rules: list[Rule],
-    ids: Tensor,
-    as_grown: Callable[[str, Tensor], tuple[str, Tensor] | None],
-) -> Trainability:
-    """One backward pass of the grown model on real text.
-
-    Each gradient is looked at as soon as it is there, and given back, so that they are never all
-    in memory.
-
-    Args:
-        model: the grown model, in float64.
-        rules: how its tensors were grown.
-        ids: token ids, [tokens]; the first ``LONGEST`` are used.
-        as_grown: from the name of a parameter and its gradient to those of a rule's target; None
-            for what no rule has made.
-
-    Returns:
-        How many rows have copies, and of how many of them two copies get the same gradient.
-    """
-    by_name = {rule.target: rule for rule in rules}
-    count = _Count()
-
-    def look(parameter_name: str, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        grown = as_grown(parameter_name, parameter.grad)
-        rule = by_name.get(grown[0]) if grown else None
-        if grown and rule and rule.copies:
-            _compare(grown[0], rule.copies(grown[1]), count)
-        parameter.grad = None
-
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(lambda p, name=name: look(name, p))
-        for name, parameter in model.named_parameters()
-    ]
-    try:
-        ids = ids[:LONGEST].to(next(model.parameters()).device)
-        with torch.enable_grad():
-            logits = model(ids[None], use_cache=False).logits[0]
-            nn.functional.cross_entropy(logits[:-1], ids[1:]).backward()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return Trainability(
-        copied=count.copied,
-        identical_gradients=count.stuck,
-        without_gradient=count.without,
-        first_identical=count.first,
-    )
 
 
 def _compare(name: str, groups: Iterator[list[Tensor]], count: _Count) -> None:

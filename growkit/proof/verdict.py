@@ -7,53 +7,42 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from growkit.checkpoint import TORCH_NAMES, Config, main_dtype
+from growkit.checkpoint import TORCH_NAMES, Config, main_dtype, total_bytes
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, read_json
 from growkit.errors import InputError
-from growkit.plan import Plan
 from growkit.proof import (
-    STRICT_TOLERANCE,
-    Measured,
+    LayerError,
+    ModeResult,
     Settings,
-    Trainability,
     VerifyResult,
     versions,
 )
 from growkit.proof.algebra import compare_weights
+from growkit.proof.comparison import Control, Rounding, compare, logits_in_pieces
 from growkit.proof.findings import (
-    Control,
-    Difference,
+    Native,
     Origin,
     Recovered,
     Strict,
     exact_reason,
-    is_exact,
     other_reason,
 )
 from growkit.proof.folder import first_changed_file
+from growkit.proof.layerwise import Call, Layerwise
 from growkit.proof.metrics import Distance, finite
-from growkit.proof.oracle import (
-    blocks,
-    check_config,
-    gradients_as_stored,
-    hidden_states,
-    load,
-    logits,
-)
-from growkit.proof.prompts import Prompts, make_prompts
+from growkit.proof.modes import Mode, modes
+from growkit.proof.oracle import check_config, gradients_as_stored
+from growkit.proof.prompts import make_prompts
 from growkit.proof.strict import strict_float64
-from growkit.proof.trainability import trainability
+from growkit.proof.trainability import LONGEST, Gradients
 from growkit.recipe import Recipe, parse_recipe
 
-FAULT = 1e-3
-"""Relative size of the fault that the negative control must notice."""
-
 ROUNDING_MARGIN = 16
-"""How many times the source's own rounding error the target may differ in the storage dtype: both
-round, over sums up to some times as long, and the largest of many errors is compared."""
+"""How many times the source's own rounding error the target may differ: both round, over sums up to
+some times as long, and the largest of many errors is compared."""
 
 
 def verify(
@@ -65,7 +54,7 @@ def verify(
     prompts: int = 8,
     length: int = 512,
     seed: int = 0,
-    advance: Callable[[int], None] = lambda tokens: None,
+    advance: Callable[[int], None] = lambda count: None,
 ) -> VerifyResult:
     """Compare two model folders: weights, logits in strict float64, and logits as they will run.
 
@@ -82,8 +71,8 @@ def verify(
         prompts: number of windows of text, or of random prompts.
         length: tokens in each, at most the model's longest context.
         seed: of the random prompts.
-        advance: called with the number of tokens done, for a progress bar that expects
-            ``proof_tokens`` of them.
+        advance: called with the number of bytes done, for a progress bar that expects
+            ``proof_bytes`` of them.
 
     Returns:
         The verdict and all figures.
@@ -106,41 +95,49 @@ def prove(
     """See ``verify``; ``recipe`` says how the target was made, if that is known."""
     _comparable(before, after)
     place = _device(settings.device)
-    asked = make_prompts(settings, before.folder, before.config)
-
+    prompts = make_prompts(settings, before.folder, before.config)
     origin = _origin(before, recipe)
+    proof = _Proof(before, after, place, origin, advance)
+    weights = proof.weights()
+    asked = modes(prompts.windows, after.config)
+    strict = proof.strict(asked)
+    native = proof.native(asked, strict)
     exact = origin.promise == "exact"
-    weights = _weights(before, after, origin)
-    strict = _strict(before, after, asked, place, origin, advance)
-    native, native_kept = _native(before, after, asked, place, strict, advance)
-    distance = strict.distance
-    kept = (is_exact(distance) and native_kept) if exact else math.isfinite(distance.relative)
     if exact:
-        reason = exact_reason(weights, strict, native, native_kept)
+        kept = strict.kept and native.kept
+        reason = exact_reason(weights, strict, native)
     else:
+        kept = math.isfinite(strict.distance.relative)
         reason = other_reason(weights, strict, origin)
-        native["tolerance"] = None
+    fault = None
+    distance = strict.distance
+    shown = native.compared if exact else strict.compared
     return VerifyResult(
         promise=origin.promise,
-        kept=kept and weights.kept and strict.control.caught,
+        kept=kept and weights.kept and strict.caught,
         reason=reason,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
         strict_float64=distance.measured(
-            "float64", _name(place), STRICT_TOLERANCE if exact else None
+            "float64", _name(place), *((strict.tolerance, strict.why) if exact else (None, None))
         ),
-        native=native,
+        native=native.measured(exact),
         loss_source=finite(distance.loss_source / distance.predictions),
         loss_target=finite(distance.loss_target / distance.predictions),
         first_differing_layer=strict.difference.layer,
         first_difference=strict.difference.module,
-        negative_control_caught=strict.control.caught,
+        fault=fault,
+        by_layer=[LayerError(module=m, relative=finite(e)) for m, e in strict.compared.by_layer],
+        modes=_mode_results(asked, strict, native, exact),
+        kl_by_position=shown.prefill.kl_by_position(),
+        logit_sample=native.compared.sample,
+        negative_control_caught=strict.caught,
         negative_control=strict.control.fault,
         trainability=strict.trainability,
         tokens=distance.tokens,
         predictions=distance.predictions,
         text=settings.text,
-        text_sha256=asked.text_sha256,
+        text_sha256=prompts.text_sha256,
         seed=settings.seed,
         source=str(before.folder),
         target=str(after.folder),
@@ -165,9 +162,13 @@ def rehearse(settings: Settings, source: Checkpoint, config: Config) -> None:
     check_config(config, f"the grown model's config, made from {source.folder / 'config.json'}")
 
 
-def proof_tokens(settings: Settings) -> int:
-    """The most tokens that ``verify`` reports through ``advance``."""
-    return 2 * settings.prompts * settings.length
+def proof_bytes(source: str | Path, target: str | Path) -> int:
+    """The number of bytes that ``verify`` reports through ``advance``, but for rounding.
+
+    Raises:
+        InputError: a folder is no checkpoint.
+    """
+    return 2 * sum(total_bytes(Checkpoint(folder).tensors) for folder in (source, target))
 
 
 def _comparable(before: Checkpoint, after: Checkpoint) -> None:
@@ -218,142 +219,139 @@ def _origin(before: Checkpoint, recipe: Recipe | None) -> Origin:
     return Origin(way.source, way.plans, way.promise, way.lost)
 
 
-def _weights(before: Checkpoint, after: Checkpoint, origin: Origin) -> Recovered:
-    """The algebra half, where it is known how the target was made."""
-    if origin.source is None:
-        return Recovered(unknown=origin.unknown)
-    return Recovered(
-        lost=compare_weights(origin.source, after, origin.plans).lost,
-        changed=first_changed_file(after, origin.plans[-1].config, before),
-        in_effect=sum(len(plan.in_effect) for plan in origin.plans),
+class _Proof:
+    """The parts of a proof, which share what they are about."""
+
+    def __init__(
+        self,
+        before: Checkpoint,
+        after: Checkpoint,
+        device: torch.device,
+        origin: Origin,
+        advance: Callable[[int], None],
+    ) -> None:
+        self.before, self.after, self.device, self.origin = before, after, device, origin
+        layers = [max(_layers(each.config), 1) for each in (before, after)]
+        total = total_bytes(before.tensors) + total_bytes(after.tensors)
+        self._advance = lambda: advance(total // (max(layers) + 1))
+        with strict_float64():
+            self._source, self._target = self._both(torch.float64, "eager")
+
+    def _both(self, dtype: torch.dtype, attention: str | None) -> tuple[Layerwise, Layerwise]:
+        return (
+            Layerwise(self.before, dtype, self.device, attention),
+            Layerwise(self.after, dtype, self.device, attention),
+        )
+
+    def weights(self) -> Recovered:
+        """The algebra half, where it is known how the target was made."""
+        origin, after = self.origin, self.after
+        if origin.source is None:
+            return Recovered(unknown=origin.unknown)
+        return Recovered(
+            lost=compare_weights(origin.source, after, origin.plans).lost,
+            changed=first_changed_file(after, origin.plans[-1].config, self.before),
+            in_effect=sum(len(plan.in_effect) for plan in origin.plans),
+        )
+
+    def strict(self, asked: Sequence[Mode]) -> Strict:
+        """The comparison in strict float64, with the negative control and the gradients.
+
+        Raises:
+            InputError: the source computes NaN or infinity, or a class cannot run.
+        """
+        control = Control()
+        widest = max(max(info.shape, default=1) for info in self.before.tensors.values())
+        rounding = Rounding(torch.finfo(torch.float64).eps * math.sqrt(widest))
+        gradients = Gradients.of(self.origin.plans, gradients_as_stored(self.after))
+        ids = asked[0].calls[0].ids[:LONGEST]
+        with strict_float64():
+            compared = compare(
+                self._source,
+                self._target,
+                asked,
+                self._advance,
+                control=control,
+                rounding=rounding,
+                against_itself=self.origin.promise != "exact",
+                extra=Call(ids) if gradients else None,
+            )
+            if not math.isfinite(compared.prefill.squared_source):
+                raise InputError(
+                    f"the model in {self.before.folder} computes NaN or infinite logits"
+                )
+            if gradients:
+                self._target.gradients(ids, compared.given, gradients.look)
+        trainable = gradients.found() if gradients else None
+        promised = self.origin.promise == "exact"
+        return Strict(
+            compared, rounding.distance.relative, ROUNDING_MARGIN, control, trainable, promised
+        )
+
+    def native(self, asked: Sequence[Mode], strict: Strict) -> Native:
+        """The comparison in the target's storage dtype, against the source's own rounding."""
+        name = TORCH_NAMES[main_dtype(self.after.tensors)]
+        if name.startswith("float8"):
+            name = "bfloat16"  # what such weights are computed in
+        dtype: torch.dtype = getattr(torch, name)
+        source, target = self._both(dtype, None)
+        compared = compare(source, target, asked, self._advance)
+        rounding = Distance()
+        with self._source.head() as exact_head, source.head() as head:
+
+            def strict_head(hidden: Tensor) -> Tensor:
+                with strict_float64():
+                    return exact_head(hidden)
+
+            prompts = zip(strict.compared.source, compared.source, asked[0].calls, strict=True)
+            for exact, rounded, call in prompts:
+                rounding.add_all(logits_in_pieces((strict_head, exact), (head, rounded), call.ids))
+        tolerance = None
+        if rounding.relative < 1:  # else overflow, say: there is nothing to be kept
+            tolerance = ROUNDING_MARGIN * max(rounding.relative, torch.finfo(dtype).eps)
+        return Native(
+            compared, name, _name(self.device), rounding.relative, ROUNDING_MARGIN, tolerance
+        )
+
+
+def _mode_results(
+    asked: Sequence[Mode], strict: Strict, native: Native, exact: bool
+) -> list[ModeResult]:
+    results = []
+    for mode in asked:
+        if not mode.calls:
+            results.append(_untried(mode.name, mode.note))
+            continue
+        found = strict.compared.distances[mode.name].relative
+        running = native.compared.distances[mode.name].relative
+        limit = native.tolerance
+        kept = found < strict.tolerance and (limit is None or running <= limit)
+        results.append(
+            ModeResult(
+                name=mode.name,
+                relative=finite(found),
+                tolerance=strict.tolerance if exact else None,
+                native=finite(running),
+                native_tolerance=limit if exact else None,
+                kept=kept if exact else None,
+                note=mode.note,
+            )
+        )
+    return results
+
+
+def _untried(name: str, note: str) -> ModeResult:
+    return ModeResult(
+        name=name,
+        relative=None,
+        tolerance=None,
+        native=None,
+        native_tolerance=None,
+        kept=None,
+        note=note,
     )
 
 
-def _strict(
-    before: Checkpoint,
-    after: Checkpoint,
-    asked: Prompts,
-    device: torch.device,
-    origin: Origin,
-    advance: Callable[[int], None],
-) -> Strict:
-    with strict_float64():
-        source = load(before.folder, torch.float64, device, "eager")
-        target = load(after.folder, torch.float64, device, "eager")
-        distance = Distance()
-        worst, largest = asked.windows[0], 0.0
-        for window in asked.windows:
-            expected = logits(source, window)
-            if not expected.isfinite().all():
-                raise InputError(f"the model in {before.folder} computes NaN or infinite logits")
-            distance.add(expected, logits(target, window), window)
-            if distance.largest > largest:
-                worst, largest = window, distance.largest
-            advance(len(window))
-        exact = origin.promise == "exact"
-        found = is_exact(distance) or not exact
-        difference = Difference() if found else _locate(source, target, worst)
-        reference = logits(source, asked.windows[0])
-        # What is promised to differ is held against itself: a fault must show all the same.
-        unspoiled = reference if exact else logits(target, asked.windows[0])
-        control = _negative_control(target, unspoiled, asked.windows[0])
-        trainable = _trainability(target, after, asked.windows[0], origin.plans)
-    return Strict(distance, difference, control, trainable, reference)
-
-
-def _trainability(
-    target: nn.Module, after: Checkpoint, window: Tensor, plans: Sequence[Plan]
-) -> Trainability | None:
-    """Of the last growth; what came after it is undone for the gradients."""
-    growths = [index for index, plan in enumerate(plans) if plan.copies]
-    if not growths:
-        return None
-    in_files = gradients_as_stored(after)
-
-    def as_grown(name: str, gradient: Tensor) -> tuple[str, Tensor] | None:
-        name, gradient = in_files(name, gradient)
-        for plan in reversed(plans[growths[-1] + 1 :]):
-            rule = plan.rule(name)
-            back = rule.collapse(gradient) if rule.collapse else None
-            if back is None:
-                return None
-            name, gradient = rule.sources[0], back
-        return name, gradient
-
-    return trainability(target, list(plans[growths[-1]].rules), window, as_grown)
-
-
-def _locate(source: nn.Module, target: nn.Module, window: Tensor) -> Difference:
-    """Compare the hidden states of every layer, copy by copy."""
-    names = [name for name, _ in blocks(target)]
-    expected, found = hidden_states(source, window), hidden_states(target, window)
-    size, grown = expected[0].shape[-1], found[0].shape[-1]
-    if len(expected) != len(found) or grown % size:
-        return Difference()
-
-    def tiled(state: Tensor) -> Tensor:  # the whole space again and again, as growkit writes it
-        return state.view(*state.shape[:-1], grown // size, size).transpose(-1, -2)
-
-    def adjacent(state: Tensor) -> Tensor:  # copies side by side, as others may
-        return state.view(*state.shape[:-1], size, grown // size)
-
-    def error(copies: Tensor, state: Tensor) -> float:
-        scale = state.square().mean().sqrt().clamp_min(torch.finfo(state.dtype).tiny)
-        return float((copies - state[..., None]).abs().max() / scale)
-
-    arrangement = min((tiled, adjacent), key=lambda order: error(order(found[0]), expected[0]))
-    for index, (state, grown_state) in enumerate(zip(expected, found, strict=True)):
-        if not error(arrangement(grown_state), state) < STRICT_TOLERANCE:
-            return Difference(index - 1 if index else None, names[index])
-    return Difference(None, names[-1])
-
-
-def _negative_control(target: nn.Module, reference: Tensor, window: Tensor) -> Control:
-    """Spoil one matrix after another until the comparison that gave the verdict notices.
-
-    The largest matrix of the middle layer comes first. It may be one that nothing reads (an
-    identity block multiplies by zero), so other layers and the head follow.
-    """
-    modules = blocks(target)
-    middle = len(modules) // 2
-    for name, module in sorted(modules, key=lambda item: abs(modules.index(item) - middle)):
-        matrices = {
-            f"{name}.{key}": weight for key, weight in module.named_parameters() if weight.dim() > 1
-        }
-        with torch.no_grad():
-            key, weight = max(matrices.items(), key=lambda item: float(item[1].norm()))
-            original = weight.clone()
-            weight.mul_(1 + FAULT)
-            distance = Distance()
-            distance.add(reference, logits(target, window), window)
-            weight.copy_(original)
-        if not is_exact(distance):
-            return Control(f"{key} × {1 + FAULT}", caught=True)
-    return Control(f"any matrix × {1 + FAULT}", caught=False)
-
-
-def _native(
-    before: Checkpoint,
-    after: Checkpoint,
-    asked: Prompts,
-    device: torch.device,
-    strict: Strict,
-    advance: Callable[[int], None],
-) -> tuple[Measured, bool]:
-    """The comparison in the target's storage dtype, held against the source's own rounding."""
-    name = TORCH_NAMES[main_dtype(after.tensors)]
-    if name.startswith("float8"):
-        name = "bfloat16"  # what such weights are computed in
-    dtype: torch.dtype = getattr(torch, name)
-    source = load(before.folder, dtype, device, None)
-    target = load(after.folder, dtype, device, None)
-    distance = Distance()
-    for window in asked.windows:
-        distance.add(logits(source, window), logits(target, window), window)
-        advance(len(window))
-    rounding = Distance()
-    rounding.add(strict.reference, logits(source, asked.windows[0]), asked.windows[0])
-    if not rounding.relative < 1:  # overflow, say: there is nothing to be kept
-        return distance.measured(name, _name(device), None), True
-    tolerance = ROUNDING_MARGIN * max(rounding.relative, torch.finfo(dtype).eps)
-    return distance.measured(name, _name(device), tolerance), distance.relative <= tolerance
+def _layers(config: Config) -> int:
+    count = config.get("num_hidden_layers")
+    return count if isinstance(count, int) else 1

@@ -1,0 +1,291 @@
+"""Two models side by side, one layer at a time: how far apart they are, and from where on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from growkit.proof.layerwise import Call, Layerwise, Stage
+from growkit.proof.metrics import Distance
+from growkit.proof.modes import PREFILL, Mode
+
+Head = Callable[[Tensor], Tensor]
+"""From what the last layer hands on, [tokens, hidden], to logits, [tokens, vocabulary]."""
+
+LOGITS_AT_ONCE = 1 << 22
+"""Logits of one model that are compared at a time."""
+
+SAMPLE = 500
+"""Pairs of logits that are kept to be drawn."""
+
+FAULT = 1e-3
+"""Relative size of the fault that the negative control must notice."""
+
+
+@dataclass
+class Control:
+    """A deliberate fault in the target, carried along beside it.
+
+    Attributes:
+        fault: what was done; empty until a layer was found in which it has any effect.
+        distance: between the logits with and without it.
+    """
+
+    fault: str = ""
+    distance: Distance = field(default_factory=Distance)
+    state: Tensor | None = None
+
+    def watch(self, stages: Iterator[Stage], first: int) -> Iterator[Stage]:
+        """Spoil the largest matrix of the first layer from ``first`` on in which that shows."""
+        for stage in stages:
+            if self.state is not None:
+                self.state = stage.again(0, self.state)
+            elif stage.layer is not None and stage.layer >= first:
+                self._spoil(stage)
+            yield stage
+
+    def _spoil(self, stage: Stage) -> None:
+        matrices = {k: p for k, p in stage.module.named_parameters() if p.dim() > 1}
+        key, weight = max(matrices.items(), key=lambda item: float(item[1].detach().norm()))
+        original = weight.data
+        weight.data = original * (1 + FAULT)
+        spoiled = stage.again(0, stage.before[0])
+        weight.data = original
+        # An identity block, say, multiplies by zero what is spoiled here.
+        if not spoiled.equal(stage.after[0]):
+            self.state, self.fault = spoiled, f"{stage.name}.{key} × {1 + FAULT}"
+
+    def measure(
+        self, unspoiled: tuple[Head, Tensor], head: Head, state: Tensor, ids: Tensor
+    ) -> None:
+        """Compare the logits; if no layer could be spoiled, with those of a spoiled head."""
+        if self.state is None:
+            self.fault = f"output head × {1 + FAULT}"
+            self.state, plain = state, head
+
+            def head(hidden: Tensor) -> Tensor:
+                return plain(hidden) * (1 + FAULT)
+
+        self.distance.add_all(logits_in_pieces(unspoiled, (head, self.state), ids))
+
+
+@dataclass
+class Rounding:
+    """What rounding does to the source: its states, disturbed after every layer as by one sum.
+
+    A sum of n products in a dtype with relative spacing eps is off by about eps · √n of its size.
+    """
+
+    amount: float
+    distance: Distance = field(default_factory=Distance)
+    state: Tensor | None = None
+
+    def watch(self, stages: Iterator[Stage]) -> Iterator[Stage]:
+        """Carry the disturbed states along."""
+        for stage in stages:
+            clean = stage.after[0]
+            state = clean if self.state is None else stage.again(0, self.state)
+            generator = torch.Generator().manual_seed(len(stage.name))
+            noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
+            scale = state.square().mean().sqrt()
+            self.state = state + self.amount * scale * noise.to(state)
+            yield stage
+
+
+@dataclass
+class Compared:
+    """What a comparison found.
+
+    Attributes:
+        distances: between the logits, by mode.
+        by_layer: name of the embedding, of every layer and of the head, and the largest error of
+            what it hands on, relative to its scale; up to the last that can be compared.
+        worst: index of the prompt with the largest error.
+        source: what the last layer of the source hands on, for every prompt.
+        sample: pairs of logits, source and target.
+        given: what every layer and the head of the target are given on the extra call.
+        head: name of the target's output head.
+    """
+
+    distances: dict[str, Distance] = field(default_factory=dict)
+    by_layer: list[tuple[str, float]] = field(default_factory=list)
+    worst: int = 0
+    source: list[Tensor] = field(default_factory=list)
+    sample: list[list[float]] = field(default_factory=list)
+    given: list[Tensor] = field(default_factory=list)
+    head: str = ""
+
+    @property
+    def prefill(self) -> Distance:
+        """Between the logits of all prompts."""
+        return self.distances[PREFILL]
+
+
+def compare(
+    source: Layerwise,
+    target: Layerwise,
+    asked: Sequence[Mode],
+    advance: Callable[[], None],
+    *,
+    control: Control | None = None,
+    rounding: Rounding | None = None,
+    against_itself: bool = False,
+    extra: Call | None = None,
+) -> Compared:
+    """Run both models on everything that is asked.
+
+    Args:
+        source: the source.
+        target: the target.
+        asked: the prefill first.
+        advance: called after every layer of both.
+        control: a fault to carry along.
+        rounding: what to disturb the source by.
+        against_itself: hold the control against the target without it, not against the source.
+        extra: one more call of the target, whose states are kept.
+
+    Raises:
+        InputError: a class cannot run with its config.
+    """
+    calls: list[Call] = []
+    for mode in asked:
+        begin = len(calls)
+        calls += [
+            call if call.continues is None else replace(call, continues=begin + call.continues)
+            for call in mode.calls
+        ]
+    before = source.stages(calls)
+    after = target.stages([*calls, extra] if extra else calls)
+    if rounding:
+        before = rounding.watch(before)
+    if control:
+        after = control.watch(after, (len(target.names) - 2) // 2)
+    found = Compared(head=target.names[-1])
+    padding = [mode.padding for mode in asked for _ in mode.calls]
+    ends = _walk(before, after, padding, found, advance, extra is not None)
+    found.source = ends[0][: len(asked[0].calls)]
+    with source.head() as source_head, target.head() as target_head:
+        heads = source_head, target_head
+        _compare_logits(asked, heads, ends, found)
+        if control:
+            side = 1 if against_itself else 0
+            unspoiled = heads[side], ends[side][0]
+            control.measure(unspoiled, target_head, ends[1][0], calls[0].ids)
+        if rounding and rounding.state is not None:
+            clean, disturbed = (source_head, ends[0][0]), (source_head, rounding.state)
+            rounding.distance.add_all(logits_in_pieces(clean, disturbed, calls[0].ids))
+    return found
+
+
+def _compare_logits(
+    asked: Sequence[Mode],
+    heads: tuple[Head, Head],
+    ends: tuple[list[Tensor], list[Tensor]],
+    found: Compared,
+) -> None:
+    """Take the logits of all calls into account, mode by mode."""
+    index = 0
+    for mode in asked:
+        if mode.calls:
+            found.distances[mode.name] = Distance()
+        for call in mode.calls:
+            so_far = found.distances[mode.name].largest
+            one, other = (states[index][mode.padding :] for states in ends)
+            pieces = logits_in_pieces((heads[0], one), (heads[1], other), call.ids[mode.padding :])
+            for logits, others, following, position in pieces:
+                found.distances[mode.name].add(logits, others, following, position)
+                if index == 0:
+                    found.sample += _sample(logits, others, SAMPLE * len(logits) // len(one))
+            if mode is asked[0] and not found.prefill.largest <= so_far:
+                found.worst = index
+            index += 1
+
+
+def logits_in_pieces(
+    source: tuple[Head, Tensor], target: tuple[Head, Tensor], ids: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
+    """Logits of two models, a few tokens at a time.
+
+    Args:
+        source: its head, and what its last layer hands on, [tokens, hidden].
+        target: likewise.
+        ids: the tokens, [tokens].
+
+    Yields:
+        What ``Distance.add`` takes.
+    """
+    following = torch.cat([ids[1:], ids.new_full((1,), -1)])
+    at_once, position = 1, 0
+    while position < len(ids):
+        rows = slice(position, position + at_once)
+        logits, others = source[0](source[1][rows]), target[0](target[1][rows])
+        yield logits, others, following[rows], position
+        position += at_once
+        at_once = max(1, LOGITS_AT_ONCE // logits.shape[-1])
+
+
+def _walk(
+    before: Iterator[Stage],
+    after: Iterator[Stage],
+    padding: Sequence[int],
+    found: Compared,
+    advance: Callable[[], None],
+    keep: bool,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Go through both models, and compare what their layers hand on; what the last ones do."""
+    ends: tuple[list[Tensor], list[Tensor]] = ([], [])
+    arrangement: Arrangement | None = None
+    for one, other in zip_longest(before, after):
+        if one is not None and other is not None:
+            if one.layer is None:
+                arrangement = _arrangement(one.after[0], other.after[0])
+            if arrangement:
+                errors = [
+                    error_of(arrangement(state[skip:]), expected[skip:])
+                    for expected, state, skip in zip(one.after, other.after, padding, strict=False)
+                ]
+                # torch's maximum keeps a NaN.
+                found.by_layer.append((other.name, float(torch.tensor(errors).max())))
+        ends = (one.after if one else ends[0], other.after if other else ends[1])
+        if keep and other:
+            found.given.append(other.after[-1])
+        advance()
+    return ends
+
+
+Arrangement = Callable[[Tensor], Tensor]
+"""From what a grown layer hands on to all copies of it, [..., hidden of the source, copies]."""
+
+
+def _arrangement(expected: Tensor, found: Tensor) -> Arrangement | None:
+    """How the target's hidden states hold the source's; None if they cannot."""
+    size, grown = expected.shape[-1], found.shape[-1]
+    if grown % size:
+        return None
+
+    def tiled(state: Tensor) -> Tensor:  # the whole space again and again, as growkit writes it
+        return state.view(*state.shape[:-1], grown // size, size).transpose(-1, -2)
+
+    def adjacent(state: Tensor) -> Tensor:  # copies side by side, as others may
+        return state.view(*state.shape[:-1], size, grown // size)
+
+    return min((tiled, adjacent), key=lambda order: error_of(order(found), expected))
+
+
+def error_of(copies: Tensor, state: Tensor) -> float:
+    """Largest difference of any copy, relative to the scale of the state."""
+    scale = state.square().mean().sqrt().clamp_min(torch.finfo(state.dtype).tiny)
+    return float((copies - state[..., None]).abs().max() / scale)
+
+
+def _sample(logits: Tensor, others: Tensor, count: int) -> list[list[float]]:
+    generator = torch.Generator().manual_seed(0)
+    picked = torch.randint(logits.numel(), (max(count, 1),), generator=generator)
+    pairs = torch.stack([logits.flatten().cpu()[picked], others.flatten().cpu()[picked]], -1)
+    rounded = [[float(f"{value:.5g}") for value in pair] for pair in pairs.double().tolist()]
+    return [pair for pair in rounded if all(map(math.isfinite, pair))]

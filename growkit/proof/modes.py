@@ -1,0 +1,88 @@
+"""The ways in which a model is asked: everything that breaks in practice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from growkit.checkpoint import Config
+from growkit.proof.layerwise import Call
+
+SHORT = 48
+"""Tokens of the prompt that all but the prefill are tried on."""
+
+PADDING = 5
+"""Tokens of padding on the left."""
+
+STEPS = (1, 1, 2)
+"""Tokens that are decoded at a time, after the rest of the prompt."""
+
+SHIFT = 7
+"""Position of the first token where positions are given."""
+
+PREFILL = "prefill"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to ask.
+
+    Attributes:
+        name: for people.
+        calls: the forward passes; those that continue others count from the first of the mode.
+        padding: tokens at the beginning of each call whose logits mean nothing.
+        note: what exactly is tried; or why it cannot be, if there are no calls.
+    """
+
+    name: str
+    calls: tuple[Call, ...]
+    padding: int = 0
+    note: str = ""
+
+
+def modes(windows: tuple[Tensor, ...], config: Config) -> list[Mode]:
+    """All ways to ask, of which the prefill of every window is the first.
+
+    Args:
+        windows: token ids, each [tokens].
+        config: for the longest context.
+    """
+    prompt = windows[0][:SHORT]
+    count = len(prompt)
+    found = [Mode(PREFILL, tuple(Call(window) for window in windows))]
+    if config.get("use_cache") is False:
+        found.append(Mode("cached decoding", (), note="the config switches the cache off"))
+    elif count > sum(STEPS):
+        found.append(_decoding(prompt))
+    mask = torch.tensor([[0] * PADDING + [1] * count])
+    positions = torch.tensor([[0] * PADDING + list(range(count))])
+    padded = torch.cat([prompt.new_zeros(PADDING), prompt])
+    inputs = {"attention_mask": mask, "position_ids": positions}
+    note = f"{PADDING} tokens of padding before {count}"
+    found.append(Mode("left padding", (Call(padded, inputs),), PADDING, note))
+    longest = config.get("max_position_embeddings")
+    if isinstance(longest, int) and longest > count:
+        begin = min(SHIFT, longest - count)
+        shifted = torch.arange(begin, begin + count)[None]
+        note = f"positions {begin} to {begin + count - 1}"
+        found.append(Mode("explicit positions", (_at(prompt, shifted),), note=note))
+        spread = torch.linspace(0, longest - 1, count, dtype=torch.float64).long()[None]
+        note = f"{count} tokens spread over positions 0 to {longest - 1:,}"
+        found.append(Mode("longest context", (_at(prompt, spread),), note=note))
+    return found
+
+
+def _at(prompt: Tensor, positions: Tensor) -> Call:
+    # Without a mask, transformers takes gaps between positions for the seams of packed documents.
+    everything = torch.ones(1, len(prompt), dtype=torch.long)
+    return Call(prompt, {"position_ids": positions, "attention_mask": everything})
+
+
+def _decoding(prompt: Tensor) -> Mode:
+    first, *others = prompt.split([len(prompt) - sum(STEPS), *STEPS])
+    calls = [Call(first, cached=True)]
+    calls += [Call(part, cached=True, continues=i) for i, part in enumerate(others)]
+    note = f"{len(first)} tokens, then {' + '.join(map(str, STEPS))} from the cache"
+    return Mode("cached decoding", tuple(calls), note=note)
