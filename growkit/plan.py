@@ -6,7 +6,7 @@ every target tensor is written exactly once, with the shape that its layout pred
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from growkit.families import Family
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from growkit.proof import Spectrum
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Rule:
             lost; None if the target holds nothing of a source (a new layer).
         copies: takes a tensor shaped like the target, gives for all rows with copies one tensor
             per copy; None if nothing is copied.
-        repeatable: whether computing it again gives the same bits on every machine.
+        repeatable: whether computing it again gives the same bits on every machine; if not, a
+            check must say what holds of it.
     """
 
     target: str
@@ -44,6 +47,29 @@ class Rule:
     collapse: Callable[[Tensor], Tensor | None] | None
     copies: Callable[[Tensor], Iterator[list[Tensor]]] | None = None
     repeatable: bool = True
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a check found: whether the targets are what was promised, and how good they are."""
+
+    kept: bool
+    spectrum: Spectrum | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """What must hold of tensors that other machines compute with other bits.
+
+    Attributes:
+        sources: names of the tensors that they are made from.
+        targets: names of the tensors that belong together; the first stands for all of them.
+        judge: takes sources and targets, each in order.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    judge: Callable[[Sequence[Tensor], Sequence[Tensor]], Judged]
 
 
 @dataclass(frozen=True)
@@ -58,6 +84,7 @@ class Plan:
         duplicates: dropped tensors that must equal another source tensor, and which.
         in_effect: source tensors that live on in what others are computed to, and how; only the
             logits can show that they are kept.
+        checks: what must hold of targets that are not repeatable.
     """
 
     config: Config
@@ -66,6 +93,7 @@ class Plan:
     dropped: Mapping[str, str] = field(default_factory=dict)
     duplicates: Mapping[str, str] = field(default_factory=dict)
     in_effect: Mapping[str, str] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
 
     def rule(self, target: str) -> Rule:
         """The rule that makes a tensor."""
@@ -83,6 +111,10 @@ class Plan:
         assert set(written) == set(layouts), "the targets are not those of the layout"
         for rule in self.rules:
             assert rule.info.shape == layouts[rule.target].shape(sizes), rule.target
+        checked = {name for check in self.checks for name in check.targets}
+        assert all(rule.repeatable or rule.target in checked for rule in self.rules), "unchecked"
+        assert checked <= set(written), "a check for what is not written"
+        assert all(used.issuperset(check.sources) for check in self.checks), "a check of nothing"
 
 
 class Planned:

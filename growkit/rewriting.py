@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.plan import Plan, Rule, unused_tensors
+from growkit.plan import Check, Plan, Rule, unused_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def rewrite(source: Weights, config: Config, special: Callable[..., Rule | None]) -> Plan:
+def rewrite(
+    source: Weights,
+    config: Config,
+    special: Callable[..., Rule | None],
+    checks: Sequence[Check] = (),
+) -> Plan:
     """Plan a DIFF Transformer of another config.
 
     Args:
@@ -22,6 +27,7 @@ def rewrite(source: Weights, config: Config, special: Callable[..., Rule | None]
         config: of the target.
         special: takes a tensor's name, what is known of it and its layer (None outside of the
             layers), and gives its rule; or None for a tensor that is taken over.
+        checks: what must hold of targets that are not repeatable.
     """
     dropped, duplicates = unused_tensors(source, DIFF)
     sizes, layouts = DIFF.sizes(config), DIFF.layouts(config)
@@ -40,7 +46,7 @@ def rewrite(source: Weights, config: Config, special: Callable[..., Rule | None]
     used = {name for rule in rules for name in rule.sources}
     for name in source.tensors.keys() - used - dropped.keys():
         dropped[name] = "the new attention has no use for it"
-    plan = Plan(config, tuple(rules), {}, dropped, duplicates, in_effect)
+    plan = Plan(config, tuple(rules), {}, dropped, duplicates, in_effect, tuple(checks))
     plan.check(source, layouts, sizes)
     return plan
 

@@ -8,6 +8,7 @@ layer with every other. Cang et al., "Shared DIFF Transformer", equations 3 and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -54,7 +55,13 @@ class Heads:
         most = min(inputs, outputs)
         return (most + 1) // 2 if members == 2 else most
 
-    def factorise(self, weight: Tensor, rank: int, moment: Tensor | None = None) -> Parts:
+    def factorise(
+        self,
+        weight: Tensor,
+        rank: int,
+        moment: Tensor | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> Parts:
         """The best parts of a projection.
 
         Args:
@@ -62,25 +69,53 @@ class Heads:
             rank: of the updates.
             moment: second moment of what it reads, [hidden, hidden]; None to count all inputs
                 alike.
+            dtype: what the parts are rounded to; the base is that of the rounded updates.
         """
-        hidden = weight.shape[1]
         found = share(self.members(weight), rank, moment)
-        base = found.base.transpose(-1, -2).reshape(-1, hidden)
-        down = self._by_head(found.down).transpose(-1, -2).reshape(-1, hidden)
-        return base, down, self._by_head(found.up).reshape(-1, rank)
+        down = self._by_head(found.down).transpose(-1, -2).reshape(-1, weight.shape[1]).to(dtype)
+        up = self._by_head(found.up).reshape(-1, rank).to(dtype)
+        return self.best_base(weight, down.double(), up.double()).to(dtype), down, up
+
+    def best_base(self, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """The mean of what updates leave over; all in float64, the same bits on every machine.
+
+        Args:
+            weight: the projection, [(signal + noise) · head_dim, hidden].
+            down: of all updates, as stored.
+            up: of all updates, as stored.
+        """
+        rests = self.members(self._updated(weight, down, -up))
+        mean = reduce(torch.add, rests.unbind(1)) / rests.shape[1]
+        return mean.transpose(-1, -2).reshape(-1, weight.shape[1])
 
     def multiplied_out(self, base: Tensor, down: Tensor, up: Tensor) -> Tensor:
-        """The projection that parts stand for, [(signal + noise) · head_dim, hidden]."""
-        hidden, rank = base.shape[1], up.shape[1]
+        """The projection that parts stand for, [(signal + noise) · head_dim, hidden].
+
+        All in float64, the same bits on every machine.
+        """
+        hidden = base.shape[1]
+        bases = base.view(-1, up.shape[0] // (self.signal + self.noise), hidden)
         counts = (self.signal, self.noise)
-        head_dim = up.shape[0] // sum(counts)
-        bases = base.view(-1, head_dim, hidden)
-        ups = up.view(-1, head_dim, rank)
-        downs = down.view(-1, rank, hidden)
+        repeated = torch.cat([bases.repeat_interleave(n // len(bases), 0) for n in counts])
+        return self._updated(repeated.reshape(-1, hidden), down, up)
+
+    def _updated(self, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """The projection plus the updates.
+
+        Products are rounded, then added in the order of the rank. A product of matrices would be
+        summed in another order, with other last bits, by every library and number of threads.
+        """
+        counts = (self.signal, self.noise)
+        updated = weight.clone()
+        heads = updated.view(sum(counts), -1, weight.shape[1])
+        ups = up.view(sum(counts), -1, up.shape[1])
+        downs = down.view(-1, up.shape[1], weight.shape[1])
         if self.scope == "layer":
             downs = torch.cat([downs[i : i + 1].expand(n, -1, -1) for i, n in enumerate(counts)])
-        repeated = torch.cat([bases.repeat_interleave(n // len(bases), 0) for n in counts])
-        return (repeated + ups @ downs).reshape(-1, hidden)
+        for head, tall, wide in zip(heads, ups, downs, strict=True):
+            for column, row in zip(tall.unbind(1), wide, strict=True):
+                head += column[:, None] * row
+        return updated
 
     def _by_head(self, parts: Tensor) -> Tensor:
         """[groups, members, …] to [heads, …], signal heads first."""

@@ -35,13 +35,18 @@ CARRIED = (
 )
 
 
+def carried(source: Path) -> list[Path]:
+    """The files and folders of a model folder that go along with its weights."""
+    return sorted({path for pattern in CARRIED for path in source.glob(pattern)})
+
+
 def carry_over(source: Path, folder: Path) -> None:
     """Copy the tokenizer and its like.
 
     Raises:
         InputError: one of these files cannot be read.
     """
-    for path in sorted({path for pattern in CARRIED for path in source.glob(pattern)}):
+    for path in carried(source):
         try:
             if path.is_dir():
                 shutil.copytree(path, folder / path.name)

@@ -19,7 +19,8 @@ from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads, shared_keys, shared_queries
 from growkit.families.llama import ATTENTION
-from growkit.plan import Rule
+from growkit.plan import Check, Judged, Rule
+from growkit.proof import MOST_VALUES, Spectrum
 from growkit.ranks import smallest_rank
 from growkit.rewriting import rewrite, taken_over
 
@@ -109,7 +110,7 @@ class SharedDiff:
             "shared_scope": options["scope"],
             "shared_rank": ranks[0] if len(set(ranks)) == 1 else ranks,
         }
-        plan = rewrite(source, config, sharing.rule(ranks))
+        plan = rewrite(source, config, sharing.rule(ranks), sharing.checks(ranks))
         some = " or ".join(map(str, sorted(set(ranks))))
         lost = f"what rank {some} cannot hold of the difference between heads that share a base"
         kept = {name: options[name] for name in ("scope", "calibration") if name in options}
@@ -169,8 +170,9 @@ class _Sharing:
 
         def rewritten(name: str, weight: Tensor, rank: int) -> Tensor:
             heads, layer = self.projections[name.split(".")[-2]], _layer_of(name)
-            parts = heads.factorise(weight.double(), rank, self._moment(layer))
-            return heads.multiplied_out(*(part.to(weight.dtype).double() for part in parts))
+            moment = self._moment(layer)
+            parts = heads.factorise(weight.double(), rank, moment, weight.dtype)
+            return heads.multiplied_out(*(part.double() for part in parts))
 
         def costs(ranks: Sequence[int]) -> Mapping[int, float]:
             return divergences(
@@ -227,6 +229,45 @@ class _Sharing:
 
         return special
 
+    def checks(self, ranks: Sequence[int]) -> list[Check]:
+        """What must hold of the parts."""
+        found = []
+        for layer in range(len(ranks)):
+            for projection, heads in self.projections.items():
+                module = ATTENTION.format(layer=layer) + projection
+                judge = partial(_judge, module, heads, "calibration" in self._options)
+                targets = tuple(f"{module}.{part}" for part in PARTS)
+                found.append(Check((f"{module}.weight",), targets, judge))
+        return found
+
+
+def _judge(
+    module: str,
+    heads: Heads,
+    calibrated: bool,
+    sources: Sequence[Tensor],
+    targets: Sequence[Tensor],
+) -> Judged:
+    """Whether the base is that of the updates, and whether there are no better updates.
+
+    On what a text makes projections read, other updates are the best ones.
+    """
+    from growkit.algebra.shared_optimum import hold_against_optimum
+
+    (weight,), (base, down, up) = sources, targets
+    fitting = heads.best_base(weight.double(), down.double(), up.double()).to(base.dtype)
+    held = hold_against_optimum(heads, weight, base, down, up)
+    spectrum = Spectrum(
+        module=module,
+        singular_values=held.values[:MOST_VALUES].tolist(),
+        rank=up.shape[1],
+        residual=float(held.residual.sum()),
+        best=float(held.best.sum()),
+        unit="squared Frobenius norm",
+    )
+    fits = fitting.double().equal(base.double())
+    return Judged(fits and (held.optimal or calibrated), spectrum)
+
 
 def _weight(projection: str, layer: int) -> str:
     return f"{ATTENTION.format(layer=layer)}{projection}.weight"
@@ -260,17 +301,19 @@ class _Factors:
 
         Args:
             which: index into ``PARTS``.
-            info: shape and dtype of the part.
+            info: shape and dtype of the part; all three have the same dtype.
             weight: the full projection, [(signal + noise) · head_dim, hidden].
         """
         import torch
 
         with self._lock:
             if which not in self._parts:
-                parts = self._heads.factorise(weight.double(), self._rank, self._moment())
+                dtype = getattr(torch, TORCH_NAMES[info.dtype])
+                moment = self._moment()
+                parts = self._heads.factorise(weight.double(), self._rank, moment, dtype)
                 self._parts = dict(enumerate(parts))
             part = self._parts.pop(which)
-        yield part.to(getattr(torch, TORCH_NAMES[info.dtype])).contiguous()
+        yield part.contiguous()
 
 
 def multiplied_out(config: Config) -> Callable[[str, TensorInfo, int | None], Rule | None]:
@@ -283,7 +326,7 @@ def multiplied_out(config: Config) -> Callable[[str, TensorInfo, int | None], Ru
             if found and part == "weight":
                 sources = tuple(f"{prefix}{projection}.{each}" for each in PARTS)
                 compute = partial(_product, info, heads)
-                return Rule(name, info, sources, "multiplied out", compute, None, repeatable=False)
+                return Rule(name, info, sources, "multiplied out", compute, None)
             if found and part == "bias":
                 return taken_over(name, info, f"{prefix}{projection}.up.bias")
         return None

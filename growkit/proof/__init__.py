@@ -12,6 +12,9 @@ from growkit.errors import InputError
 PROMISES = ("exact", "bounded", "different")
 """What an operation may promise of the function; the weakest of several steps is last."""
 
+MOST_VALUES = 512
+"""Singular values that are reported of a projection."""
+
 
 def versions() -> dict[str, str]:
     """What figures are measured with, and files made with."""
@@ -102,6 +105,29 @@ class Trainability(TypedDict):
     identical_gradients: int
     without_gradient: int
     first_identical: str | None
+
+
+class Spectrum(TypedDict):
+    """What low-rank updates had to hold in one projection, and what they leave over.
+
+    Attributes:
+        module: name of the projection, e.g. ``model.layers.0.self_attn.q_proj``.
+        singular_values: of W₁ - W₂ for two matrices that share a base; for more, of what each of
+            them is away from their mean. Those of all groups together, the largest first, at most
+            ``MOST_VALUES``.
+        rank: of the updates.
+        residual: what is left over, summed over all matrices.
+        best: the least that can be left over, ½ Σ_{i>2r} σᵢ²; for more than two matrices what
+            their mean as the base leaves with the best updates, which is not the least.
+        unit: what residual and best are measured in.
+    """
+
+    module: str
+    singular_values: list[float]
+    rank: int
+    residual: float
+    best: float
+    unit: str
 
 
 class LayerError(TypedDict):

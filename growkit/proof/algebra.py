@@ -7,26 +7,100 @@ no logit. Collapsing the written tensors (W = L W' E) looks at every element of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from growkit.checkpoint import Weights
 from growkit.plan import Plan, Planned
+from growkit.proof import Spectrum
 
 
-def first_lost_tensor(source: Weights, target: Weights, plans: Sequence[Plan]) -> str | None:
-    """The first tensor that is not what it should be.
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison of weights found.
+
+    Attributes:
+        lost: the name of a tensor of the target that does not give its source back, bit for bit,
+            or of one that a check refuses or that should not be there, or of a tensor of the
+            source that no tensor gives back; None if nothing is lost.
+        spectra: of the projections that checks looked at, up to the first that is refused.
+        unchecked: tensors that no check could look at, because what is left of them was computed
+            once more, or they were made from what others compute with other bits.
+    """
+
+    lost: str | None
+    spectra: tuple[Spectrum, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+
+def compare_weights(source: Weights, target: Weights, plans: Sequence[Plan]) -> Compared:
+    """Hold every tensor that was written against what it should be.
 
     Args:
         source: what the first plan was made for.
         target: what was written.
         plans: all steps from one to the other.
-
-    Returns:
-        The name of a tensor of the target that does not give its source back, bit for bit, or of
-        one that should not be there, or of a tensor of the source that no tensor gives back; None
-        if nothing is lost.
     """
+    lost = _first_lost(source, target, plans)
+    if lost:
+        return Compared(lost)
+    spectra: list[Spectrum] = []
+    unchecked: list[str] = []
+    planned: Weights = source
+    for index, plan in enumerate(plans):
+        later = plans[index + 1 :]
+        written = _written(plan, later)
+        for check in plan.checks:
+            if not (
+                all(name in written for name in check.targets)
+                and all(_repeatable(name, plans[:index]) for name in check.sources)
+            ):
+                unchecked += check.targets
+                continue
+            targets = []
+            for name in check.targets:
+                recovered = _recovered(target, written[name], later)
+                if recovered is None:
+                    return Compared(written[name][0], tuple(spectra))
+                targets.append(recovered)
+            judged = check.judge([planned.read(name) for name in check.sources], targets)
+            if judged.spectrum:
+                spectra.append(judged.spectrum)
+            if not judged.kept:
+                return Compared(written[check.targets[0]][0], tuple(spectra))
+        planned = Planned(planned, plan)
+    return Compared(None, tuple(spectra), tuple(unchecked))
+
+
+def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:
+    """For targets of a plan, the tensors from which later plans give them back."""
+    names = {rule.target: [rule.target] for rule in plan.rules}
+    for step in later:
+        became: dict[str, list[str]] = {}
+        for rule in step.rules:
+            if rule.collapse:
+                became.setdefault(rule.sources[0], []).append(rule.target)
+        names = {
+            name: [target for each in now for target in became.get(each, ())]
+            for name, now in names.items()
+        }
+    return {name: now for name, now in names.items() if now}
+
+
+def _recovered(target: Weights, names: Sequence[str], later: Sequence[Plan]) -> Tensor | None:
+    """The tensor that all of these give back; None if they do not."""
+    found: Tensor | None = None
+    for name in names:
+        origin = _collapse(target.read(name), name, later)
+        back = origin[1] if origin else None
+        if back is None or not (found is None or back.equal(found)):
+            return None
+        found = back
+    return found
+
+
+def _first_lost(source: Weights, target: Weights, plans: Sequence[Plan]) -> str | None:
     recovered = set()
     planned: Weights = source
     for plan in plans:

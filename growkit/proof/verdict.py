@@ -21,7 +21,7 @@ from growkit.proof import (
     VerifyResult,
     versions,
 )
-from growkit.proof.algebra import first_lost_tensor
+from growkit.proof.algebra import compare_weights
 from growkit.proof.comparison import Control, Rounding, compare, logits_in_pieces
 from growkit.proof.findings import (
     Native,
@@ -259,8 +259,8 @@ class _Proof:
         if origin.source is None:
             return Recovered(unknown=origin.unknown)
         return Recovered(
-            lost=first_lost_tensor(origin.source, after, origin.plans),
-            changed=first_changed_file(after, origin.plans[-1].config),
+            lost=compare_weights(origin.source, after, origin.plans).lost,
+            changed=first_changed_file(after, origin.plans[-1].config, self.before),
             in_effect=sum(len(plan.in_effect) for plan in origin.plans),
         )
 

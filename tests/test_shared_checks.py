@@ -1,0 +1,204 @@
+"""What the proof holds shared bases and low-rank updates to: every fault shows, nothing else does.
+
+Bounded conversions lose something by name, so neither logits nor bits can judge them. The base must
+be that of the updates, bit for bit, and the updates must be the best ones.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import growkit
+from growkit.algebra.shared_projection import Heads
+from growkit.checkpoint.reading import Checkpoint
+from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.layouts import read_layout
+from growkit.plan import Plan, Planned
+from growkit.proof.algebra import Compared, compare_weights
+from growkit.recipe import ConvertStep, GrowStep, Recipe, Step
+from tests.conftest import save_model, seeded
+from tests.test_mutations import DEMO, TOKENIZER, swap
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+SCOPES = ["head", "layer", "all_heads"]
+HEAD_DIM = 8
+HEADS: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": HEAD_DIM,
+    "hidden_size": 32,
+}
+MODULE = "model.layers.1.self_attn.q_proj"
+BASE, DOWN, UP = (f"{MODULE}.{part}.weight" for part in ("base", "down", "up"))
+
+
+def compared(recipe: Recipe) -> Compared:
+    """What comes back from the files that a recipe has made."""
+    source = Checkpoint(recipe.source)
+    way = recipe.plan(source)
+    return compare_weights(way.source, Checkpoint(recipe.output), way.plans)
+
+
+def made(folder: Path, source: Path, *steps: Step, dtype: str | None = None) -> Recipe:
+    """A recipe that has been carried out."""
+    recipe = Recipe(str(source), steps, str(folder / "target"), verify=None, dtype=dtype)
+    growkit.run(recipe)
+    return recipe
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_sound_parts_raise_no_alarm(seed: int, tmp_path: Path) -> None:
+    choose = seeded(seed)
+    scope = choose.choice(SCOPES)
+    grouped = scope != "layer" and choose.random() < 0.5
+    kind = "diff_transformer" if grouped else choose.choice(["diff_transformer", "diffllama"])
+    config = HEADS | {"attention_bias": choose.random() < 0.5, "vocab_size": 256}
+    if grouped:
+        config |= {"num_attention_heads": 9, "num_noise_heads": 3, "num_key_value_heads": 6}
+    source = save_model(tmp_path / "source", kind, seed, choose.choice(DTYPES), **config)
+    rank: Any = choose.choice([1, 2, 3, 4, 5, 8, "2,3"])
+    options: dict[str, Any] = {"scope": scope, "rank": rank}
+    calibrated = choose.random() < 0.2
+    if calibrated:
+        for name in TOKENIZER:
+            shutil.copy(DEMO / name, source)
+        text = tmp_path / "text.txt"
+        text.write_text("Growing keeps what was learned. " * 20)
+        options["calibration"] = str(text)
+    wider = GrowStep("group-diff", {"hidden": "x2"})
+    before = [[], [wider], [ConvertStep("dint")]] if not grouped else [[], [wider]]
+    after = [[], [wider], [GrowStep("group-diff", {"signal_heads": "x2"})]]
+    if scope == "layer":
+        after.pop()
+    steps = [*choose.choice(before), ConvertStep("shared-diff", options), *choose.choice(after)]
+    recipe = made(tmp_path, source, *steps, dtype=choose.choice([None, None, "float64"]))
+    found = compared(recipe)
+    assert found.lost is None
+    assert not found.unchecked
+    assert len(found.spectra) == 4
+    for spectrum in found.spectra:
+        assert spectrum["singular_values"] == sorted(spectrum["singular_values"], reverse=True)
+        assert calibrated or spectrum["residual"] <= 1.01 * spectrum["best"] + 1e-3
+
+
+def zero_a_row(name: str, tensors: dict[str, Tensor]) -> None:
+    tensors[name][2] = 0
+
+
+def change_an_element(name: str, tensors: dict[str, Tensor]) -> None:
+    flat = tensors[name].view(-1)
+    flat[flat.abs().argmax()] *= 1.01
+
+
+def exchange_two_heads(name: str, tensors: dict[str, Tensor]) -> None:
+    swap(tensors[name], tensors[name].shape[0] // {BASE: 4, DOWN: 8, UP: 8}[name], 0, 1)
+
+
+def exchange_two_updates(name: str, tensors: dict[str, Tensor]) -> None:
+    for each in (DOWN, UP):
+        exchange_two_heads(each, tensors)
+
+
+def drop_a_rank(name: str, tensors: dict[str, Tensor]) -> None:
+    tensors[UP][:, -1] = 0
+
+
+FAULTS = [
+    *[(fault, name) for fault in (zero_a_row, change_an_element) for name in (BASE, DOWN, UP)],
+    *[(exchange_two_heads, name) for name in (BASE, DOWN, UP)],
+    (exchange_two_updates, ""),
+    (drop_a_rank, ""),
+]
+
+
+@pytest.fixture(scope="module", params=DTYPES, ids=str)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A model of four pairs of heads with updates of rank 2."""
+    folder = tmp_path_factory.mktemp("pair")
+    source = save_model(folder / "source", "diff_transformer", 0, request.param, **HEADS)
+    return made(folder, source, ConvertStep("shared-diff", {"rank": 2}))
+
+
+def spoiled(pair: Recipe, folder: Path, spoil: Callable[[dict[str, Tensor]], None]) -> Recipe:
+    """The same with a fault in its files."""
+    target = shutil.copytree(pair.output, folder / "target")
+    tensors = load_file(target / "model.safetensors")
+    spoil(tensors)
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    return replace(pair, output=str(target))
+
+
+@pytest.mark.parametrize(("fault", "name"), FAULTS)
+def test_faults_are_found(fault: Any, name: str, pair: Recipe, tmp_path: Path) -> None:
+    assert compared(pair).lost is None
+    assert compared(spoiled(pair, tmp_path, lambda tensors: fault(name, tensors))).lost == BASE
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_base_that_fits_worse_updates_is_found(scope: str, pair: Recipe, tmp_path: Path) -> None:
+    """Only what is left over can show it."""
+    (tmp_path / "sound").mkdir()
+    steps = (ConvertStep("shared-diff", {"rank": 2, "scope": scope}),)
+    sound = made(tmp_path / "sound", Path(pair.source), *steps)
+    weight = Checkpoint(pair.source).read(f"{MODULE}.weight").double()
+
+    def worse(tensors: dict[str, Tensor]) -> None:
+        tensors[UP][:, -1] = 0
+        base = Heads(4, 4, scope).best_base(weight, tensors[DOWN].double(), tensors[UP].double())
+        tensors[BASE] = base.to(tensors[BASE].dtype)
+
+    assert compared(sound).lost is None
+    assert compared(spoiled(sound, tmp_path, worse)).lost == BASE
+
+
+def test_faults_are_found_through_later_steps(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "diffllama", 0, **HEADS)
+    wider = GrowStep("group-diff", {"hidden": "x2"})
+    recipe = made(tmp_path, source, wider, ConvertStep("shared-diff", {"rank": 2}), wider)
+
+    def disagree(tensors: dict[str, Tensor]) -> None:
+        tensors[UP][0] *= 2
+
+    assert compared(spoiled(recipe, tmp_path / "up", disagree)).lost == BASE
+    for name in (BASE, DOWN):
+        folder = tmp_path / name
+        found = compared(spoiled(recipe, folder, lambda t, name=name: t[name][0].mul_(2)))
+        assert found.lost == BASE
+
+
+def test_what_is_left_over_is_reported(pair: Recipe) -> None:
+    first = compared(pair).spectra[0]
+    weight = Checkpoint(pair.source).read("model.layers.0.self_attn.q_proj.weight").double()
+    signal, noise = weight.view(2, 4, HEAD_DIM, -1)
+    values = torch.linalg.svdvals(signal - noise)
+    assert first["module"] == "model.layers.0.self_attn.q_proj"
+    assert first["rank"] == 2
+    assert first["best"] == pytest.approx(float(values[:, 4:].square().sum() / 2))
+    assert first["residual"] == pytest.approx(first["best"], rel=0.01)
+    assert first["singular_values"] == pytest.approx(values.flatten().sort().values.flip(0))
+
+
+def test_what_was_computed_once_more_is_not_said_to_be_checked(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "diffllama", 0, **HEADS)
+    recipe = made(tmp_path, source, ConvertStep("shared-diff", {"rank": 2}), ConvertStep("diff"))
+    assert BASE in compared(recipe).unchecked
+
+
+def test_a_tensor_that_is_not_repeatable_needs_a_check(tmp_path: Path) -> None:
+    source = Checkpoint(save_model(tmp_path / "source", "diffllama", 0, **HEADS))
+    steps = (ConvertStep("shared-diff", {"rank": 2}),)
+    plan: Plan = Recipe("source", steps, "target").plan(source).plans[-1]
+    read = Planned(source, read_layout(source))
+    layouts, sizes = DIFF.layouts(plan.config), DIFF.sizes(plan.config)
+    plan.check(read, layouts, sizes)
+    with pytest.raises(AssertionError, match="unchecked"):
+        replace(plan, checks=()).check(read, layouts, sizes)
