@@ -91,9 +91,11 @@ def truncated(
     """
     values, right = _right_vectors(matrix) if moment is None else _weighted(matrix, moment)
     leading = right[..., :rank]
-    # A and B get √σ each. Below rounding σ itself is noise, and must not be divided by.
-    least = torch.finfo(values.dtype).eps * values[..., :1]
-    root = values[..., :rank].maximum(least).sqrt()[..., None, :]
+    # A and B get the root of ‖D v‖ each, which is σ where nothing is weighted: with a moment σ says
+    # what D v counts, not how large it is. Below rounding it is noise, and must not be divided by.
+    sizes = values[..., :rank] if moment is None else (matrix @ leading).norm(dim=-2)
+    least = torch.finfo(values.dtype).eps * sizes.amax(-1, keepdim=True)
+    root = sizes.maximum(least).sqrt()[..., None, :]
     down = matrix @ (leading / root.where(root > 0, 1))
     up = leading * root
     missing = rank - leading.shape[-1]
