@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from growkit.proof import Settings
 from growkit.proof.prompts import make_prompts
 from growkit.proof.strict import strict_float64
 from growkit.ranks import AT_ONCE, smallest_rank
-from growkit.recipe import ConvertStep, Recipe, load_recipe
+from growkit.recipe import ConvertStep, GrowStep, Recipe, load_recipe
 from tests.conftest import folder_bytes, load_strict, relative_error, save_model, seeded
 from tests.test_calibration import TEXT, with_tokenizer
 
@@ -144,7 +143,9 @@ def test_what_ranks_cost(scope: str, weigh: bool, source: Path, text: str, tmp_p
         Settings(text if weigh else None), source, read_json(source / "config.json")
     ).windows
     assert len(found) > 2
-    for rank, cost in found.items():
+    ranks = sorted(found)
+    for rank in {ranks[0], ranks[1], ranks[-1]} if scope == "all_heads" else ranks:
+        cost = found[rank]
         convert(source, tmp_path / "out", dtype="float64", rank=rank, **options)
         assert kl(source, tmp_path / "out", windows) == pytest.approx(cost, rel=1e-4, abs=1e-11)
 
@@ -157,7 +158,7 @@ def test_what_ranks_cost_of_what_is_planned(options: Any, tmp_path: Path) -> Non
         tmp_path / "source", "diff_transformer", dtype=torch.bfloat16, **(sizes | options)
     )
     steps = (
-        growkit.recipe.GrowStep("group-diff", {"hidden": "x2"}),
+        GrowStep("group-diff", {"hidden": "x2"}),
         ConvertStep("shared-diff", {"rank": "auto", "tolerance": 0.05}),
     )
     way = Recipe(str(source), steps, "nowhere").plan(Checkpoint(source))
@@ -204,7 +205,7 @@ def test_a_tolerance_is_kept(
 def test_a_tolerance_is_kept_by_the_demo(tmp_path: Path) -> None:
     """Trained, in bfloat16: the rank that is found is held to what the written files cost."""
     held_out = tmp_path / "text.txt"
-    held_out.write_text(held_out_text()[:1000])
+    held_out.write_text(held_out_text()[:600])
     options: dict[str, Any] = {"scope": "layer", "calibration": str(held_out)}
     way = plan(MODEL, rank="auto", tolerance=0.02, **options)
     rank = ranks_of(way)[0]
@@ -226,7 +227,7 @@ def test_no_rank_keeps_what_rounding_takes(source: Path, text: str, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
-def nearly_equal(source: Path, rank: int, scale: float = 1e-3) -> None:
+def nearly_equal(source: Path, rank: int) -> None:
     """Let signal and noise heads of layer 1 differ by little but for a matrix of this rank."""
     state = load_file(source / "model.safetensors")
     generator = torch.Generator().manual_seed(5)
@@ -234,8 +235,10 @@ def nearly_equal(source: Path, rank: int, scale: float = 1e-3) -> None:
         weight = state[f"model.layers.1.self_attn.{name}.weight"]
         rows, hidden = weight.shape
         half = weight[: rows // 2]
-        left, right = torch.randn(rows // 2, rank), torch.randn(rank, hidden, generator=generator)
-        weight[rows // 2 :] = half + scale * weight[rows // 2 :] + left @ right / 4
+        left, right = (
+            torch.randn(shape, generator=generator) for shape in ((rows // 2, rank), (rank, hidden))
+        )
+        weight[rows // 2 :] = half + 1e-3 * weight[rows // 2 :] + left @ right / 4
     save_file(state, source / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -274,7 +277,8 @@ def test_an_energy_is_that_of_the_inputs(source: Path, text: str) -> None:
     """Judged by hooks on the real model, and another rank than all inputs alike would give."""
     nearly_equal(source, 3)
     windows = make_prompts(Settings(text), source, read_json(source / "config.json")).windows
-    model, seen = load_strict(source), [[], []]  # type: ignore[var-annotated]
+    model = load_strict(source)
+    seen: list[list[Tensor]] = [[], []]
     for index, layer in enumerate(model.model.layers):
         layer.self_attn.q_proj.register_forward_pre_hook(
             lambda module, args, index=index: seen[index].append(args[0][0])
@@ -534,9 +538,8 @@ def test_bad_recipes_are_refused(line: str, sentence: str, source: Path, tmp_pat
 
 
 def test_a_dry_run_settles_ranks(source: Path, tmp_path: Path) -> None:
-    found: Callable[..., Any] = growkit.convert
-    result = found(source, tmp_path / "out", "shared-diff", rank="auto", energy=0.9, dry_run=True)
-    (rank,) = set(ranks_of(plan(source, rank="auto", energy=0.9)))
+    options: dict[str, Any] = {"rank": "auto", "energy": 0.9}
+    result = convert(source, tmp_path / "out", **options, dry_run=True)
+    (rank,) = set(ranks_of(plan(source, **options)))
     assert f"rank {rank} cannot hold" in result["lost"]
     assert not (tmp_path / "out").exists()
-    shutil.rmtree(source)
