@@ -3,9 +3,12 @@
 For two matrices there is a closed form. Whatever the updates, the best base is the mean of what
 they leave over, and what then remains is ½ ‖D - (A₁B₁ᵀ - A₂B₂ᵀ)‖² with D = W₁ - W₂. The difference
 of two rank-r updates is any matrix of rank 2r, so the optimum is the singular value decomposition
-of D, cut off after 2r and shared out between the two; ½ Σ_{i>2r} σᵢ² remains. More than two
-matrices are solved by turns: updates for a base, the base for the updates, each of them the best
-there is.
+of D, cut off after 2r and shared out between the two; ½ Σ_{i>2r} σᵢ² remains.
+
+More than two matrices are solved by turns: the best updates for a base, then the best base. The
+updates of a base are A_k B_kᵀ = (W_k - base) V_k V_kᵀ, and Σ ‖(W_k - base) P_k‖² remains, with
+P_k = 1 - V_k V_kᵀ. So for these V_k the best base solves base Σ P_k = Σ W_k P_k, which leaves A_k
+free to change with it; the mean of W_k - A_k B_kᵀ, for A_k as they are, takes many more turns.
 
 All matrices are tall (inputs × outputs, many more inputs), and D V_k V_kᵀ is the best approximation
 of rank k, with V_k the leading right singular vectors: left vectors are never formed. Where squared
@@ -15,7 +18,7 @@ matrices; elsewhere from R of a QR factorisation, which is backward stable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,6 +26,10 @@ from torch import Tensor
 MOST_TURNS = 200
 CONVERGED = 1e-10
 """Relative gain of a turn below which turns end."""
+
+HELD = 1e-3
+"""Least eigenvalue of Σ P_k with which a base moves: along what all updates hold anyway it matters
+nearly nothing, and would grow large for the updates to take it away again."""
 
 WELL_CONDITIONED = 1e-4
 """Dᵀ D is good enough if its least eigenvalue is more than this part of its largest: the squares of
@@ -89,11 +96,13 @@ def truncated(
         [..., outputs, rank] (zeros where there are no more triples), and all singular values, in
         falling order, [..., min(inputs, outputs)]; with a moment C, those of C^½ D.
     """
-    values, right = _right_vectors(matrix) if moment is None else _weighted(matrix, moment)
+    values, right = _right_vectors(matrix, moment)
     leading = right[..., :rank]
-    # A and B get √σ each. Below rounding σ itself is noise, and must not be divided by.
-    least = torch.finfo(values.dtype).eps * values[..., :1]
-    root = values[..., :rank].maximum(least).sqrt()[..., None, :]
+    # A and B get the root of ‖D v‖ each, which is σ where nothing is weighted: with a moment σ says
+    # what D v counts, not how large it is. Below rounding it is noise, and must not be divided by.
+    sizes = values[..., :rank] if moment is None else (matrix @ leading).norm(dim=-2)
+    least = torch.finfo(values.dtype).eps * sizes.amax(-1, keepdim=True)
+    root = sizes.maximum(least).sqrt()[..., None, :]
     down = matrix @ (leading / root.where(root > 0, 1))
     up = leading * root
     missing = rank - leading.shape[-1]
@@ -102,8 +111,13 @@ def truncated(
     return down, up, values
 
 
-def _right_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values, in falling order, and the right vectors as columns, [..., outputs, values].
+def _right_vectors(matrix: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Singular values, in falling order, and right vectors as columns, [..., outputs, values]."""
+    return _of_matrix(matrix) if moment is None else _weighted(matrix, moment)
+
+
+def _of_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of D.
 
     A matrix takes the fast way if that is accurate for it, whatever the others of the batch are.
     """
@@ -145,22 +159,29 @@ def _pair(members: Tensor, rank: int, moment: Tensor | None) -> Shared:
 
 
 def _by_turns(members: Tensor, rank: int, moment: Tensor | None) -> Shared:
-    base = members.mean(-3)
-    best: Shared | None = None
-    for turn in range(1, MOST_TURNS + 1):
-        down, up, values = truncated(members - base[..., None, :, :], rank, moment)
+    base = best = members.mean(-3)
+    least = torch.full_like(base[..., 0, 0], torch.inf)
+    turns, gained = 0, True
+    while gained and turns < MOST_TURNS:
+        rests = members - base[..., None, :, :]
+        values, right = _right_vectors(rests, moment)
         left = values[..., rank:].square().sum((-1, -2))
-        done = best is not None and bool((best.residual - left <= CONVERGED * best.residual).all())
-        if best is None or bool((left <= best.residual).all()):
-            best = Shared(base, down, up, left, turn)
-        if done:
-            break
-        base = (members - down @ up.transpose(-1, -2)).mean(-3)
-    assert best is not None
-    updates = best.down @ best.up.transpose(-1, -2)
-    base = (members - updates).mean(-3)
-    residual = _size(members - updates - base[..., None, :, :], moment).sum(-1)
-    return replace(best, base=base, residual=residual)
+        gained = bool((left < (1 - CONVERGED) * least).any())
+        best = best.where((left >= least)[..., None, None], base)
+        least = least.minimum(left)
+        base = base + _change(rests, right[..., :rank])
+        turns += 1
+    down, up, _ = truncated(members - best[..., None, :, :], rank, moment)
+    rests = members - best[..., None, :, :] - down @ up.transpose(-1, -2)
+    return Shared(best, down, up, _size(rests, moment).sum(-1), turns)
+
+
+def _change(rests: Tensor, kept: Tensor) -> Tensor:
+    """From a base to the best one, for what it leaves over and the V_k of the updates."""
+    whole = torch.eye(kept.shape[-2], dtype=kept.dtype, device=kept.device)
+    left_out = whole - kept @ kept.transpose(-1, -2)
+    inverse: Tensor = torch.linalg.pinv(left_out.sum(-3), atol=HELD, rtol=0, hermitian=True)
+    return (rests @ left_out).sum(-3) @ inverse
 
 
 def _size(rest: Tensor, moment: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights
+from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.conversions import Choice, Converted, Row, refuse
 from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
@@ -166,12 +166,16 @@ class _Sharing:
         return [rank] * layers, kl_by_rank
 
     def _rank_for_tolerance(self, tolerance: float) -> tuple[int, Mapping[int, float]]:
+        import torch
+
         from growkit.calibration import divergences
+
+        dtype = getattr(torch, TORCH_NAMES[main_dtype(self._source.tensors)])  # of the parts
 
         def rewritten(name: str, weight: Tensor, rank: int) -> Tensor:
             heads, layer = self.projections[name.split(".")[-2]], _layer_of(name)
             moment = self._moment(layer)
-            parts = heads.factorise(weight.double(), rank, moment, weight.dtype)
+            parts = heads.factorise(weight.double(), rank, moment, dtype)
             return heads.multiplied_out(*(part.double() for part in parts))
 
         def costs(ranks: Sequence[int]) -> Mapping[int, float]:

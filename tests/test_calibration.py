@@ -1,0 +1,396 @@
+"""Low ranks weighed by what a text makes projections read, held against other ways to find them.
+
+The weighted optimum is judged by whitening and torch's own singular values, second moments by hooks
+on models that transformers runs whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import growkit
+from growkit.algebra import low_rank
+from growkit.algebra.low_rank import Shared, share, spread, truncated
+from growkit.algebra.shared_projection import Heads
+from growkit.calibration import KEPT, Calibration
+from growkit.checkpoint import Weights
+from growkit.checkpoint.reading import Checkpoint
+from growkit.demo.story import MODEL
+from growkit.errors import InputError
+from growkit.layouts import read_layout
+from growkit.plan import Planned
+from growkit.proof.strict import strict_float64
+from growkit.recipe import ConvertStep, GrowStep, Recipe
+from tests.conftest import load_strict, save_model
+
+INPUTS, OUTPUTS = 24, 8
+TEXT = "Nothing is lost when a model grows: every weight is split, and the parts sum to it. " * 40
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def read(tokens: int, steepness: float = 2.0, seed: int = 7) -> Tensor:
+    """What a projection reads, [tokens, INPUTS]: some directions much more than others."""
+    mixing = torch.linalg.qr(random(INPUTS, INPUTS, seed=seed + 1)).Q
+    scales = torch.logspace(0, -steepness, INPUTS, dtype=torch.float64)
+    return random(tokens, INPUTS, seed=seed) * scales @ mixing
+
+
+def weighted(rest: Tensor, inputs: Tensor) -> Tensor:
+    """tr Rᵀ C R of every matrix, as what the outputs differ by on these inputs."""
+    return (inputs @ rest).square().sum((-1, -2))
+
+
+def rest_of(members: Tensor, found: Shared) -> Tensor:
+    return members - found.base[..., None, :, :] - found.down @ found.up.transpose(-1, -2)
+
+
+def left_by(members: Tensor, found: Shared, inputs: Tensor) -> Tensor:
+    return weighted(rest_of(members, found), inputs).sum(-1)
+
+
+def by_whitening(first: Tensor, second: Tensor, rank: int, root: Tensor) -> tuple[Tensor, Tensor]:
+    """Whiten the difference, cut it off, undo the whitening: the difference of the updates."""
+    left, values, right = torch.linalg.svd(root @ (first - second), full_matrices=False)
+    kept = slice(0, 2 * rank)
+    cut = torch.linalg.solve(
+        root, left[..., :, kept] * values[..., None, kept] @ right[..., kept, :]
+    )
+    return cut, values[..., 2 * rank :].square().sum(-1) / 2
+
+
+@pytest.mark.parametrize("way", ["cholesky", "eigh"])
+@pytest.mark.parametrize("steepness", [0.0, 2.0, 4.0])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_the_weighted_optimum_is_that_of_whitening(way: str, steepness: float, rank: int) -> None:
+    inputs, members = read(200, steepness), random(3, 2, INPUTS, OUTPUTS)
+    moment = inputs.T @ inputs
+    if way == "cholesky":
+        root = torch.linalg.cholesky(moment).T
+    else:
+        values, vectors = torch.linalg.eigh(moment)
+        root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    cut, best = by_whitening(*members.unbind(1), rank, root)
+    found = share(members, rank, moment)
+    assert torch.allclose(found.residual, best, rtol=1e-9, atol=0)
+    assert torch.allclose(left_by(members, found, inputs), best, rtol=1e-9, atol=0)
+    updates = found.down @ found.up.transpose(-1, -2)
+    assert torch.allclose(updates[:, 0] - updates[:, 1], cut, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 10, INPUTS - 1])
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_fewer_tokens_than_inputs(tokens: int, rank: int) -> None:
+    """C is singular: what a text never shows counts nothing, what it shows is kept as well."""
+    inputs, members = read(tokens), random(3, 2, INPUTS, OUTPUTS)
+    found, plain = share(members, rank, inputs.T @ inputs), share(members, rank)
+    shown = torch.linalg.svdvals(inputs @ (members[:, 0] - members[:, 1]))
+    best = shown[:, 2 * rank :].square().sum(-1) / 2
+    noise = 1e-13 * shown[:, 0].square()
+    for left in (found.residual, left_by(members, found, inputs)):
+        assert ((left - best).abs() <= 1e-9 * best + noise).all()
+    assert (left_by(members, found, inputs) <= left_by(members, plain, inputs) + noise).all()
+
+
+@pytest.mark.parametrize("tokens", [12, 200])
+@pytest.mark.parametrize("members", [2, 3])
+def test_no_turns_find_anything_better(members: int, tokens: int) -> None:
+    """Alternating minimisation in whitened space, from many starts, by torch's own SVD."""
+    rank, inputs = 2, read(tokens)
+    weights = random(members, INPUTS, OUTPUTS)
+    found = float(left_by(weights, share(weights, rank, inputs.T @ inputs), inputs))
+    seen = inputs @ weights
+    starts = [seen.mean(0), *(3 * random(*seen.shape[1:], seed=seed) for seed in range(4))]
+    least = []
+    for base in starts:
+        for _ in range(300):
+            left, values, right = torch.linalg.svd(seen - base, full_matrices=False)
+            updates = left[..., :rank] * values[:, None, :rank] @ right[:, :rank]
+            base = (seen - updates).mean(0)
+        least.append(float((seen - updates - base).square().sum()))
+    if members == 2:
+        assert found <= min(least) * (1 + 1e-9)
+        assert found >= min(least) * (1 - 1e-3)  # they nearly get there
+    else:  # no closed form: at least as good as more turns from the same start
+        assert found <= least[0]
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5, OUTPUTS])
+@pytest.mark.parametrize("weigh", [False, True])
+def test_a_turn_never_loses(weigh: bool, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does any of a batch, one of which needs no turns at all."""
+    inputs, weights = read(200), random(3, 4, INPUTS, OUTPUTS)
+    weights[1] = weights[1, 0]
+    moment = inputs.T @ inputs if weigh else None
+    lefts = []
+    for turns in (1, 2, 3, 5, 20, 200):
+        monkeypatch.setattr(low_rank, "MOST_TURNS", turns)
+        found = share(weights, rank, moment)
+        assert found.turns <= turns
+        rests = rest_of(weights, found)
+        size = weighted(rests, inputs) if weigh else rests.square().sum((-1, -2))
+        noise = 1e-13 * spread(weights, moment)[0]
+        assert ((size.sum(-1) - found.residual).abs() <= 1e-9 * found.residual + noise).all()
+        lefts.append(found.residual)
+        assert not lefts[1:] or (lefts[-1] <= lefts[-2] * (1 + 1e-12) + noise).all()
+    assert rank == OUTPUTS or (lefts[-1] < lefts[0])[[0, 2]].all()
+
+
+def shared_by_hand(weight: Tensor, heads: Heads) -> list[Tensor]:
+    """The matrices that share a base, head by head: [members, hidden, outputs] of every base."""
+    each = list(weight.view(heads.signal + heads.noise, -1, weight.shape[1]).transpose(1, 2))
+    signal, noise = each[: heads.signal], each[heads.signal :]
+    if heads.scope == "layer":
+        return [torch.stack([torch.cat(signal, 1), torch.cat(noise, 1)])]
+    if heads.scope == "all_heads":
+        return [torch.stack(each)]
+    ratio = len(signal) // len(noise)
+    return [torch.stack([*signal[i * ratio : (i + 1) * ratio], n]) for i, n in enumerate(noise)]
+
+
+SCOPES = [Heads(2, 2, "head"), Heads(4, 2, "head"), Heads(2, 2, "layer"), Heads(2, 2, "all_heads")]
+
+
+@pytest.mark.parametrize("heads", SCOPES, ids=str)
+def test_every_scope_weighs_its_inputs(heads: Heads) -> None:
+    """What is left is what the plain optimum of whitened matrices leaves, and less than without.
+
+    The control: on other inputs than it was made for the optimum is none.
+    """
+    inputs, others = read(200), read(200, seed=70)
+    weight = random((heads.signal + heads.noise) * OUTPUTS, INPUTS)
+
+    def left(factors: Any, text: Tensor) -> float:
+        return float(weighted((weight - heads.multiplied_out(*factors)).T, text))
+
+    found = left(heads.factorise(weight, 2, inputs.T @ inputs), inputs)
+    whitened = [share(inputs @ each, 2) for each in shared_by_hand(weight, heads)]
+    assert found == pytest.approx(sum(float(each.residual) for each in whitened), rel=1e-7)
+    assert found < 0.9 * left(heads.factorise(weight, 2), inputs)
+    assert found < 0.9 * left(heads.factorise(weight, 2, others.T @ others), inputs)
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_how_large_the_moment_is_does_not_matter(members: int) -> None:
+    weights, inputs = random(members, INPUTS, OUTPUTS), read(200)
+    moment = inputs.T @ inputs
+    one, other = share(weights, 2, moment), share(weights, 2, 2.0**20 * moment)
+    assert torch.allclose(other.residual, 2.0**20 * one.residual, rtol=1e-9)
+    assert torch.allclose(other.base, one.base, rtol=0, atol=1e-9)
+    identity = share(weights, 2, torch.eye(INPUTS, dtype=torch.float64))
+    assert torch.allclose(identity.residual, share(weights, 2).residual, rtol=1e-6)
+    assert torch.allclose(
+        spread(weights, moment), weighted(weights - weights.mean(0), inputs).sum()
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 200])
+@pytest.mark.parametrize("members", [2, 3])
+def test_updates_are_balanced(members: int, tokens: int) -> None:
+    """Both factors are of a size, also where a direction counts little or nothing."""
+    inputs = read(tokens, steepness=6)
+    found = share(random(members, INPUTS, OUTPUTS), 2, inputs.T @ inputs)
+    assert torch.allclose(found.down.norm(dim=-2), found.up.norm(dim=-2), rtol=1e-6)
+
+
+def test_nothing_read_is_nothing_lost() -> None:
+    """A text may not reach a projection at all; what is found is finite all the same."""
+    for members in (2, 3):
+        found = share(random(members, INPUTS, OUTPUTS), 2, torch.zeros(INPUTS, INPUTS).double())
+        assert found.residual == 0
+        assert found.base.isfinite().all()
+        assert found.down.isfinite().all()
+    assert (
+        truncated(torch.zeros(INPUTS, OUTPUTS).double(), 2, torch.eye(INPUTS).double())[2]
+        .eq(0)
+        .all()
+    )
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """The folder with the demo's tokenizer: 256 bytes."""
+    for file in MODEL.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def windows(count: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(29, (n,), generator=generator) for n in range(9, 9 + count)]
+
+
+def by_hooks(folder: Path, texts: Sequence[Tensor]) -> list[Tensor]:
+    """Second moments of what q_proj reads in every layer, on the model as transformers runs it."""
+    model = load_strict(folder)
+    moments: dict[int, Tensor] = {}
+    for index, layer in enumerate(model.model.layers):
+
+        def look(module: Any, args: tuple[Tensor, ...], index: int = index) -> None:
+            for token in args[0][0]:
+                moments[index] = moments.get(index, torch.tensor(0.0)) + torch.outer(token, token)
+
+        layer.self_attn.q_proj.register_forward_pre_hook(look)
+    with strict_float64(), torch.no_grad():
+        for ids in texts:
+            model(ids[None], use_cache=False)
+    return [moments[index] for index in range(len(moments))]
+
+
+def as_read(folder: Path) -> Weights:
+    checkpoint = Checkpoint(folder)
+    if checkpoint.config["model_type"] == "diff_transformer":
+        return checkpoint
+    return Planned(checkpoint, read_layout(checkpoint))
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "diffllama, grouped keys": ("diffllama", {}),
+    "diffllama, tied, biases": (
+        "diffllama",
+        {"tie_word_embeddings": True, "attention_bias": True, "num_key_value_heads": 4},
+    ),
+    "grouped": ("diff_transformer", {"num_attention_heads": 6, "num_noise_heads": 2}),
+    "grouped, tied": (
+        "diff_transformer",
+        {"num_attention_heads": 6, "num_noise_heads": 2, "tie_word_embeddings": True},
+    ),
+    "grouped keys": ("diff_transformer", {"num_attention_heads": 8, "num_key_value_heads": 2}),
+    "integral": ("diff_transformer", {"integral": "causal"}),
+    "v2": ("diff_transformer", {"lambda_type": "projected", "noise_keys": "shared"}),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def folder(request: pytest.FixtureRequest, make: Callable[..., Path]) -> Path:
+    kind, options = VARIANTS[request.param]
+    sizes: dict[str, Any] = {"num_hidden_layers": 4, "dtype": torch.float64}
+    if kind == "diff_transformer":
+        sizes["num_key_value_heads"] = None
+    return make(kind, **(sizes | options))
+
+
+class Strict(Calibration):
+    """One that runs in strict float64: the judge does so as well, and casts to float32 differ."""
+
+    def moment(self, layer: int) -> Tensor:
+        with strict_float64():
+            return super().moment(layer)
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-12) -> bool:
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+@pytest.mark.parametrize(
+    "order", [[0, 1, 2, 3], [0, 0, 1, 1, 3, 3], [3, 0, 2, 1, 1], [2, 1, 3, 0]], ids=str
+)
+def test_moments_are_those_of_the_real_class(order: list[int], make: Callable[..., Path]) -> None:
+    folder = make("diffllama", num_hidden_layers=4, dtype=torch.float64)
+    expected = by_hooks(folder, windows())
+    calibration = Strict(as_read(folder), windows())
+    for layer in order:
+        assert close(calibration.moment(layer), expected[layer]), layer
+        assert len(calibration._moments) <= KEPT
+    others = by_hooks(folder, windows(2))
+    assert not close(calibration.moment(1), others[1], 1e-3)  # the control: other text
+
+
+def test_moments_of_every_variant(folder: Path) -> None:
+    expected = by_hooks(folder, windows())
+    calibration = Strict(as_read(folder), windows())
+    for layer, moment in enumerate(expected):
+        assert close(calibration.moment(layer), moment), layer
+        assert calibration.moment(layer).dtype == torch.float64
+
+
+@pytest.mark.parametrize("layout", ["motif", "microsoft"])
+def test_moments_of_other_layouts(layout: str, make: Callable[..., Path], tmp_path: Path) -> None:
+    """They are those of the same model as a DIFF Transformer, run by its class."""
+    source = make("diffllama", num_hidden_layers=3, rms_norm_eps=1e-5, num_key_value_heads=4)
+    options: Any = {"dtype": "float64", "verify": False}
+    growkit.convert(source, tmp_path / layout, layout, **options)
+    growkit.convert(tmp_path / layout, tmp_path / "diff", "diff-transformer", **options)
+    calibration = Strict(as_read(tmp_path / layout), windows())
+    for layer, moment in enumerate(by_hooks(tmp_path / "diff", windows())):
+        assert close(calibration.moment(layer), moment, 1e-11), layer
+
+
+def test_moments_of_a_planned_source(make: Callable[..., Path], tmp_path: Path) -> None:
+    """Grown on the way, never written: as of the folder that growing makes."""
+    source = make("diffllama", dtype=torch.float64)
+    step = GrowStep("group-diff", {"hidden": "x2", "signal_heads": "x3"})
+    growkit.run(Recipe(str(source), (step,), str(tmp_path / "grown"), verify=None))
+    planned = Recipe(str(source), (step,), "nowhere").plan(Checkpoint(source)).target
+    calibration = Strict(planned, windows())
+    for layer, moment in enumerate(by_hooks(tmp_path / "grown", windows())):
+        assert close(calibration.moment(layer), moment), layer
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_moments_of_short_dtypes(dtype: torch.dtype, make: Callable[..., Path]) -> None:
+    """They run in float32, whatever their weights are stored in; sums are in float64."""
+    folder = make("diffllama", dtype=dtype)
+    calibration = Calibration(as_read(folder), windows())
+    for layer, moment in enumerate(by_hooks(folder, windows())):
+        assert calibration.moment(layer).dtype == torch.float64
+        assert close(calibration.moment(layer), moment, 1e-5), layer
+
+
+def test_two_threads_may_ask(make: Callable[..., Path]) -> None:
+    folder = make("diffllama", num_hidden_layers=4, dtype=torch.float64)
+    expected = by_hooks(folder, windows())
+    calibration = Calibration(as_read(folder), windows())
+    with ThreadPoolExecutor(2) as pool:
+        for layers in ([0, 0, 1, 1, 2, 2, 3, 3], [3, 0, 2, 1, 0, 3]):
+            found = list(pool.map(calibration.moment, layers))
+            assert all(close(f, expected[i], 1e-5) for f, i in zip(found, layers, strict=True))
+
+
+def test_grown_and_calibrated_in_one_pass(tmp_path: Path) -> None:
+    """The same tensors as with the grown folder as the source."""
+    source = with_tokenizer(save_model(tmp_path / "source", "diffllama", vocab_size=256))
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    grow = GrowStep("group-diff", {"hidden": "x2", "signal_heads": "x2"})
+    convert = ConvertStep("shared-diff", {"rank": [1, 2], "calibration": str(text)})
+
+    def run(steps: tuple[Any, ...], start: Path, end: Path) -> dict[str, Tensor]:
+        growkit.run(Recipe(str(start), steps, str(end), verify=None))
+        return load_file(end / "model.safetensors")
+
+    once = run((grow, convert), source, tmp_path / "once")
+    run((grow,), source, tmp_path / "grown")
+    twice = run((convert,), tmp_path / "grown", tmp_path / "twice")
+    assert once.keys() == twice.keys()
+    assert all(once[name].equal(twice[name]) for name in once)
+    plain = run((ConvertStep("shared-diff", {"rank": [1, 2]}),), tmp_path / "grown", tmp_path / "p")
+    differ = {name for name in twice if not twice[name].equal(plain[name])}
+    assert differ == {name for name in twice if "q_proj" in name or "k_proj" in name}
+
+
+def test_what_cannot_calibrate_is_refused(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "diffllama", vocab_size=256)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+
+    def refused(given: str, sentence: str) -> None:
+        with pytest.raises(InputError, match=sentence):
+            growkit.convert(source, tmp_path / "out", "shared-diff", rank=1, calibration=given)
+        assert sorted(f.name for f in tmp_path.iterdir()) == ["source", "text.txt"]
+
+    refused(str(text), "has no tokenizer that loads")
+    with_tokenizer(source)
+    refused(str(tmp_path / "nowhere.txt"), r"text .*nowhere\.txt cannot be read")
+    text.write_text("")
+    refused(str(text), "fewer than 2 tokens")

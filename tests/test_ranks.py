@@ -1,0 +1,545 @@
+"""Ranks that are found out: the smallest that keeps a tolerance or an energy, and one per layer.
+
+Costs are judged by really converting, loading with transformers, and plain torch; energies by
+torch's singular values of the files' tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import growkit
+from growkit.checkpoint.reading import Checkpoint, read_json
+from growkit.cli import app
+from growkit.demo.story import MODEL
+from growkit.demo.text import held_out_text
+from growkit.errors import InputError
+from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
+from growkit.proof import Settings
+from growkit.proof.prompts import make_prompts
+from growkit.proof.strict import strict_float64
+from growkit.ranks import AT_ONCE, smallest_rank
+from growkit.recipe import ConvertStep, GrowStep, Recipe, load_recipe
+from tests.conftest import folder_bytes, load_strict, relative_error, save_model, seeded
+from tests.test_calibration import TEXT, with_tokenizer
+
+LIMIT = 1e-12
+SIZES = {"vocab_size": 256, "num_key_value_heads": 4, "head_dim": 8, "hidden_size": 24}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return with_tokenizer(save_model(tmp_path / "source", "diffllama", **SIZES))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    return str(file)
+
+
+def plan(source: Path, dtype: str | None = None, **options: Any) -> Any:
+    """What would be done, and what was found out."""
+    step = ConvertStep("shared-diff", options)
+    return Recipe(str(source), (step,), "nowhere", dtype=dtype).plan(Checkpoint(source))
+
+
+def ranks_of(way: Any) -> list[int]:
+    found = way.target.config["shared_rank"]
+    return found if isinstance(found, list) else [found] * way.target.config["num_hidden_layers"]
+
+
+def convert(source: Path, target: Path, **options: Any) -> Any:
+    given: dict[str, Any] = {"verify": False, "overwrite": True} | options
+    return growkit.convert(source, target, "shared-diff", **given)
+
+
+def measured(source: Path, target: Path, text: str | None, **options: Any) -> float:
+    """The KL that the proof measures, in nats per token."""
+    verification = convert(source, target, **options, verify=Settings(text))["verification"]
+    assert verification["kept"]
+    return float(verification["strict_float64"]["kl_nats_per_token"])
+
+
+def kl(source: Path, target: Path, windows: Sequence[Tensor]) -> float:
+    """KL(source ‖ target) in plain torch, nats per token."""
+    models, total = [load_strict(folder) for folder in (source, target)], 0.0
+    with strict_float64(), torch.no_grad():
+        for ids in windows:
+            p, q = (model(ids[None], use_cache=False).logits[0].softmax(-1) for model in models)
+            total += float((p * (p / q).log()).sum())
+    return total / sum(len(ids) for ids in windows)
+
+
+def monotone(choose: Any, most: int) -> list[float]:
+    """Costs of ranks 1 to ``most``, falling, some of them equal."""
+    steps = [choose.choice([0.0, choose.random()]) for _ in range(most)]
+    return [sum(steps[rank:]) for rank in range(1, most + 1)]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(60))
+def test_the_rank_below_was_tried_and_fails(seed: int, noise: float) -> None:
+    choose = seeded(seed)
+    most = choose.choice([1, 2, 3, 7, 8, 9, 10, 64, 65, 200, 1024])
+    true = [cost + noise * choose.random() for cost in monotone(choose, most)]
+    true[-1] = 0.0
+    tolerance = choose.choice([0.0, choose.choice(true), choose.random() * true[0]])
+    asked: list[list[int]] = []
+
+    def costs(ranks: Sequence[int]) -> Mapping[int, float]:
+        asked.append(list(ranks))
+        return {rank: true[rank - 1] for rank in ranks}
+
+    rank, tried = smallest_rank(most, costs, tolerance)
+    assert true[rank - 1] <= tolerance
+    assert rank == 1 or tried[rank - 1] > tolerance
+    assert tried == {r: true[r - 1] for ranks in asked for r in ranks}
+    assert list(tried) == sorted(tried)
+    all_asked = [each for ranks in asked for each in ranks]
+    assert len(all_asked) == len(set(all_asked))  # nothing twice
+    assert all(1 <= each <= most for each in all_asked)
+    assert all(len(ranks) <= AT_ONCE + 1 for ranks in asked)
+    # Every pass after the first leaves at most an eighth of the candidates.
+    passes, left = 1, most
+    while left > AT_ONCE - 1:
+        passes, left = passes + 1, -(-left // AT_ONCE) - 1
+    assert len(asked) <= passes + 1
+    if not noise:
+        assert rank == next(r for r in range(1, most + 1) if true[r - 1] <= tolerance)
+
+
+@pytest.mark.parametrize("cost", [1.0, float("nan"), float("inf")])
+def test_no_rank_keeps_it(cost: float) -> None:
+    with pytest.raises(InputError, match=r"no rank keeps a tolerance of 0\.5: rank 20 still costs"):
+        smallest_rank(20, lambda ranks: dict.fromkeys(ranks, cost), 0.5)
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
+def test_what_ranks_cost(scope: str, weigh: bool, source: Path, text: str, tmp_path: Path) -> None:
+    """Brute force: convert with every rank that was tried, load both, compare.
+
+    Sources run as transformers runs them, with float32 inside; hence the tolerance.
+    """
+    options = {"scope": scope, "calibration": text} if weigh else {"scope": scope}
+    found = plan(source, "float64", rank="auto", tolerance=0.01, **options).kl_by_rank
+    windows = make_prompts(
+        Settings(text if weigh else None), source, read_json(source / "config.json")
+    ).windows
+    assert len(found) > 2
+    ranks = sorted(found)
+    for rank in {ranks[0], ranks[1], ranks[-1]} if scope == "all_heads" else ranks:
+        cost = found[rank]
+        convert(source, tmp_path / "out", dtype="float64", rank=rank, **options)
+        assert kl(source, tmp_path / "out", windows) == pytest.approx(cost, rel=1e-4, abs=1e-11)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_attention_heads": 6, "num_noise_heads": 2}], ids=str)
+def test_what_ranks_cost_of_what_is_planned(options: Any, tmp_path: Path) -> None:
+    """A DIFF Transformer, grouped as well, that is grown on the way and stored in bfloat16."""
+    sizes = {"num_key_value_heads": None, "num_noise_heads": 2, "head_dim": 8}
+    source = save_model(
+        tmp_path / "source", "diff_transformer", dtype=torch.bfloat16, **(sizes | options)
+    )
+    steps = (
+        GrowStep("group-diff", {"hidden": "x2"}),
+        ConvertStep("shared-diff", {"rank": "auto", "tolerance": 0.05}),
+    )
+    way = Recipe(str(source), steps, "nowhere").plan(Checkpoint(source))
+    windows = make_prompts(Settings(), source, way.target.config).windows
+    for rank, cost in list(way.kl_by_rank.items())[:3]:
+        last = ConvertStep("shared-diff", {"rank": rank})
+        growkit.run(
+            Recipe(str(source), (steps[0], last), str(tmp_path / "out"), verify=None),
+            overwrite=True,
+        )
+        assert kl(source, tmp_path / "out", windows) == pytest.approx(cost, rel=1e-3)
+
+
+def test_what_ranks_cost_where_dtypes_are_mixed(source: Path, tmp_path: Path) -> None:
+    """Parts are stored in the dtype of most weights, whatever that of their projection is."""
+    state = load_file(source / "model.safetensors")
+    state = {n: w if "q_proj" in n else w.bfloat16() for n, w in state.items()}
+    save_file(state, source / "model.safetensors", metadata={"format": "pt"})
+    found = plan(source, rank="auto", tolerance=1e-4).kl_by_rank
+    windows = make_prompts(Settings(), source, read_json(source / "config.json")).windows
+    most = max(found)
+    convert(source, tmp_path / "out", rank=most)
+    parts = load_file(tmp_path / "out" / "model.safetensors")
+    assert {str(part.dtype) for part in parts.values()} == {"torch.bfloat16"}
+    assert kl(source, tmp_path / "out", windows) == pytest.approx(found[most], rel=1e-2)
+
+
+@pytest.mark.parametrize("tolerance", [0.05, 0.01])
+@pytest.mark.parametrize("scope", ["head", "layer"])
+def test_a_tolerance_is_kept(
+    scope: str, tolerance: float, source: Path, text: str, tmp_path: Path
+) -> None:
+    options = {"scope": scope, "calibration": text}
+    settled = measured(source, tmp_path / "out", text, rank="auto", tolerance=tolerance, **options)
+    assert settled <= tolerance
+    manifest = read_json(tmp_path / "out" / "growkit.json")
+    (step,) = manifest["recipe"]["steps"]
+    assert step.keys() == {"convert", "scope", "rank", "calibration"}
+    rank = int(step["rank"])
+    assert rank == read_json(tmp_path / "out" / "config.json")["shared_rank"] > 1
+    assert measured(source, tmp_path / "one-below", text, rank=rank - 1, **options) > tolerance
+
+
+def test_a_tolerance_is_kept_by_the_demo(tmp_path: Path) -> None:
+    """Trained, in bfloat16: the rank that is found is held to what the written files cost."""
+    held_out = tmp_path / "text.txt"
+    held_out.write_text(held_out_text()[:600])
+    options: dict[str, Any] = {"scope": "layer", "calibration": str(held_out)}
+    way = plan(MODEL, rank="auto", tolerance=0.02, **options)
+    rank = ranks_of(way)[0]
+    assert rank > 1
+    for each in (rank, rank - 1):
+        cost = measured(MODEL, tmp_path / "out", str(held_out), rank=each, **options)
+        assert (cost <= 0.02) == (each == rank)
+        assert cost == pytest.approx(way.kl_by_rank[each], rel=1e-3)
+
+
+def test_no_rank_keeps_what_rounding_takes(source: Path, text: str, tmp_path: Path) -> None:
+    options = ["--rank", "auto", "--tolerance", "1e-30", "--calibration", text]
+    result = CliRunner().invoke(
+        app, ["convert", str(source), str(tmp_path / "out"), "--to", "shared-diff", *options]
+    )
+    assert result.exit_code == 2
+    assert "no rank keeps a tolerance of 1e-30" in result.stderr
+    assert "pass a wider --dtype or a larger tolerance" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def nearly_equal(source: Path, rank: int) -> None:
+    """Let signal and noise heads of layer 1 differ by little but for a matrix of this rank."""
+    state = load_file(source / "model.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    for name in ("q_proj", "k_proj"):
+        weight = state[f"model.layers.1.self_attn.{name}.weight"]
+        rows, hidden = weight.shape
+        half = weight[: rows // 2]
+        left, right = (
+            torch.randn(shape, generator=generator) for shape in ((rows // 2, rank), (rank, hidden))
+        )
+        weight[rows // 2 :] = half + 1e-3 * weight[rows // 2 :] + left @ right / 4
+    save_file(state, source / "model.safetensors", metadata={"format": "pt"})
+
+
+def expected_ranks(source: Path, energy: float, root: Sequence[Tensor] | None = None) -> list[int]:
+    """Smallest r with Σ_{i > 2r} σᵢ² at most (1 - energy) of all, over the pairs of a layer."""
+    state, ranks = load_file(source / "model.safetensors"), []
+    for layer in range(2):
+        squares = []
+        for name in ("q_proj", "k_proj"):
+            weight = state[f"model.layers.{layer}.self_attn.{name}.weight"].double()
+            # DiffLlama stores signal heads before noise heads as well.
+            first, second = weight.view(2, -1, SIZES["head_dim"], weight.shape[1])
+            for d in first - second:
+                seen = d.T if root is None else root[layer] @ d.T
+                squares.append(torch.linalg.svd(seen).S.square())
+        total = sum(float(s.sum()) for s in squares)
+        rest = [sum(float(s[2 * r :].sum()) for s in squares) for r in range(1, 5)]
+        ranks.append(1 + sum(each > (1 - energy) * total for each in rest))
+    return ranks
+
+
+@pytest.mark.parametrize("energy", [0.3, 0.8, 0.95, 1])
+def test_an_energy_is_kept_by_every_layer(energy: float, source: Path, tmp_path: Path) -> None:
+    nearly_equal(source, 2)
+    convert(source, tmp_path / "out", rank="auto", energy=energy)
+    config = read_json(tmp_path / "out" / "config.json")
+    found = config["shared_rank"]
+    expected = expected_ranks(source, energy)
+    assert (found if isinstance(found, list) else [found] * 2) == expected
+    assert isinstance(found, list) == (len(set(expected)) > 1)
+    step = read_json(tmp_path / "out" / "growkit.json")["recipe"]["steps"][0]
+    assert step["rank"] == ",".join(map(str, found if isinstance(found, list) else [found]))
+
+
+def test_an_energy_is_that_of_the_inputs(source: Path, text: str) -> None:
+    """Judged by hooks on the real model, and another rank than all inputs alike would give."""
+    nearly_equal(source, 3)
+    windows = make_prompts(Settings(text), source, read_json(source / "config.json")).windows
+    model = load_strict(source)
+    seen: list[list[Tensor]] = [[], []]
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn.q_proj.register_forward_pre_hook(
+            lambda module, args, index=index: seen[index].append(args[0][0])
+        )
+    with strict_float64(), torch.no_grad():
+        for ids in windows:
+            model(ids[None], use_cache=False)
+    inputs = [torch.cat(each) for each in seen]
+    differ = 0
+    for energy in (0.6, 0.8, 0.9, 0.95, 0.99):
+        found = ranks_of(plan(source, rank="auto", energy=energy, calibration=text))
+        assert found == expected_ranks(source, energy, inputs), energy
+        differ += found != expected_ranks(source, energy)
+    assert differ
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("signal", [1, 2, 6])
+@pytest.mark.parametrize("scope", ["head", "all_heads"])
+def test_heads_that_do_not_differ_need_the_least_rank(
+    scope: str, signal: int, weigh: bool, text: str, tmp_path: Path
+) -> None:
+    """Converted from softmax, say: what rounding leaves of no difference is no energy."""
+    heads = {"num_attention_heads": signal + 1, "num_noise_heads": 1, "num_key_value_heads": 2}
+    source = with_tokenizer(save_model(tmp_path / "source", "diff_transformer", **(SIZES | heads)))
+    state = load_file(source / "model.safetensors")
+    for name, weight in state.items():
+        if "q_proj" in name or "k_proj" in name:
+            state[name] = weight[: SIZES["head_dim"]].repeat(len(weight) // SIZES["head_dim"], 1)
+    save_file(state, source / "model.safetensors", metadata={"format": "pt"})
+    options = {"scope": scope} | ({"calibration": text} if weigh else {})
+    for energy in (0.5, 1):
+        assert ranks_of(plan(source, rank="auto", energy=energy, **options)) == [1, 1]
+    assert ranks_of(plan(source, rank="auto", tolerance=1e-6, **options)) == [1, 1]
+
+
+@pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
+@pytest.mark.parametrize("ranks", [[1, 3], [4, 2]], ids=str)
+def test_every_layer_may_have_its_rank(
+    ranks: list[int], scope: str, source: Path, tmp_path: Path
+) -> None:
+    """Layer by layer what one rank for all gives; back, grown, and grown then back."""
+    listed = ",".join(map(str, ranks))
+    convert(source, tmp_path / "both", rank=ranks, scope=scope, dtype="float64")
+    convert(source, tmp_path / "text", rank=listed, scope=scope, dtype="float64")
+    assert read_json(tmp_path / "both" / "config.json")["shared_rank"] == ranks
+    assert (tmp_path / "both" / "model.safetensors").read_bytes() == (
+        tmp_path / "text" / "model.safetensors"
+    ).read_bytes()
+    found = load_file(tmp_path / "both" / "model.safetensors")
+    for layer, rank in enumerate(ranks):
+        convert(source, tmp_path / "one", rank=rank, scope=scope, dtype="float64")
+        one = load_file(tmp_path / "one" / "model.safetensors")
+        names = [name for name in found if f".{layer}.self_attn" in name]
+        assert len(names) > 6
+        assert all(found[name].equal(one[name]) for name in names)
+
+    quick = Settings(prompts=2, length=12)
+    back = growkit.convert(tmp_path / "both", tmp_path / "back", "diff", verify=quick)
+    assert back["promise"] == "exact"
+    assert back["kept"]
+    assert relative_error(tmp_path / "both", tmp_path / "back") < LIMIT
+    for method, sizes in (
+        ("group-diff", {"hidden": "x2", "signal_heads": "x3"}),
+        ("hypercloning", {"hidden": "x2"}),
+    ):
+        if scope == "layer" and method == "group-diff":
+            continue  # pairs signal with noise heads
+        grown = growkit.grow(
+            tmp_path / "both", tmp_path / method, method=method, verify=quick, **sizes
+        )
+        assert grown["kept"]
+        assert relative_error(tmp_path / "both", tmp_path / method) < LIMIT
+        assert read_json(tmp_path / method / "config.json")["shared_rank"] == ranks
+
+
+LOADS_ALONE = """
+import sys
+sys.modules["growkit"] = None  # any import of it fails
+import torch
+from transformers import AutoModelForCausalLM
+options = {"trust_remote_code": True, "dtype": torch.float64}
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], **options)
+ids = torch.tensor([[1, 2, 3, 4, 5]])
+out = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+print(out[0].tolist())
+"""
+
+
+def test_a_rank_per_layer_loads_without_growkit(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out", rank=[1, 3])
+    environment = os.environ | {
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", LOADS_ALONE, str(tmp_path / "out")],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64)
+    ids = torch.tensor([[1, 2, 3, 4, 5]])
+    expected = model.generate(
+        ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert ran.stdout.strip() == str(expected[0].tolist())
+    shapes = {n: tuple(w.shape) for n, w in model.named_parameters() if "q_proj.up" in n}
+    assert [shape[1] for shape in shapes.values()] == [1, 3]
+
+
+BAD_RANKS: list[Any] = [[2], [2, 2, 2], [0, 2], [2, -1], [2, "3"], [2, 2.0], [True, 2], [], "2", 0]
+
+
+@pytest.mark.parametrize("ranks", BAD_RANKS, ids=str)
+def test_bad_ranks_in_a_config_are_refused(ranks: Any, source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "shared", rank=[2, 2])
+    config = read_json(tmp_path / "shared" / "config.json")
+    config["shared_rank"] = ranks
+    (tmp_path / "shared" / "config.json").write_text(json.dumps(config))
+    before = folder_bytes(tmp_path)
+    for arguments in (
+        ["inspect", str(tmp_path / "shared")],
+        ["convert", str(tmp_path / "shared"), str(tmp_path / "out"), "--to", "diff"],
+        ["grow", str(tmp_path / "shared"), str(tmp_path / "out"), "--hidden", "x2"],
+    ):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 2, result.output
+        assert len(result.stderr.strip().splitlines()) == 1
+        assert "needs shared_rank as a positive whole number, or a list of 2" in result.stderr
+    assert folder_bytes(tmp_path) == before
+    with pytest.raises(ValueError, match=r"shared_rank is .* a list with one for each layer"):
+        DiffTransformerConfig(num_hidden_layers=2, qk_projection="shared", shared_rank=ranks)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--rank", "1,2,3"], "3 ranks were given; the model has 2 layers"),
+        (["--rank", "0,2"], "rank is '0,2'; give a whole number"),
+        (["--rank", "-1"], "rank is '-1'; give"),
+        (["--rank", "2,-1"], "rank is '2,-1'; give"),
+        (["--rank", "1,"], "rank is '1,'; give"),
+        (["--rank", ""], "rank is ''; give"),
+        (["--rank", "two"], "rank is 'two'; give"),
+        (["--rank", "auto,2"], "rank is 'auto,2'; give"),
+        (["--rank", "1.5"], "rank is '1.5'; give"),
+        (["--rank", "²"], "rank is '²'; give"),
+        (["--rank", "2", "--tolerance", "0.1"], "tolerance goes with rank auto; leave it out"),
+        (["--rank", "2", "--energy", "0.9"], "energy goes with rank auto; leave it out"),
+        (["--rank", "auto"], "rank auto needs either a tolerance or an energy to keep"),
+        (
+            ["--rank", "auto", "--tolerance", "0.1", "--energy", "0.9"],
+            "rank auto needs either a tolerance or an energy to keep",
+        ),
+        (["--rank", "auto", "--tolerance", "0"], "tolerance is '0'; give"),
+        (["--rank", "auto", "--tolerance", "-1"], "tolerance is '-1'; give"),
+        (["--rank", "auto", "--tolerance", "nan"], "tolerance is 'nan'; give"),
+        (["--rank", "auto", "--tolerance", "inf"], "tolerance is 'inf'; give"),
+        (["--rank", "auto", "--tolerance", "little"], "tolerance is 'little'; give"),
+        (["--rank", "auto", "--energy", "1.01"], "energy is '1.01'; give"),
+        (["--rank", "auto", "--energy", "99%"], "energy is '99%'; give"),
+        (["--rank", "auto", "--energy", "0"], "energy is '0'; give"),
+        (["--rank", "2", "--calibration", "nowhere.txt"], "text nowhere.txt cannot be read"),
+        (["--rank", "2", "--calibration", ""], "cannot be read"),
+        (["--tolerance", "0.1"], "rank is missing; give"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(
+    options: list[str], sentence: str, source: Path, tmp_path: Path
+) -> None:
+    before = folder_bytes(tmp_path)
+    result = CliRunner().invoke(
+        app, ["convert", str(source), str(tmp_path / "out"), "--to", "shared-diff", *options]
+    )
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    assert sentence in lines[0]
+    assert folder_bytes(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rank": [3, 4]},
+        {"rank": "auto", "tolerance": 0.05},
+        {"rank": "auto", "energy": 0.9},
+        {"rank": [1, 3], "scope": "layer", "calibration": "TEXT"},
+        {"rank": "auto", "energy": 0.9, "calibration": "TEXT"},
+    ],
+    ids=str,
+)
+def test_a_manifest_makes_the_same_model_again(
+    options: dict[str, Any], source: Path, text: str, tmp_path: Path
+) -> None:
+    """A recipe in YAML; what it settles stands in the manifest, and is a recipe once more."""
+    nearly_equal(source, 2)
+    step = {"convert": "shared-diff"} | options
+    step |= {"calibration": text} if "calibration" in options else {}
+    recipe = {"source": str(source), "steps": [step], "output": str(tmp_path / "first")}
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe | {"verify": {"prompts": 1, "length": 12}}))
+    assert load_recipe(file).steps[0].as_dict() == step
+    assert CliRunner().invoke(app, ["run", str(file), "--json"]).exit_code == 0
+
+    manifest = read_json(tmp_path / "first" / "growkit.json")["recipe"]
+    (settled,) = manifest["steps"]
+    config = read_json(tmp_path / "first" / "config.json")
+    ranks = config["shared_rank"]
+    assert settled["rank"] == ",".join(map(str, ranks if isinstance(ranks, list) else [ranks]))
+    assert settled["scope"] == config["shared_scope"]
+    assert not settled.keys() & {"tolerance", "energy"}
+    file.write_text(yaml.safe_dump(manifest))
+    again = CliRunner().invoke(app, ["run", str(file), "--output", str(tmp_path / "second")])
+    assert again.exit_code == 0, again.output
+    tensors = [load_file(tmp_path / each / "model.safetensors") for each in ("first", "second")]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(tensors[1][name].equal(tensor) for name, tensor in tensors[0].items())
+    verified = growkit.verify(source, tmp_path / "second", prompts=1, length=12)
+    assert verified["kept"]
+    assert verified["promise"] == "bounded"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("rank: [3, 4, 5]", "3 ranks were given; the model has 2 layers"),
+        ("rank: [3, 0]", "rank is '3,0'; give a whole number"),
+        ("rank: [3, [4]]", "rank is '3,.4.'; give a whole number"),
+        ("rank: []", "rank is ''; give a whole number"),
+        ("rank: {0: 3}", r"rank in step 1 of .* is \{0: 3\}; "),
+        ("rank: true", "rank in step 1 of .* is True; "),
+        ("rank: auto", "rank auto needs either a tolerance or an energy"),
+        ("rank: 2\n    tolerance: 0.1", "tolerance goes with rank auto"),
+        ("rank: auto\n    energy: 2", "energy is '2'; give"),
+        ("rank: auto\n    tolerance: [1, 2]", "tolerance is '1,2'; give"),
+        ("rank: 2\n    calibration: nowhere.txt", r"text nowhere\.txt cannot be read"),
+        ("ranks: [3, 4]", "unknown key 'ranks'; did you mean 'rank'"),
+    ],
+    ids=str,
+)
+def test_bad_recipes_are_refused(line: str, sentence: str, source: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        f"source: {source}\noutput: {tmp_path / 'out'}\n"
+        f"steps:\n  - convert: shared-diff\n    {line}\n"
+    )
+    with pytest.raises(InputError, match=sentence):
+        growkit.run(file)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_settles_ranks(source: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rank": "auto", "energy": 0.9}
+    result = convert(source, tmp_path / "out", **options, dry_run=True)
+    (rank,) = set(ranks_of(plan(source, **options)))
+    assert f"rank {rank} cannot hold" in result["lost"]
+    assert not (tmp_path / "out").exists()
