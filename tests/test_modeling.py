@@ -1092,7 +1092,11 @@ def test_models_come_back_from_files(seed: int, tmp_path: Path) -> None:
             tmp_path, dtype=torch.float64, output_loading_info=True
         )
     assert not any(report[key] for key in ("missing_keys", "mismatched_keys", "unexpected_keys"))
-    assert torch.equal(run(model, ids), run(back.eval(), ids))
+    read, written = back.state_dict(), model.state_dict()
+    assert read.keys() == written.keys()
+    assert all(torch.equal(read[name], written[name]) for name in written)
+    # Weights at other addresses in memory are summed in another order on some machines.
+    assert torch.allclose(run(model, ids), run(back.eval(), ids), rtol=0, atol=1e-12)
     tied = back.lm_head.weight is back.model.embed_tokens.weight
     assert tied == model.config.tie_word_embeddings
 

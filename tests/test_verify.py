@@ -243,7 +243,7 @@ def test_distance_keeps_a_nan_in_any_order(order: tuple[float, float]) -> None:
         source = torch.zeros(3, 4)
         distance.add(source, source + value, torch.zeros(3, dtype=torch.long))
     assert not distance.relative < 1e-12
-    assert distance.measured("float64", "cpu", 1e-12)["max_abs_logit_diff"] is None
+    assert distance.measured("float64", "cpu", 1e-12, "")["max_abs_logit_diff"] is None
 
 
 def test_distance_is_what_it_says() -> None:
@@ -251,7 +251,7 @@ def test_distance_is_what_it_says() -> None:
     source = torch.tensor([[0.5, 0.5], [0.25, 0.75]]).double().log()
     target = torch.tensor([[0.25, 0.75], [0.4, 0.6]]).double().log()
     distance = Distance()
-    distance.add(source, target, torch.tensor([0, 1]))
+    distance.add(source, target, torch.tensor([1, -1]))
     kl = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
     kl += 0.25 * math.log(0.25 / 0.4) + 0.75 * math.log(0.75 / 0.6)
     assert distance.kl == pytest.approx(kl)

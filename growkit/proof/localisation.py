@@ -241,7 +241,8 @@ def _cause(part: Part, tolerance: float) -> tuple[float | None, str | None]:
             "queries, keys and values agree: λ, the head norm, the rotation or the mask differs"
         )
     scale = expected.square().mean().sqrt()
-    wrong = ((found - expected).abs().amax(0) > tolerance * scale).nonzero()[:, 0]
+    # A NaN is not less than anything.
+    wrong = (~((found - expected).abs().amax(0) < tolerance * scale)).nonzero()[:, 0]
     moved = _moved(expected, found, wrong, tolerance)
     if moved is not None:
         heads = part.component in ("q_proj", "k_proj", "v_proj")

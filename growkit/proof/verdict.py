@@ -295,7 +295,7 @@ class _Proof:
         trainable = gradients.found() if gradients else None
         promised = self.origin.promise == "exact"
         return Strict(
-            compared, rounding.distance.relative, ROUNDING_MARGIN, control, trainable, promised
+            compared, rounding.distance.relative, STRICT_MARGIN, control, trainable, promised
         )
 
     def fault(self, strict: Strict, weights: Recovered, asked: Sequence[Mode]) -> Fault | None:
