@@ -20,6 +20,9 @@ Head = Callable[[Tensor], Tensor]
 LOGITS_AT_ONCE = 1 << 22
 """Logits of one model that are compared at a time."""
 
+TOKENS_FIRST = 64
+"""Tokens whose logits are made first, to see how large the vocabulary is."""
+
 SAMPLE = 500
 """Pairs of logits that are kept to be drawn."""
 
@@ -222,7 +225,7 @@ def logits_in_pieces(
         What ``Distance.add`` takes.
     """
     following = torch.cat([ids[1:], ids.new_full((1,), -1)])
-    at_once, position = 1, 0
+    at_once, position = TOKENS_FIRST, 0
     while position < len(ids):
         rows = slice(position, position + at_once)
         logits, others = source[0](source[1][rows]), target[0](target[1][rows])

@@ -9,8 +9,7 @@ transformers class, and nothing is known of it here but where its decoder layers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -118,18 +117,12 @@ class Layerwise:
             with torch.no_grad():
                 states = self._begin(calls, places)
             yield Stage(self._embedding[0], None, self._embedding[1], [], states, _never)
-        with ThreadPoolExecutor(1) as reader:
-            reading = reader.submit(self._read, self._layers[0])
-            for index, (name, layer) in enumerate(self._layers):
-                read = reading.result()
-                if index + 1 < len(self._layers):
-                    reading = reader.submit(self._read, self._layers[index + 1])
-                with self._loaded(layer, read):
-                    del read
-                    again = partial(self._run, index)
-                    before, states = states, []
-                    states += (again(call, state) for call, state in enumerate(before))
-                    yield Stage(name, index, layer, before, states, again)
+        for index, (name, layer) in enumerate(self._layers):
+            with self._loaded(name, layer):
+                again = partial(self._run, index)
+                before, states = states, []
+                states += (again(call, state) for call, state in enumerate(before))
+                yield Stage(name, index, layer, before, states, again)
 
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -152,10 +145,13 @@ class Layerwise:
         tied = self._stored(embedding) == self._stored(head)
         of_head: list[Tensor] = []
         state = given[-1].detach().requires_grad_()
-        with self._behind_the_layers(of_head.append) as run, torch.enable_grad():
+        with (
+            self._behind_the_layers(of_head.append) as run,
+            _handing_over(self._outside(), look),
+            torch.enable_grad(),
+        ):
             logits = run(state)
             _backward(functional.cross_entropy(logits[:-1], ids[1:].to(logits.device)))
-            self._hand_over(self._outside(), look)
         del logits
         if not tied:
             look(head, of_head.pop())
@@ -163,22 +159,16 @@ class Layerwise:
             first = self._begin([call], places)[0]
             for index, (name, layer) in reversed(list(enumerate(self._layers))):
                 gradient, state = state.grad, given[index].detach().requires_grad_()
-                with self._loaded(layer, self._read((name, layer))):
-                    _backward(self._call(index, 0, state), gradient)
-                    self._hand_over({f"{name}.{k}": p for k, p in layer.named_parameters()}, look)
+                with self._loaded(name, layer):
+                    parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
+                    with _handing_over(parameters, look):
+                        _backward(self._call(index, 0, state), gradient)
+                    del parameters
             _backward(first, state.grad)
             assert rows.grad is not None
             shape = self._weights.tensors[self._stored(embedding)].shape
             whole = of_head.pop() if tied else torch.zeros(shape, dtype=rows.dtype)
             look(embedding, whole.index_add_(0, used, rows.grad.to(whole.device)))
-
-    def _hand_over(
-        self, parameters: Mapping[str, nn.Parameter], look: Callable[[str, Tensor], None]
-    ) -> None:
-        for key, parameter in parameters.items():
-            if parameter.grad is not None:
-                look(key, parameter.grad)
-                parameter.grad = None
 
     @contextmanager
     def _behind_the_layers(
@@ -203,8 +193,7 @@ class Layerwise:
             bias = head._parameters.get("bias")
             return logits if bias is None else logits + bias
 
-        outside = {key: self._tensor(key) for key in self._outside()}
-        with self._assigned(self.model, outside):
+        with self._assigned(self.model, {key: key for key in self._outside()}):
             head.forward = in_blocks
             try:
                 yield run
@@ -318,30 +307,24 @@ class Layerwise:
             for _, layer in self._layers:
                 del layer.forward
 
-    @contextmanager
-    def _loaded(self, layer: nn.Module, read: Mapping[str, Tensor]) -> Iterator[None]:
-        with self._assigned(layer, read):
-            yield
+    def _loaded(self, name: str, layer: nn.Module) -> AbstractContextManager[None]:
+        return self._assigned(layer, {key: f"{name}.{key}" for key, _ in layer.named_parameters()})
 
     @contextmanager
-    def _assigned(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """A module with these parameters, and without them again."""
+    def _assigned(self, module: nn.Module, names: Mapping[str, str]) -> Iterator[None]:
+        """A module with these parameters, by their names in the model; and without them again."""
         owners = {}
-        for key in tensors:
-            path, _, name = key.rpartition(".")
-            owners[key] = (module.get_submodule(path)._parameters, name)
-        empty = {key: owner[name] for key, (owner, name) in owners.items()}
-        for key, (owner, name) in owners.items():
-            owner[name] = nn.Parameter(self._cast(tensors[key]))
+        for key in names:
+            path, _, last = key.rpartition(".")
+            owners[key] = (module.get_submodule(path)._parameters, last)
+        empty = {key: owner[last] for key, (owner, last) in owners.items()}
         try:
+            for key, (owner, last) in owners.items():
+                owner[last] = nn.Parameter(self._cast(self._tensor(names[key])))
             yield
         finally:
-            for key, (owner, name) in owners.items():
-                owner[name] = empty[key]
-
-    def _read(self, named: Named) -> dict[str, Tensor]:
-        name, module = named
-        return {key: self._tensor(f"{name}.{key}") for key, _ in module.named_parameters()}
+            for key, (owner, last) in owners.items():
+                owner[last] = empty[key]
 
     def _tensor(self, name: str) -> Tensor:
         # Files hold float32 as float32, whatever arithmetic is to be done with it.
@@ -375,6 +358,28 @@ def _lengthen(cache: Any, tokens: int, layers: int) -> None:
     nothing = torch.zeros(1, 1, tokens, 1)
     for layer in range(layers):
         cache.update(nothing, nothing, layer)
+
+
+@contextmanager
+def _handing_over(
+    parameters: Mapping[str, nn.Parameter], look: Callable[[str, Tensor], None]
+) -> Iterator[None]:
+    """Gradients of these parameters go to ``look`` as they are made; none is kept."""
+
+    def hand_over(name: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        gradient, parameter.grad = parameter.grad, None
+        look(name, gradient)
+
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(partial(hand_over, name))
+        for name, parameter in parameters.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _backward(output: Tensor, gradient: Tensor | None = None) -> None:

@@ -42,28 +42,30 @@ class Distance:
         source, target = source.double(), target.double()
         following = following.to(source.device)
         # torch's maximum keeps a NaN, Python's may drop it; and a NaN must never pass.
-        difference = (source - target).abs()
+        difference = (source - target).abs_()
         so_far = difference.new_tensor(self.largest)
         self.largest = float(torch.maximum(difference.max(), so_far))
         self.absolute += float(difference.sum())
         del difference
-        self.squared_source += float(source.square().sum())
-        self.squared_target += float(target.square().sum())
-        self.both += float((source * target).sum())
+        self.squared_source += _dot(source, source)
+        self.squared_target += _dot(target, target)
+        self.both += _dot(source, target)
         self.elements += source.numel()
         self.agreeing += int((source.argmax(-1) == target.argmax(-1)).sum())
         log_p, log_q = source.log_softmax(-1), target.log_softmax(-1)
-        kl = (log_p.exp() * (log_p - log_q)).sum(-1)
-        self.kl += float(kl.sum())
-        for place, value in enumerate(kl.tolist(), position):
-            total, count = self.kl_at.get(place, (0.0, 0))
-            self.kl_at[place] = (total + value, count + 1)
-        self.tokens += len(following)
         rows = (following >= 0).nonzero()[:, 0]
         wanted = following[rows]
         self.loss_source -= float(log_p[rows, wanted].sum())
         self.loss_target -= float(log_q[rows, wanted].sum())
         self.predictions += len(rows)
+        # In place: logits of large vocabularies are large.
+        torch.sub(log_p, log_q, out=log_q)
+        kl = log_p.exp_().mul_(log_q).sum(-1)
+        self.kl += float(kl.sum())
+        for place, value in enumerate(kl.tolist(), position):
+            total, count = self.kl_at.get(place, (0.0, 0))
+            self.kl_at[place] = (total + value, count + 1)
+        self.tokens += len(following)
 
     def add_all(self, pieces: Iterable[tuple[Tensor, Tensor, Tensor, int]]) -> None:
         """``add`` each of them."""
@@ -112,6 +114,10 @@ class Distance:
     def kl_by_position(self) -> list[float | None]:
         """KL at every position, nats, the mean over all sequences that are so long."""
         return [finite(max(kl, 0.0) / count) for _, (kl, count) in sorted(self.kl_at.items())]
+
+
+def _dot(one: Tensor, other: Tensor) -> float:
+    return float(one.flatten().dot(other.flatten()))
 
 
 def finite(value: float) -> float | None:

@@ -19,6 +19,9 @@ EQUAL = 1e-9
 """Relative difference below which two gradients in float64 are the same but for rounding."""
 
 
+AT_ONCE = 1 << 20
+"""Elements of a gradient that are compared at a time."""
+
 Named = tuple[str, Tensor]
 
 
@@ -84,13 +87,21 @@ class _Count:
 
 def _compare(name: str, groups: Iterator[list[Tensor]], count: _Count) -> None:
     for copies in groups:
-        scale = torch.stack([copy.abs().amax(1) for copy in copies]).amax(0)
-        stuck = torch.zeros_like(scale, dtype=torch.bool)
-        for first, second in combinations(copies, 2):
-            stuck |= (first - second).abs().amax(1) <= EQUAL * scale
-        stuck &= scale > 0
+        # A copy is a view of the whole gradient, and some rows of it at a time are looked at.
+        parts = zip(*(copy.split(max(1, AT_ONCE // copy.shape[1])) for copy in copies), strict=True)
+        scales, equal = zip(*(_stuck(part) for part in parts), strict=True)
+        scale, stuck = torch.cat(scales), torch.cat(equal)
         count.copied += len(scale)
         count.stuck += int(stuck.sum())
         count.without += int((scale == 0).sum())
         if bool(stuck.any()) and count.first is None:
             count.first = name
+
+
+def _stuck(copies: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The size of every row's gradient, and whether two copies of it get the same."""
+    scale = torch.stack([copy.abs().amax(1) for copy in copies]).amax(0)
+    stuck = torch.zeros_like(scale, dtype=torch.bool)
+    for first, second in combinations(copies, 2):
+        stuck |= (first - second).abs_().amax(1) <= EQUAL * scale
+    return scale, stuck & (scale > 0)

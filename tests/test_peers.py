@@ -1,0 +1,1 @@
+"""What others grow, rebuilt by hand; and models of which growkit knows nothing but their logits."""
