@@ -27,8 +27,11 @@ HEAD_ROWS = 4096
 """Rows of the output head that are cast at once."""
 
 Named = tuple[str, nn.Module]
-Noted = list[tuple[tuple[Any, ...], dict[str, Any]]]
-"""Positional and keyword arguments of every layer."""
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a layer."""
+
+Noted = list[Arguments]
+"""The arguments of every layer."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,11 @@ class Layerwise:
         del logits
         if not tied:
             look(head, of_head.pop())
-        with self._rows([call]) as (rows, used, places), torch.enable_grad():
+        with (
+            self._rows([call]) as (rows, used, places),
+            _handing_over(self._outside(), look),
+            torch.enable_grad(),
+        ):
             first = self._begin([call], places)[0]
             for index, (name, layer) in reversed(list(enumerate(self._layers))):
                 gradient, state = state.grad, given[index].detach().requires_grad_()
@@ -193,7 +200,7 @@ class Layerwise:
             bias = head._parameters.get("bias")
             return logits if bias is None else logits + bias
 
-        with self._assigned(self.model, {key: key for key in self._outside()}):
+        with self._around_the_layers():
             head.forward = in_blocks
             try:
                 yield run
@@ -218,7 +225,8 @@ class Layerwise:
         embedding._parameters["weight"] = rows
         vars(embedding)["padding_idx"] = None  # rows have other numbers now
         try:
-            yield rows, used, list(places.split([len(call.ids) for call in calls]))
+            with self._around_the_layers():  # embeddings of positions, say
+                yield rows, used, list(places.split([len(call.ids) for call in calls]))
         finally:
             embedding._parameters["weight"] = whole
             vars(embedding)["padding_idx"] = padding
@@ -236,15 +244,10 @@ class Layerwise:
             if call.cached:
                 # The class may have prepared the empty cache for itself.
                 real = real or deepcopy(shadow)
-                _lengthen(shadow, len(call.ids), len(self._layers))
+                self._lengthen(shadow, len(call.ids))
             caches.append((shadow, real))
             states.append(state)
-            self._noted.append(
-                [
-                    (args, {k: real if v is shadow and v is not None else v for k, v in kw.items()})
-                    for args, kw in noted
-                ]
-            )
+            self._noted.append([_replaced(each, shadow, real) for each in noted])
         return states
 
     def _note(self, call: Call, place: Tensor, cache: Any) -> tuple[Tensor, Noted]:
@@ -277,6 +280,18 @@ class Layerwise:
 
         return DynamicCache(config=self.model.config)
 
+    def _lengthen(self, cache: Any, tokens: int) -> None:
+        """Add tokens that hold nothing, so that the class finds its masks and positions."""
+        nothing = torch.zeros(1, 1, tokens, 1)
+        try:
+            for layer in range(len(self._layers)):
+                cache.update(nothing, nothing, layer)
+        except AttributeError as error:  # a recurrent state
+            raise InputError(
+                f"{type(self.model).__name__} of {self._weights.where()} remembers more than keys "
+                "and values; such models cannot be proved"
+            ) from error
+
     @torch.no_grad()
     def _run(self, index: int, call: int, state: Tensor) -> Tensor:
         return self._call(index, call, state)
@@ -296,6 +311,13 @@ class Layerwise:
                 f"{type(self.model).__name__} of {self._weights.where()} cannot run "
                 f"({type(error).__name__}: {reason(error)}); correct its config.json"
             ) from error
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # what is no stack of layers between embedding and head
+            raise InputError(
+                f"{type(self.model).__name__} of {self._weights.where()} cannot be run one layer "
+                f"at a time ({type(error).__name__}: {reason(error)}); such models cannot be proved"
+            ) from error
 
     @contextmanager
     def _standing_aside(self, stand_in: Callable[..., Any]) -> Iterator[None]:
@@ -306,6 +328,9 @@ class Layerwise:
         finally:
             for _, layer in self._layers:
                 del layer.forward
+
+    def _around_the_layers(self) -> AbstractContextManager[None]:
+        return self._assigned(self.model, {key: key for key in self._outside()})
 
     def _loaded(self, name: str, layer: nn.Module) -> AbstractContextManager[None]:
         return self._assigned(layer, {key: f"{name}.{key}" for key, _ in layer.named_parameters()})
@@ -353,11 +378,15 @@ class _InBlocks(torch.autograd.Function):
         return of_hidden, None, None, None
 
 
-def _lengthen(cache: Any, tokens: int, layers: int) -> None:
-    """Add tokens that hold nothing, so that the class finds its masks and positions."""
-    nothing = torch.zeros(1, 1, tokens, 1)
-    for layer in range(layers):
-        cache.update(nothing, nothing, layer)
+def _replaced(arguments: Arguments, shadow: Any, real: Any) -> Arguments:
+    """The same arguments, but for the cache."""
+    if shadow is None:
+        return arguments
+    args, kwargs = arguments
+    return (
+        tuple(real if value is shadow else value for value in args),
+        {key: real if value is shadow else value for key, value in kwargs.items()},
+    )
 
 
 @contextmanager

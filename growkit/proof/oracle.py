@@ -15,13 +15,15 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from growkit.checkpoint import Config, Weights
+from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError, reason
 from growkit.families import families
 from growkit.layouts import as_diff_transformer, read_layout
 from growkit.modeling import register
 from growkit.plan import Planned
+
+CPU = torch.device("cpu")
 
 
 def load(
@@ -77,6 +79,42 @@ def load(
     return model
 
 
+class Loaded:
+    """A checkpoint as transformers loads it: whole, under the names that the class has.
+
+    For classes whose parameters have other names than the tensors in their files, or are made of
+    several of them.
+
+    Raises:
+        InputError: the files do not fit the class.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.config = checkpoint.config
+        self._folder = checkpoint.folder
+        dtype = main_dtype(checkpoint.tensors)
+        # As stored, whatever arithmetic is to be done with it.
+        with torch._C.DisableTorchFunction():
+            model = load(self._folder, getattr(torch, TORCH_NAMES[dtype]), CPU, None)
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self.tensors = {
+            name: TensorInfo(tuple(parameter.shape), dtype)
+            for name, parameter in self._parameters.items()
+        }
+
+    def where(self, name: str | None = None) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """The tensor, whole."""
+        yield self.read(name)
+
+    def read(self, name: str) -> Tensor:
+        """A tensor."""
+        return self._parameters[name].detach()
+
+
 def empty_model(
     weights: Weights, dtype: torch.dtype, attention: str | None
 ) -> tuple[Any, Weights, Callable[[str], str]]:
@@ -99,12 +137,22 @@ def empty_model(
     weights = readable(weights)
     with quiet(), _without_parameters():
         try:
+            config = _parsed(weights.config)
+            if type(config) not in AutoModelForCausalLM._model_mapping:
+                raise InputError(
+                    f"{weights.where()} holds a model of type {config.model_type}, which "
+                    "transformers has no causal language model for; only these can be compared"
+                )
             model: Any = AutoModelForCausalLM.from_config(
-                _parsed(weights.config),
+                config,
                 dtype=dtype,
                 attn_implementation=attention,
+                # Fast kernels of experts have no float64.
+                experts_implementation="eager" if dtype == torch.float64 else None,
                 trust_remote_code=False,
             )
+        except InputError:
+            raise
         except Exception as error:  # a config that does not fit may raise anything
             raise InputError(
                 f"transformers cannot build the model of {weights.where()}: "
@@ -116,6 +164,11 @@ def empty_model(
     def stored(name: str) -> str:
         return name if name in weights.tensors or name not in tied else str(tied[name])
 
+    wanted = {stored(name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    if isinstance(weights, Checkpoint) and wanted - weights.tensors.keys():
+        known = wanted.union(tied, (name for name, _ in model.named_buffers()))
+        if weights.tensors.keys() - known:  # nothing is missing, perhaps, but has another name
+            weights = Loaded(weights)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         found = weights.tensors.get(stored(name))
         if found is None or found.shape != tuple(parameter.shape):
