@@ -51,6 +51,16 @@ Text = Annotated[Path | None, typer.Option(help="UTF-8 text to compare on; rando
 Device = Annotated[str, typer.Option(help="Where the proof runs: auto, cpu or cuda.")]
 Prompts = Annotated[int, typer.Option(help="Windows of text, or random prompts, to compare.")]
 Length = Annotated[int, typer.Option(help="Tokens in each.")]
+Trainability = Annotated[
+    bool, typer.Option("--trainability", help="Every parameter of OUT must be able to train.")
+]
+Report = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the proof as one HTML page (.html) or as .json."),
+]
+Figures = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Write the charts of the proof as SVG files.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an OUT that growkit wrote.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, touch nothing.")]
 Proof = Annotated[
@@ -217,7 +227,10 @@ def grow(
     device: Device = "auto",
     prompts: Prompts = Settings.prompts,
     length: Length = Settings.length,
+    trainability: Trainability = False,
     verify: Proof = True,
+    report: Report = None,
+    figures: Figures = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -226,9 +239,10 @@ def grow(
     from growkit.recipe import GrowStep, Recipe
 
     step = GrowStep(method, sizes, symmetry, snr_db)  # type: ignore[arg-type]
-    settings = Settings(_text(text), prompts, length, seed, device) if verify else None
+    chosen = Settings(_text(text), prompts, length, seed, device, trainability)
+    settings = chosen if verify else None
     recipe = Recipe(str(source), (step,), str(output), settings, seed, dtype, shard_size)
-    return _run(recipe, overwrite, dry_run, as_json)
+    return _run(recipe, overwrite, dry_run, as_json, report, figures)
 
 
 @app.command()
@@ -246,7 +260,10 @@ def convert(
     prompts: Prompts = Settings.prompts,
     length: Length = Settings.length,
     seed: Seed = 0,
+    trainability: Trainability = False,
     verify: Proof = True,
+    report: Report = None,
+    figures: Figures = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -254,10 +271,11 @@ def convert(
     """Turn SRC into another attention variant, or store it in another layout, and prove it."""
     from growkit.recipe import ConvertStep, Recipe
 
-    settings = Settings(_text(text), prompts, length, seed, device) if verify else None
+    chosen = Settings(_text(text), prompts, length, seed, device, trainability)
+    settings = chosen if verify else None
     step = ConvertStep(to, options)
     recipe = Recipe(str(source), (step,), str(output), settings, seed, dtype, shard_size)
-    return _run(recipe, overwrite, dry_run, as_json)
+    return _run(recipe, overwrite, dry_run, as_json, report, figures)
 
 
 @app.command()
@@ -270,16 +288,22 @@ def verify(
     prompts: Prompts = Settings.prompts,
     length: Length = Settings.length,
     seed: Seed = 0,
+    trainability: Trainability = False,
+    report: Report = None,
+    figures: Figures = None,
     as_json: Json = False,
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
     from growkit.proof.verdict import proof_bytes
     from growkit.proof.verdict import verify as prove
+    from growkit.report.page import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
 
-    settings = Settings(_text(text), prompts, length, seed, device)
+    settings = Settings(_text(text), prompts, length, seed, device, trainability)
+    check_report(report, figures)
     with Bars().bytes("proving", proof_bytes(source, target)) as advance:
         result = prove(source, target, **vars(settings), advance=advance)
+    write_report(result, target, report, figures)
     if as_json:
         _print_json(result)
     else:
@@ -293,6 +317,8 @@ def run(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML).")],
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
     output: Annotated[str | None, typer.Option(help="Replaces the recipe's output.")] = None,
+    report: Report = None,
+    figures: Figures = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -300,7 +326,8 @@ def run(
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
     from growkit.recipe import load_recipe
 
-    return _run(load_recipe(recipe, source, output), overwrite, dry_run, as_json)
+    chosen = load_recipe(recipe, source, output)
+    return _run(chosen, overwrite, dry_run, as_json, report, figures)
 
 
 @app.command()
@@ -365,11 +392,22 @@ def recipes_copy(
     typer.echo(str(destination))
 
 
-def _run(recipe: Any, overwrite: bool, dry_run: bool, as_json: bool) -> int:
+def _run(
+    recipe: Any,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+    report: Path | None,
+    figures: Path | None,
+) -> int:
+    from growkit.report.page import check_report, write_report
     from growkit.report.terminal import Bars, show_growth, show_verdict
     from growkit.surgery import run as carry_out
 
+    check_report(report, figures)
     result = carry_out(recipe, overwrite=overwrite, dry_run=dry_run, progress=Bars())
+    if result["verification"]:
+        write_report(result["verification"], Path(result["output"]), report, figures)
     if as_json:
         _print_json(result)
     else:

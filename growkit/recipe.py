@@ -320,6 +320,7 @@ def _parse_verify(content: Any, where: str) -> Settings | None:
             f"{where} must be true, false or a mapping like {{prompts: 8, length: 128}}"
         )
     kinds = {"text": str, "prompts": int, "length": int, "seed": int, "device": str}
+    kinds["trainability"] = bool
     _known_keys(content, kinds, where)
     return Settings(**{key: _typed(content, key, kinds[key], where) for key in content})
 
@@ -337,7 +338,13 @@ def _typed(content: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
     value = content[key]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         kinds = cast("tuple[type, ...]", kind if isinstance(kind, tuple) else (kind,))
-        names = {str: "text", int: "a whole number", float: "a number", list: "a list"}
+        names = {
+            str: "text",
+            int: "a whole number",
+            float: "a number",
+            list: "a list",
+            bool: "true or false",
+        }
         raise InputError(
             f"{key} in {where} is {value!r}; {' or '.join(names[k] for k in kinds)} was expected"
         )

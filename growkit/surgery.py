@@ -33,7 +33,7 @@ from growkit.checkpoint.writing import parse_bytes, write_weights
 from growkit.conversions import Value
 from growkit.families import family_of
 from growkit.growth import Size
-from growkit.proof import Settings, VerifyResult, versions
+from growkit.proof import RankCost, Settings, VerifyResult, versions
 from growkit.recipe import (
     DEFAULT_SHARD_SIZE,
     DEFAULT_SNR_DB,
@@ -41,6 +41,7 @@ from growkit.recipe import (
     GrowStep,
     Recipe,
     Symmetry,
+    Way,
     load_recipe,
 )
 from growkit.report import Progress, Silent
@@ -176,7 +177,7 @@ def run(
         _write_config(source, grown, staging.folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
-        result["verification"] = _prove(recipe, staging.folder, progress)
+        result["verification"] = _prove(recipe, staging.folder, progress, way)
         if result["verification"]:
             result["kept"] = result["verification"]["kept"]
         final = staging.reject if result["kept"] is False else staging.publish
@@ -203,7 +204,7 @@ def _rehearse(recipe: Recipe, source: Checkpoint, grown: Weights) -> None:
         rehearse(recipe.verify, source, grown.config)
 
 
-def _prove(recipe: Recipe, folder: Path, progress: Progress) -> VerifyResult | None:
+def _prove(recipe: Recipe, folder: Path, progress: Progress, way: Way) -> VerifyResult | None:
     """The verdict on the written files."""
     if recipe.verify is None:
         return None
@@ -211,7 +212,8 @@ def _prove(recipe: Recipe, folder: Path, progress: Progress) -> VerifyResult | N
 
     source, written = Checkpoint(recipe.source), Checkpoint(folder)
     with progress.bytes("proving", proof_bytes(recipe.source, folder)) as advance:
-        verdict = prove(source, written, recipe.verify, recipe, advance)
+        costs = [RankCost(rank=r, kl_nats_per_token=kl) for r, kl in way.kl_by_rank.items()]
+        verdict = prove(source, written, recipe.verify, recipe, advance, costs)
     verdict["target"] = recipe.output
     return verdict
 

@@ -20,6 +20,7 @@ from transformers.utils import logging
 
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
+from growkit.proof import verdict
 from growkit.proof.strict import strict_float64
 
 logging.disable_progress_bar()
@@ -121,6 +122,13 @@ def relative_error(source: Path, target: Path) -> float:
 def seeded(seed: int) -> random.Random:
     """Random choices that do not change from run to run."""
     return random.Random(seed)
+
+
+@pytest.fixture(autouse=True)
+def quick_proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole models are saved and generate in the tests marked ``usage`` only: it takes a while."""
+    if "usage" not in request.keywords:
+        monkeypatch.setattr(verdict, "used", lambda *args: iter(()))
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:

@@ -42,6 +42,7 @@ class Settings:
         length: tokens in each.
         seed: of the random prompts.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
+        trainability: whether every parameter of the target must be able to train.
     """
 
     text: str | None = None
@@ -49,6 +50,7 @@ class Settings:
     length: int = 512
     seed: int = 0
     device: str = "auto"
+    trainability: bool = False
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -91,20 +93,41 @@ class Measured(TypedDict):
 
 
 class Trainability(TypedDict):
-    """What one backward pass of the grown model says of its copies.
+    """What one backward pass of the target says of its capacity.
 
     Attributes:
+        trainable: whether every parameter gets a gradient, and no two copies the same.
         copied: number of rows (neurons, heads' rows, embedding columns) that have copies.
         identical_gradients: of how many of them two copies get the same gradient, so that they
             would stay the same for ever.
         without_gradient: how many of them get none, on the text that was tried.
         first_identical: the first tensor with such a row; null if there is none.
+        silent_parameters: names of parameters whose gradient is zero, the first few.
     """
 
+    trainable: bool
     copied: int
     identical_gradients: int
     without_gradient: int
     first_identical: str | None
+    silent_parameters: list[str]
+
+
+class CopyDistance(TypedDict):
+    """How far the gradients of copies are apart.
+
+    Attributes:
+        tensor: the tensor that holds them.
+        copies: number of copies of every row.
+        relative_distance: of the two closest copies, relative to their size; the median of rows.
+        effective_rank_gain: effective rank of the gradient less that of equal copies; null for
+            large matrices.
+    """
+
+    tensor: str
+    copies: int
+    relative_distance: float
+    effective_rank_gain: float | None
 
 
 class Spectrum(TypedDict):
@@ -185,6 +208,13 @@ class Fault(TypedDict):
     factor: float | None
 
 
+class RankCost(TypedDict):
+    """What a rank costs, nats per token."""
+
+    rank: int
+    kl_nats_per_token: float
+
+
 class VerifyResult(TypedDict):
     """The verdict, as ``growkit verify --json`` prints it. Numbers that are not finite are null.
 
@@ -210,8 +240,11 @@ class VerifyResult(TypedDict):
         logit_sample: some pairs of logits, source and target, as it runs.
         negative_control_caught: whether a deliberate fault was noticed.
         negative_control: what the deliberate fault was.
-        trainability: whether the copies of the last growth can part in training; null if it is not
-            known how the target was made, or nothing was copied.
+        trainability: whether the target can learn, its copies above all; null if nothing was
+            copied, or that is not known, and it was not asked for.
+        symmetry: how far the gradients of copies are apart, by tensor.
+        spectra: of projections that share bases, by module.
+        kl_by_rank: what ranks cost that were tried when the target was made.
         tokens: number of tokens compared.
         predictions: number of tokens that the losses are means over.
         text: the text file; null for random tokens.
@@ -241,6 +274,9 @@ class VerifyResult(TypedDict):
     negative_control_caught: bool
     negative_control: str
     trainability: Trainability | None
+    symmetry: list[CopyDistance]
+    spectra: list[Spectrum]
+    kl_by_rank: list[RankCost]
     tokens: int
     predictions: int
     text: str | None

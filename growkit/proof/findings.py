@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from growkit import __version__
 from growkit.checkpoint import Weights
 from growkit.plan import Plan
-from growkit.proof import Measured, Trainability
+from growkit.proof import CopyDistance, Measured, ModeResult, Spectrum, Trainability
 from growkit.proof.comparison import Compared, Control
 from growkit.proof.metrics import Distance
 from growkit.proof.modes import PREFILL
@@ -38,12 +38,16 @@ class Recovered:
         lost: the first tensor that is lost.
         changed: what else is not as it was made.
         in_effect: number of tensors that live on in what was computed from them.
+        spectra: of projections that share bases.
+        unchecked: number of tensors that could not be held against anything.
     """
 
     unknown: str | None = None
     lost: str | None = None
     changed: str | None = None
     in_effect: int = 0
+    spectra: Sequence[Spectrum] = ()
+    unchecked: int = 0
 
     @property
     def kept(self) -> bool:
@@ -68,7 +72,8 @@ class Strict:
         rounding: what rounding in float64 does to the source's logits, relative to their scale.
         margin: how many times as much the target may differ.
         control: the deliberate fault.
-        trainability: of the copies, if there are any.
+        trainability: of the copies, if there are any, or if it was asked for.
+        symmetry: how far the gradients of copies are apart.
         exact: whether nothing more than rounding is promised.
     """
 
@@ -77,6 +82,7 @@ class Strict:
     margin: float
     control: Control
     trainability: Trainability | None
+    symmetry: list[CopyDistance]
     exact: bool
 
     @property
@@ -182,28 +188,24 @@ def other_reason(weights: Recovered, strict: Strict, origin: Origin) -> str:
     distance = strict.distance
     if not math.isfinite(distance.relative):
         return "not usable: the new model computes NaN or infinite logits"
+    unchecked = f"; {weights.unchecked} tensors could not be checked" if weights.unchecked else ""
     return (
         f"{origin.promise}, as asked for ({origin.lost}): "
         f"{distance.kl / distance.tokens:.3g} nats per token of KL, the loss goes from "
         f"{distance.loss_source / distance.predictions:.4f} to "
-        f"{distance.loss_target / distance.predictions:.4f}"
+        f"{distance.loss_target / distance.predictions:.4f}{unchecked}"
     )
 
 
-def exact_reason(weights: Recovered, strict: Strict, native: Native) -> str:
+def exact_reason(
+    weights: Recovered, strict: Strict, native: Native, in_use: Sequence[ModeResult]
+) -> str:
     """The verdict on what was promised to be the same function."""
+    failed = [way for way in in_use if way["kept"] is False]
     if not strict.kept:
         return _where_it_differs(weights, strict)
-    if weights.lost:
-        return (
-            f"not preserved: tensor {weights.lost} does not give the source's weights back, "
-            "although no logit of these prompts shows it"
-        )
-    if weights.changed:
-        return (
-            f"not preserved: {weights.changed} is not what growkit {__version__} writes, although "
-            "no logit of these prompts shows it"
-        )
+    if weights.lost or weights.changed:
+        return _what_was_changed(weights)
     if not strict.caught:
         return f"no verdict: the negative control ({strict.control.fault}) was not noticed"
     if not native.kept:
@@ -211,6 +213,8 @@ def exact_reason(weights: Recovered, strict: Strict, native: Native) -> str:
             f"not preserved as it will run: in {native.dtype} the logits differ by "
             f"{native.largest:.1e} of their scale, rounding explains {native.tolerance:.1e}"
         )
+    if failed:
+        return f"not preserved: {failed[0]['name']}: {failed[0]['note']}"
     half = "" if weights.unknown else "every weight is recovered, and "
     if weights.in_effect:
         half = (
@@ -222,6 +226,18 @@ def exact_reason(weights: Recovered, strict: Strict, native: Native) -> str:
     if native.tolerance is None:
         verdict += f"; but in {native.dtype} the source itself computes no usable logits"
     return verdict
+
+
+def _what_was_changed(weights: Recovered) -> str:
+    if weights.lost:
+        return (
+            f"not preserved: tensor {weights.lost} does not give the source's weights back, "
+            "although no logit of these prompts shows it"
+        )
+    return (
+        f"not preserved: {weights.changed} is not what growkit {__version__} writes, although "
+        "no logit of these prompts shows it"
+    )
 
 
 def _where_it_differs(weights: Recovered, strict: Strict) -> str:

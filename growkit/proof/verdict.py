@@ -17,6 +17,7 @@ from growkit.proof import (
     Fault,
     LayerError,
     ModeResult,
+    RankCost,
     Settings,
     VerifyResult,
     versions,
@@ -45,7 +46,9 @@ from growkit.proof.oracle import check_config, gradients_as_stored
 from growkit.proof.prompts import make_prompts
 from growkit.proof.strict import strict_float64
 from growkit.proof.trainability import LONGEST, Gradients
+from growkit.proof.usage import used
 from growkit.recipe import Recipe, parse_recipe
+from growkit.report.sentences import trainability_sentence
 
 STRICT_MARGIN = 16
 """How many times what rounding does to the source the target may differ in strict float64."""
@@ -64,6 +67,7 @@ def verify(
     prompts: int = 8,
     length: int = 512,
     seed: int = 0,
+    trainability: bool = False,
     advance: Callable[[int], None] = lambda count: None,
 ) -> VerifyResult:
     """Compare two model folders: weights, logits in strict float64, and logits as they will run.
@@ -81,6 +85,7 @@ def verify(
         prompts: number of windows of text, or of random prompts.
         length: tokens in each, at most the model's longest context.
         seed: of the random prompts.
+        trainability: whether every parameter of the target must be able to train.
         advance: called with the number of bytes done, for a progress bar that expects
             ``proof_bytes`` of them.
 
@@ -90,9 +95,11 @@ def verify(
     Raises:
         InputError: a folder cannot be loaded, or the two cannot be compared.
     """
-    settings = Settings(str(text) if text is not None else None, prompts, length, seed, device)
+    words = str(text) if text is not None else None
+    settings = Settings(words, prompts, length, seed, device, trainability)
     before, after = Checkpoint(source), Checkpoint(target)
-    return prove(before, after, settings, _recipe_of(after), advance)
+    recipe, kl_by_rank = _recorded(after)
+    return prove(before, after, settings, recipe, advance, kl_by_rank)
 
 
 def prove(
@@ -101,30 +108,45 @@ def prove(
     settings: Settings,
     recipe: Recipe | None,
     advance: Callable[[int], None],
+    kl_by_rank: Sequence[RankCost] = (),
 ) -> VerifyResult:
-    """See ``verify``; ``recipe`` says how the target was made, if that is known."""
+    """See ``verify``.
+
+    Args:
+        before: the source.
+        after: the target.
+        settings: what is compared.
+        recipe: how the target was made, if that is known.
+        advance: see ``verify``.
+        kl_by_rank: what ranks cost that were tried when the target was made.
+    """
     _comparable(before, after)
     place = _device(settings.device)
     prompts = make_prompts(settings, before.folder, before.config)
     origin = _origin(before, recipe)
-    proof = _Proof(before, after, place, origin, advance)
+    proof = _Proof(before, after, place, origin, advance, trainability=settings.trainability)
     weights = proof.weights()
     asked = modes(prompts.windows, after.config)
     strict = proof.strict(asked)
     native = proof.native(asked, strict)
     exact = origin.promise == "exact"
+    in_use = list(used(before, after, prompts.windows[0], place, exact))
     if exact:
-        kept = strict.kept and native.kept
-        reason = exact_reason(weights, strict, native)
+        kept = strict.kept and native.kept and all(way["kept"] is not False for way in in_use)
+        reason = exact_reason(weights, strict, native, in_use)
     else:
         kept = math.isfinite(strict.distance.relative)
         reason = other_reason(weights, strict, origin)
+    learns = strict.trainability
+    able = not (settings.trainability and learns and not learns["trainable"])
+    if learns and kept and weights.kept and strict.caught and not able:
+        reason = f"not able to learn: {trainability_sentence(learns)}; but {reason}"
     fault = proof.fault(strict, weights, asked)
     distance = strict.distance
     shown = native.compared if exact else strict.compared
     return VerifyResult(
         promise=origin.promise,
-        kept=kept and weights.kept and strict.caught,
+        kept=kept and weights.kept and strict.caught and able,
         reason=reason,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
@@ -138,12 +160,15 @@ def prove(
         first_difference=strict.difference.module,
         fault=fault,
         by_layer=[LayerError(module=m, relative=finite(e)) for m, e in strict.compared.by_layer],
-        modes=_mode_results(asked, strict, native, exact),
+        modes=[*_mode_results(asked, strict, native, exact), *in_use],
         kl_by_position=shown.prefill.kl_by_position(),
         logit_sample=native.compared.sample,
         negative_control_caught=strict.caught,
         negative_control=strict.control.fault,
         trainability=strict.trainability,
+        symmetry=strict.symmetry,
+        spectra=list(weights.spectra),
+        kl_by_rank=list(kl_by_rank),
         tokens=distance.tokens,
         predictions=distance.predictions,
         text=settings.text,
@@ -208,15 +233,18 @@ def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _recipe_of(target: Checkpoint) -> Recipe | None:
-    """How a folder was made, if growkit made it."""
+def _recorded(target: Checkpoint) -> tuple[Recipe | None, list[RankCost]]:
+    """How a folder was made, if growkit made it, and what ranks cost that were tried for it."""
     file = target.folder / MANIFEST
     if not file.exists():
-        return None
-    recipe = read_json(file).get("recipe")
+        return None, []
+    manifest = read_json(file)
+    recipe = manifest.get("recipe")
     if not isinstance(recipe, dict):
         raise InputError(f"{file} holds no recipe; remove the file to compare logits alone")
-    return parse_recipe(recipe, str(file))
+    proved = manifest.get("verification")
+    costs = proved.get("kl_by_rank") if isinstance(proved, dict) else None
+    return parse_recipe(recipe, str(file)), costs if isinstance(costs, list) else []
 
 
 def _origin(before: Checkpoint, recipe: Recipe | None) -> Origin:
@@ -239,7 +267,10 @@ class _Proof:
         device: torch.device,
         origin: Origin,
         advance: Callable[[int], None],
+        *,
+        trainability: bool,
     ) -> None:
+        self._trainability = trainability
         self.before, self.after, self.device, self.origin = before, after, device, origin
         layers = [max(_layers(each.config), 1) for each in (before, after)]
         total = total_bytes(before.tensors) + total_bytes(after.tensors)
@@ -258,10 +289,13 @@ class _Proof:
         origin, after = self.origin, self.after
         if origin.source is None:
             return Recovered(unknown=origin.unknown)
+        compared = compare_weights(origin.source, after, origin.plans)
         return Recovered(
-            lost=compare_weights(origin.source, after, origin.plans).lost,
+            lost=compared.lost,
             changed=first_changed_file(after, origin.plans[-1].config, self.before),
             in_effect=sum(len(plan.in_effect) for plan in origin.plans),
+            spectra=compared.spectra,
+            unchecked=len(compared.unchecked),
         )
 
     def strict(self, asked: Sequence[Mode]) -> Strict:
@@ -273,7 +307,8 @@ class _Proof:
         control = Control()
         widest = max(max(info.shape, default=1) for info in self.before.tensors.values())
         rounding = Rounding(torch.finfo(torch.float64).eps * math.sqrt(widest))
-        gradients = Gradients.of(self.origin.plans, gradients_as_stored(self.after))
+        gradients = Gradients(self.origin.plans, gradients_as_stored(self.after))
+        wanted = gradients.any_copies or self._trainability
         ids = asked[0].calls[0].ids[:LONGEST]
         with strict_float64():
             compared = compare(
@@ -284,18 +319,25 @@ class _Proof:
                 control=control,
                 rounding=rounding,
                 against_itself=self.origin.promise != "exact",
-                extra=Call(ids) if gradients else None,
+                extra=Call(ids) if wanted else None,
             )
             if not math.isfinite(compared.prefill.squared_source):
                 raise InputError(
                     f"the model in {self.before.folder} computes NaN or infinite logits"
                 )
-            if gradients:
+            if wanted:
                 self._target.gradients(ids, compared.given, gradients.look)
-        trainable = gradients.found() if gradients else None
+        names = [name for name, _ in self._target.model.named_parameters()]
+        trainable = gradients.found(names) if wanted else None
         promised = self.origin.promise == "exact"
         return Strict(
-            compared, rounding.distance.relative, STRICT_MARGIN, control, trainable, promised
+            compared,
+            rounding.distance.relative,
+            STRICT_MARGIN,
+            control,
+            trainable,
+            gradients.symmetry,
+            promised,
         )
 
     def fault(self, strict: Strict, weights: Recovered, asked: Sequence[Mode]) -> Fault | None:

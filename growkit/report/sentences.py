@@ -9,12 +9,17 @@ from typing import Any
 def trainability_sentence(found: Mapping[str, Any]) -> str:
     """Whether copies can part in training (a ``growkit.proof.Trainability``)."""
     copied, stuck = found["copied"], found["identical_gradients"]
+    names = found.get("silent_parameters") or []
     if stuck:
         return (
             f"new capacity: {stuck:,} of {copied:,} copied rows get identical "
             f"gradients (first in {found['first_identical']}) and would stay equal in training; "
             "--symmetry break lets them part"
         )
+    if names:
+        return f"new capacity: {', '.join(names)} get no gradient at all"
+    if not copied:
+        return "new capacity: every parameter gets a gradient"
     silent = found["without_gradient"]
     unseen = f" ({silent:,} get none on this text)" if silent else ""
     return f"new capacity: all copies get distinct gradients, for {copied:,} copied rows{unseen}"

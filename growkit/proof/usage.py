@@ -1,0 +1,107 @@
+"""What people do with a model folder as a whole: load it, save it, load it again, generate."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from growkit.checkpoint import total_parameters
+from growkit.checkpoint.reading import Checkpoint
+from growkit.proof import ModeResult
+from growkit.proof.modes import SHORT
+from growkit.proof.oracle import load, quiet
+from growkit.proof.strict import strict_float64
+
+MOST_BYTES = 1 << 30
+"""Memory that whole models may take here: all else that is proved needs no more than a layer."""
+
+NEW_TOKENS = 16
+"""Tokens that are generated."""
+
+
+def used(
+    before: Checkpoint, after: Checkpoint, prompt: Tensor, device: torch.device, exact: bool
+) -> Iterator[ModeResult]:
+    """Save the target and load it again; let both models generate. All in strict float64.
+
+    Args:
+        before: the source.
+        after: the target.
+        prompt: token ids, [tokens].
+        device: where to run.
+        exact: whether both must generate the same.
+
+    Yields:
+        What was tried, and how it went.
+    """
+    sizes = [8 * total_parameters(each.tensors) for each in (before, after)]
+    ways: tuple[tuple[str, Callable[[], ModeResult]], ...] = (
+        ("save and reload", lambda: _reloaded(after, prompt[:SHORT], device)),
+        ("generate", lambda: _generated(before, after, prompt[:SHORT], device, exact)),
+    )
+    for name, run in ways:
+        if sum(sizes) > MOST_BYTES:
+            note = f"not tried: whole models of more than {MOST_BYTES >> 30} GiB in float64"
+            yield _result(name, None, None, note)
+            continue
+        with strict_float64(), quiet():
+            yield run()
+
+
+def _reloaded(after: Checkpoint, prompt: Tensor, device: torch.device) -> ModeResult:
+    model = load(after.folder, torch.float64, device, "eager")
+    expected = _logits(model, prompt)
+    with tempfile.TemporaryDirectory(prefix="growkit-reload-") as scratch:
+        model.save_pretrained(scratch)  # type: ignore[operator]
+        again = load(Path(scratch), torch.float64, device, "eager")
+    # torch compares bits; the weights' addresses may change the order of sums.
+    read, written = again.state_dict(), model.state_dict()
+    same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)
+    scale = expected.square().mean().sqrt()
+    error = float((_logits(again, prompt) - expected).abs().max() / scale)
+    note = "every weight comes back" if same else "weights change when transformers saves them"
+    return _result("save and reload", error, same, note)
+
+
+def _generated(
+    before: Checkpoint, after: Checkpoint, prompt: Tensor, device: torch.device, exact: bool
+) -> ModeResult:
+    texts = []
+    for each in (before, after):
+        model: Any = load(each.folder, torch.float64, device, "eager")
+        answer = model.generate(
+            prompt[None].to(device), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
+        )
+        texts.append(answer[0, len(prompt) :].tolist())
+    one, other = texts
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    if same is None and len(one) == len(other):
+        note, kept = f"the same {len(one)} tokens, greedily", True
+    else:
+        count = min(len(one), len(other)) if same is None else same
+        note, kept = f"the first {count} of {NEW_TOKENS} tokens are the same, greedily", False
+    return _result("generate", None, kept if exact else None, note)
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, prompt: Tensor) -> Tensor:
+    ids = prompt[None].to(next(model.parameters()).device)
+    logits: Tensor = model(ids, use_cache=False).logits[0]
+    return logits
+
+
+def _result(name: str, relative: float | None, kept: bool | None, note: str) -> ModeResult:
+    return ModeResult(
+        name=name,
+        relative=relative,
+        tolerance=None,
+        native=None,
+        native_tolerance=None,
+        kept=kept,
+        note=note,
+    )
