@@ -21,7 +21,8 @@ class Held:
 
     Attributes:
         values: singular values of the difference of two members, or of what more of them are away
-            from their mean; of all groups, in falling order.
+            from their mean; the root mean square of all groups, in falling order.
+        kept: number of these that updates of this rank hold.
         residual: what is left over, [groups].
         best: the least that can be left over, [groups]; for more than two members what their mean
             as the base leaves with the best updates.
@@ -29,6 +30,7 @@ class Held:
     """
 
     values: Tensor
+    kept: int
     residual: Tensor
     best: Tensor
     rounding: Tensor
@@ -58,7 +60,8 @@ def hold_against_optimum(
     # Of a QR factorisation in float64, by far the largest error there is.
     float64 = rests.shape[-2] * rests.shape[-1] * torch.finfo(torch.float64).eps * _norm(members)
     return Held(
-        values=values.flatten().sort(descending=True).values,
+        values=values.flatten(0, -2).square().mean(0).sqrt(),
+        kept=min(values.shape[-1], up.shape[1] * (2 if members.shape[1] == 2 else 1)),
         residual=_norm(rests).square(),
         best=best,
         rounding=_rounding(heads, base, down, up) + float64,

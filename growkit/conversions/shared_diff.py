@@ -265,6 +265,7 @@ def _judge(
         module=module,
         singular_values=held.values[:MOST_VALUES].tolist(),
         rank=up.shape[1],
+        kept=held.kept,
         residual=float(held.residual.sum()),
         best=float(held.best.sum()),
         unit="squared Frobenius norm",

@@ -136,9 +136,10 @@ class Spectrum(TypedDict):
     Attributes:
         module: name of the projection, e.g. ``model.layers.0.self_attn.q_proj``.
         singular_values: of W₁ - W₂ for two matrices that share a base; for more, of what each of
-            them is away from their mean. Those of all groups together, the largest first, at most
-            ``MOST_VALUES``.
+            them is away from their mean. The root mean square of all groups, the largest first, at
+            most ``MOST_VALUES``.
         rank: of the updates.
+        kept: number of singular values that updates of this rank hold, 2r for two matrices.
         residual: what is left over, summed over all matrices.
         best: the least that can be left over, ½ Σ_{i>2r} σᵢ²; for more than two matrices what
             their mean as the base leaves with the best updates, which is not the least.
@@ -148,6 +149,7 @@ class Spectrum(TypedDict):
     module: str
     singular_values: list[float]
     rank: int
+    kept: int
     residual: float
     best: float
     unit: str

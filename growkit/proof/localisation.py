@@ -272,7 +272,9 @@ def _moved(expected: Tensor, found: Tensor, wrong: Tensor, tolerance: float) -> 
     """For rows that are wrong, those whose place they took; None if they are no others' at all."""
     if len(wrong) < 2:
         return None
-    distances = torch.cdist(found[:, wrong].T, expected[:, wrong].T)
+    # By products of matrices, which is faster, small distances would drown in rounding.
+    exactly = "donot_use_mm_for_euclid_dist"
+    distances = torch.cdist(found[:, wrong].T, expected[:, wrong].T, compute_mode=exactly)
     nearest = distances.argmin(1)
     scale = expected.square().mean().sqrt() * expected.shape[0] ** 0.5
     if bool((distances.amin(1) > tolerance * scale).any()):

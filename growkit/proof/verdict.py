@@ -327,7 +327,8 @@ class _Proof:
                 )
             if wanted:
                 self._target.gradients(ids, compared.given, gradients.look)
-        names = [name for name, _ in self._target.model.named_parameters()]
+        named = self._target.model.named_parameters()
+        names = [name for name, _ in named if self._target.stores(name)]
         trainable = gradients.found(names) if wanted else None
         promised = self.origin.promise == "exact"
         return Strict(

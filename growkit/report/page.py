@@ -313,7 +313,7 @@ def _low_rank(result: Found) -> str:
         key=lambda found: found.get("residual") if is_number(found.get("residual")) else math.inf
     )
     for found in drawn[: -MOST_SPECTRA - 1 : -1]:
-        values, rank = found["singular_values"], found.get("rank")
+        values, kept = found["singular_values"], found.get("kept")
         chart = drawing.line(
             values,
             title=f"Singular values of {found['module']}",
@@ -321,7 +321,7 @@ def _low_rank(result: Found) -> str:
             y_title="singular value",
             names=[str(index + 1) for index in range(len(values))],
             log=True,
-            mark=(rank - 0.5, f"rank {rank}") if is_number(rank) else None,
+            mark=(kept - 0.5, f"rank {found.get('rank')}") if is_number(kept) else None,
         )
         note = f"residual {figure(found.get('residual'))} {found.get('unit') or ''}"
         charts.append(framed(chart, found["module"], note))

@@ -17,7 +17,7 @@ def trainability_sentence(found: Mapping[str, Any]) -> str:
             "--symmetry break lets them part"
         )
     if names:
-        return f"new capacity: {', '.join(names)} get no gradient at all"
+        return f"new capacity: no gradient at all for {', '.join(names)}"
     if not copied:
         return "new capacity: every parameter gets a gradient"
     silent = found["without_gradient"]
