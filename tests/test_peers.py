@@ -63,11 +63,11 @@ def hypercloned(name: str, weight: Tensor) -> Tensor:
 
 def hyperclone(source: Path, folder: Path, config: Any, faults: Mapping[str, float]) -> Path:
     """Grow by the published rule; tensors whose names end like a fault's are multiplied by it."""
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config).double()  # no factor is rounded
     state = {}
     for name, weight in AutoModelForCausalLM.from_pretrained(source).state_dict().items():
         factor = next((f for end, f in faults.items() if name.endswith(end)), 1.0)
-        state[name] = hypercloned(name, weight) * factor
+        state[name] = hypercloned(name, weight.double()) * factor
     model.load_state_dict(state)
     model.save_pretrained(folder)
     return folder
@@ -118,7 +118,7 @@ def test_embeddings_that_come_out_too_large(llama: Path, tmp_path: Path) -> None
     assert not result["kept"]
     assert result["fault"] is not None
     assert result["fault"]["component"] == "embedding"
-    assert result["fault"]["factor"] == pytest.approx(2**0.5, abs=1e-6)
+    assert result["fault"]["factor"] == pytest.approx(2**0.5)
 
 
 @pytest.mark.parametrize(("factor", "kept"), [(1.0, False), (0.5**0.5, True)])
@@ -128,13 +128,11 @@ def test_a_normaliser_that_grows(factor: float, kept: bool, tmp_path: Path) -> N
     faults = {"embed_tokens.weight": factor}
     grown = hyperclone(source, tmp_path / "grown", GemmaConfig(**GROWN), faults)
     result = growkit.verify(source, grown, **QUICK)
-    assert result["strict_float64"]["relative"] is not None
-    # The weights are float32, and 1/√2 is rounded to it.
-    assert (result["strict_float64"]["relative"] < 1e-6) is kept
+    assert result["kept"] is kept
     if not kept:
         assert result["fault"] is not None
         assert result["fault"]["component"] == "embedding"
-        assert result["fault"]["factor"] == pytest.approx(2**0.5, abs=1e-6)
+        assert result["fault"]["factor"] == pytest.approx(2**0.5)
 
 
 GPT: dict[str, Any] = {"vocab_size": 29, "n_embd": 16, "n_layer": 3, "n_head": 4, "n_positions": 64}
