@@ -6,7 +6,7 @@ By hand: both models are loaded with transformers, in float64 and then in the st
 the same tokens, and the largest difference of a logit is taken. The same work of growkit is the
 comparison alone: the same prompts in both dtypes, one layer at a time. The whole ``growkit verify``
 also looks at every weight, asks in several more ways, carries a fault and the source's rounding
-along, and takes gradients. A random float32 Llama (hidden 1024, ffn 2816, 4 layers, 16 heads,
+along, and takes gradients. A random float32 Llama (hidden 1024, ffn 2816, 3 layers, 16 heads,
 vocabulary 8000) is grown by two. The three run in turn, as processes of their own; ratios are taken
 run by run. Needs 2 GB of disk and 6 GB of memory, and prints Markdown.
 """
@@ -37,7 +37,7 @@ def make_source(folder: Path) -> None:
         vocab_size=8000,
         hidden_size=1024,
         intermediate_size=2816,
-        num_hidden_layers=4,
+        num_hidden_layers=3,
         num_attention_heads=16,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
