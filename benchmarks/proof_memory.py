@@ -81,18 +81,18 @@ def peaks(source: Path, grown: Path) -> dict[str, float]:
             look()
             now.pop()
 
-    def named(owner: Any, attribute: str, *names: str) -> None:
+    def named(owner: Any, attribute: str, name: str) -> None:
         original: Callable[..., Any] = getattr(owner, attribute)
-        left = list(names)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with phase(left.pop(0) if len(left) > 1 else left[0]):
+            with phase(name):
                 return original(*args, **kwargs)
 
         setattr(owner, attribute, wrapped)
 
-    named(verdict, "first_lost_tensor", "weights")
-    named(verdict, "compare", "strict float64", "as it runs")
+    named(verdict._Proof, "weights", "weights")
+    named(verdict._Proof, "strict", "strict float64")
+    named(verdict._Proof, "native", "as it runs")
     named(Layerwise, "gradients", "gradients")
     with phase("else"):
         result = verdict.verify(source, grown, prompts=4, length=128, device="cpu")

@@ -1,1 +1,227 @@
 """What others grow, rebuilt by hand; and models of which growkit knows nothing but their logits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig
+from typer.testing import CliRunner
+
+import growkit
+from growkit.cli import app
+from tests.conftest import randomise
+
+QUICK = {"prompts": 2, "length": 12}
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 29,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+GROWN = SIZES | {
+    key: 2 * SIZES[key]
+    for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+}
+
+
+def save(folder: Path, config: Any) -> Path:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    randomise(model, 0)
+    model.save_pretrained(folder)
+    return folder
+
+
+def hypercloned(name: str, weight: Tensor) -> Tensor:
+    """The published rule for what is twice as wide, without noise (arXiv 2409.12903, section 3).
+
+    A linear layer becomes [[W/2, W/2], [W/2, W/2]]; embeddings, norms and biases are repeated.
+    """
+    if weight.dim() == 1:
+        return weight.repeat(2)
+    if "embed_tokens" in name:
+        return weight.repeat(1, 2)
+    return weight.repeat(1 if "lm_head" in name else 2, 2) / 2
+
+
+def hyperclone(source: Path, folder: Path, config: Any, faults: Mapping[str, float]) -> Path:
+    """Grow by the published rule; tensors whose names end like a fault's are multiplied by it."""
+    model = AutoModelForCausalLM.from_config(config).double()  # no factor is rounded
+    state = {}
+    for name, weight in AutoModelForCausalLM.from_pretrained(source).state_dict().items():
+        factor = next((f for end, f in faults.items() if name.endswith(end)), 1.0)
+        state[name] = hypercloned(name, weight.double()) * factor
+    model.load_state_dict(state)
+    model.save_pretrained(folder)
+    return folder
+
+
+def spoil(folder: Path, part: str) -> str:
+    """Change the first matrix whose name has this part by one percent; its name."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = min(name for name, tensor in tensors.items() if part in name and tensor.dim() > 1)
+    tensors[name] = tensors[name] * 1.01
+    save_file(tensors, file, {"format": "pt"})
+    return name
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return save(tmp_path / "llama", LlamaConfig(**SIZES))
+
+
+def test_what_hypercloning_makes_is_preserved(llama: Path, tmp_path: Path) -> None:
+    grown = hyperclone(llama, tmp_path / "grown", LlamaConfig(**GROWN), {})
+    result = growkit.verify(llama, grown, **QUICK)
+    assert result["kept"]
+    assert result["weights_recovered"] is None
+    assert "weights were not compared" in result["reason"]
+    assert result["negative_control_caught"]
+    assert result["fault"] is None
+    assert all(mode["kept"] is not False for mode in result["modes"])
+
+
+def test_a_head_that_is_split_once_too_often(llama: Path, tmp_path: Path) -> None:
+    """As in hypercloning's OPT, whose head is tied, and split nevertheless: half of all logits."""
+    faults = {"lm_head.weight": 0.5}
+    grown = hyperclone(llama, tmp_path / "grown", LlamaConfig(**GROWN), faults)
+    result = growkit.verify(llama, grown, **QUICK)
+    assert not result["kept"]
+    assert result["fault"] is not None
+    assert result["fault"]["component"] == "lm_head"
+    assert result["fault"]["factor"] == pytest.approx(0.5)
+
+
+def test_embeddings_that_come_out_too_large(llama: Path, tmp_path: Path) -> None:
+    """As in hypercloning's Gemma."""
+    faults = {"embed_tokens.weight": 2**0.5}
+    grown = hyperclone(llama, tmp_path / "grown", LlamaConfig(**GROWN), faults)
+    result = growkit.verify(llama, grown, **QUICK)
+    assert not result["kept"]
+    assert result["fault"] is not None
+    assert result["fault"]["component"] == "embedding"
+    assert result["fault"]["factor"] == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(1.0, False), (0.5**0.5, True)])
+def test_a_normaliser_that_grows(factor: float, kept: bool, tmp_path: Path) -> None:
+    """Gemma multiplies embeddings by √hidden; they must be divided by √2 for twice the width."""
+    source = save(tmp_path / "source", GemmaConfig(**SIZES))
+    faults = {"embed_tokens.weight": factor}
+    grown = hyperclone(source, tmp_path / "grown", GemmaConfig(**GROWN), faults)
+    result = growkit.verify(source, grown, **QUICK)
+    assert result["kept"] is kept
+    if not kept:
+        assert result["fault"] is not None
+        assert result["fault"]["component"] == "embedding"
+        assert result["fault"]["factor"] == pytest.approx(2**0.5)
+
+
+GPT: dict[str, Any] = {"vocab_size": 29, "n_embd": 16, "n_layer": 3, "n_head": 4, "n_positions": 64}
+FALCON: dict[str, Any] = {
+    "vocab_size": 29,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+WITHOUT_GROUPS = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+
+STRANGERS: dict[str, tuple[dict[str, Any], str]] = {
+    "GPT2Config": (GPT, "h.2.mlp.c_proj"),
+    "GPTJConfig": (GPT | {"n_head": 2, "rotary_dim": 4}, "h.2.mlp.fc_in"),
+    "OPTConfig": (
+        WITHOUT_GROUPS | {"ffn_dim": 24, "word_embed_proj_dim": 16, "pad_token_id": 1},
+        "embed_positions",
+    ),
+    "Qwen2Config": (SIZES, "layers.2.self_attn.v_proj"),
+    "Qwen3Config": (SIZES, "layers.2.self_attn.q_proj"),
+    "GemmaConfig": (SIZES | {"tie_word_embeddings": True}, "layers.2.mlp.up_proj"),
+    "Gemma2Config": (SIZES, "layers.2.mlp.up_proj"),
+    "Gemma3TextConfig": (SIZES, "layers.2.mlp.up_proj"),
+    "PhiConfig": (SIZES, "layers.2.mlp.fc1"),
+    "Phi3Config": (SIZES | {"pad_token_id": 0}, "layers.2.mlp.gate_up_proj"),
+    "GPTNeoXConfig": (WITHOUT_GROUPS, "layers.2.attention.dense"),  # its head has another name
+    "FalconConfig": (FALCON, "h.2.mlp"),
+    "BloomConfig": (FALCON | {"n_layer": 3, "n_head": 4}, "h.2.mlp"),
+    "MixtralConfig": (SIZES | {"num_local_experts": 2}, "layers.2"),  # its experts are stored apart
+    "Olmo2Config": (SIZES, "layers.2.mlp"),
+    "CohereConfig": (SIZES, "layers.2.mlp"),
+}
+
+
+@pytest.fixture(params=STRANGERS)
+def stranger(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, str]:
+    """A model of no family of growkit, its copy, and a part of the name of a tensor."""
+    options, part = STRANGERS[request.param]
+    source = save(tmp_path / "source", getattr(transformers, request.param)(**options))
+    return source, shutil.copytree(source, tmp_path / "copy"), part
+
+
+def test_any_causal_model_is_compared(stranger: tuple[Path, Path, str]) -> None:
+    source, copy, part = stranger
+    result = growkit.verify(source, copy, **QUICK)
+    assert result["kept"]
+    assert result["strict_float64"]["relative"] == 0
+    assert result["negative_control_caught"]
+    spoil(copy, part)
+    result = growkit.verify(source, copy, **QUICK)
+    assert not result["kept"]
+    assert (result["strict_float64"]["relative"] or 0) > 1e-9
+
+
+def test_names_without_the_prefix_of_the_class(tmp_path: Path) -> None:
+    """Many a file on the Hub holds the tensors of the base model."""
+    source = save(tmp_path / "source", transformers.GPT2Config(**GPT))
+    copy = shutil.copytree(source, tmp_path / "copy")
+    tensors = load_file(copy / "model.safetensors")
+    renamed = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    assert renamed.keys() != tensors.keys()
+    save_file(renamed, copy / "model.safetensors", {"format": "pt"})
+    assert growkit.verify(source, copy, **QUICK)["kept"]
+    renamed.pop("h.1.mlp.c_fc.weight")
+    save_file(renamed, copy / "model.safetensors", {"format": "pt"})
+    sentence = refused(source, copy)
+    assert "h.1.mlp.c_fc.weight" in sentence
+
+
+def test_what_has_no_layers_to_run_alone_is_refused(tmp_path: Path) -> None:
+    options = FALCON | {"state_size": 4}
+    source = save(tmp_path / "source", transformers.MambaConfig(**options))
+    assert "MambaForCausalLM" in refused(source, shutil.copytree(source, tmp_path / "copy"))
+
+
+def test_encoders_with_decoders_are_refused(tmp_path: Path) -> None:
+    config = transformers.T5Config(
+        vocab_size=29, d_model=16, d_ff=24, num_layers=2, num_heads=4, d_kv=4
+    )
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "source")
+    sentence = refused(tmp_path / "source", shutil.copytree(tmp_path / "source", tmp_path / "copy"))
+    assert "type t5" in sentence
+
+
+def refused(source: Path, target: Path, *arguments: str) -> str:
+    """The one sentence with which ``growkit verify`` ends."""
+    result = CliRunner().invoke(app, ["verify", str(source), str(target), *arguments])
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    return line

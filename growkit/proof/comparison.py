@@ -172,7 +172,7 @@ def compare(
         after = control.watch(after, (len(target.names) - 2) // 2)
     found = Compared(head=target.names[-1])
     padding = [mode.padding for mode in asked for _ in mode.calls]
-    ends = _walk(before, after, padding, found, advance, extra is not None)
+    ends = _walk(_let_go(before), after, padding, found, advance, extra is not None)
     found.source, found.target = (states[: len(asked[0].calls)] for states in ends)
     with source.head() as source_head, target.head() as target_head:
         heads = source_head, target_head
@@ -261,6 +261,13 @@ def _walk(
             found.given.append(other.after[-1])
         advance()
     return ends
+
+
+def _let_go(stages: Iterator[Stage]) -> Iterator[Stage]:
+    """The same, without their weights: the other model's need the room."""
+    for stage in stages:
+        stage.let_go()
+        yield stage
 
 
 Arrangement = Callable[[Tensor], Tensor]

@@ -9,7 +9,7 @@ transformers class, and nothing is known of it here but where its decoder layers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,6 +62,7 @@ class Stage:
         before: what it is given in every call, each [tokens, hidden]; empty for the embedding.
         after: what it hands on, likewise.
         again: runs the layer on another [tokens, hidden], in the place of a call without cache.
+        let_go: gives the weights back early.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Stage:
     before: list[Tensor]
     after: list[Tensor]
     again: Callable[[int, Tensor], Tensor]
+    let_go: Callable[[], None]
 
 
 class _ArrivedError(Exception):
@@ -116,16 +118,19 @@ class Layerwise:
         Raises:
             InputError: the class cannot run with its config, or a tensor cannot be used.
         """
-        with self._rows(calls) as (_, _, places):
+        with ExitStack() as loaded:
+            _, _, places = loaded.enter_context(self._rows(calls))
             with torch.no_grad():
                 states = self._begin(calls, places)
-            yield Stage(self._embedding[0], None, self._embedding[1], [], states, _never)
+            name, embedding = self._embedding
+            yield Stage(name, None, embedding, [], states, _never, loaded.close)
         for index, (name, layer) in enumerate(self._layers):
-            with self._loaded(name, layer):
+            with ExitStack() as loaded:
+                loaded.enter_context(self._loaded(name, layer))
                 again = partial(self._run, index)
                 before, states = states, []
                 states += (again(call, state) for call, state in enumerate(before))
-                yield Stage(name, index, layer, before, states, again)
+                yield Stage(name, index, layer, before, states, again, loaded.close)
 
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
