@@ -23,6 +23,7 @@ from growkit.proof import (
     versions,
 )
 from growkit.proof.algebra import compare_weights
+from growkit.proof.companions import different_tokenizers
 from growkit.proof.comparison import Control, Rounding, compare, logits_in_pieces
 from growkit.proof.findings import (
     Native,
@@ -124,6 +125,9 @@ def prove(
     place = _device(settings.device)
     prompts = make_prompts(settings, before.folder, before.config)
     origin = _origin(before, recipe)
+    other_words = different_tokenizers(before.folder, after.folder) if origin.unknown else None
+    if other_words:
+        raise InputError(other_words)
     proof = _Proof(before, after, place, origin, advance, trainability=settings.trainability)
     weights = proof.weights()
     asked = modes(prompts.windows, after.config)
