@@ -16,10 +16,6 @@ class Progress(Protocol):
         """Work that is counted in bytes."""
         ...
 
-    def steps(self, title: str, total: int) -> AbstractContextManager[Advance]:
-        """Work that is counted in tokens or the like."""
-        ...
-
 
 def _nothing(count: int) -> None:
     pass
@@ -29,9 +25,5 @@ class Silent:
     """Shows nothing."""
 
     def bytes(self, title: str, total: int) -> AbstractContextManager[Advance]:
-        """Nothing to see."""
-        return nullcontext(_nothing)
-
-    def steps(self, title: str, total: int) -> AbstractContextManager[Advance]:
         """Nothing to see."""
         return nullcontext(_nothing)

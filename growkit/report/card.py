@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from growkit.report.sentences import trainability_sentence
+from growkit.report.sentences import fault_sentence, trainability_sentence
 
 
 def model_card(manifest: Mapping[str, Any]) -> str:
@@ -64,6 +64,14 @@ def _proof(verification: Mapping[str, Any] | None) -> str:
         f"Negative control caught: {'yes' if verification['negative_control_caught'] else 'no'}.",
         "",
     ]
+    lines += ["| asked with | kept | strict float64 | as it runs |", "| --- | --- | --- | --- |"]
+    words = {True: "yes", False: "no", None: "no limit, or not tried"}
+    for mode in verification["modes"]:
+        kept = words[mode["kept"]]
+        lines.append(f"| {mode['name']} | {kept} | {mode['relative']} | {mode['native']} |")
+    lines.append("")
+    if verification["fault"]:
+        lines += [f"{fault_sentence(verification['fault'])}.", ""]
     if verification["trainability"]:
         lines += [f"{trainability_sentence(verification['trainability'])}.", ""]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from growkit.report import Advance
-from growkit.report.sentences import trainability_sentence
+from growkit.report.sentences import fault_sentence, modes_sentence, trainability_sentence
 
 if TYPE_CHECKING:
     from growkit.demo.story import Story
@@ -32,14 +32,6 @@ class Bars:
         """A bar with megabytes, speed and time left."""
         columns = (bars.DownloadColumn(), bars.TransferSpeedColumn())
         with self._shown(title, total, columns) as advance:
-            yield advance
-
-    @contextmanager
-    def steps(self, title: str, total: int) -> Iterator[Advance]:
-        """A bar with tokens and time left."""
-        with self._shown(
-            title, total, (bars.MofNCompleteColumn(), bars.TextColumn("tokens"))
-        ) as advance:
             yield advance
 
     @contextmanager
@@ -94,8 +86,9 @@ def show_verdict(console: Console, result: VerifyResult) -> None:
     )
     if result["trainability"]:
         console.print(trainability_sentence(result["trainability"]))
-    if result["first_difference"]:
-        console.print(f"first difference: {result['first_difference']}")
+    console.print(modes_sentence(result["modes"]))
+    if result["fault"]:
+        console.print(fault_sentence(result["fault"]))
     console.print(result["reason"], style="bold green" if result["kept"] else "bold red")
 
 
