@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from growkit import demo
 from growkit.checkpoint import TensorInfo, writing
 from growkit.cli import app
 from tests.conftest import folder_bytes, save_model
@@ -559,3 +560,83 @@ def test_debug_shows_the_traceback(
     result = CliRunner().invoke(app, ["grow", str(source), str(out), "--hidden", "x0"])
     assert result.exception is not None
     assert "x0" in str(result.exception)
+
+
+DEMO = Path(demo.__file__).parent / "model"
+
+
+def refused_pair(source: Path, target: Path, *arguments: str) -> str:
+    """Run ``growkit verify SRC OUT …`` and return its sentence; neither folder changes."""
+    before = folder_bytes(source), folder_bytes(target)
+    result = CliRunner().invoke(app, ["verify", str(source), str(target), *arguments])
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert (folder_bytes(source), folder_bytes(target)) == before
+    return line
+
+
+@pytest.fixture
+def copy(source: Path, out: Path) -> Path:
+    return shutil.copytree(source, out)
+
+
+def test_pairs_of_different_vocabularies(source: Path, out: Path) -> None:
+    save_model(out, "llama", vocab_size=30)
+    sentence = refused_pair(source, out)
+    assert "29" in sentence
+    assert "30" in sentence
+
+
+@pytest.mark.parametrize("name", [UP, "model.embed_tokens.weight", "lm_head.weight"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_targets_that_hold_no_numbers(value: float, name: str, source: Path, copy: Path) -> None:
+    edit_weights(copy, lambda tensors: tensors[name][-1].fill_(value))
+    sentence = refused_pair(source, copy)
+    assert name in sentence
+    assert str(copy) in sentence
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Path:
+    """A model that has a tokenizer."""
+    return shutil.copytree(DEMO, tmp_path / "reader")
+
+
+@pytest.mark.parametrize("text", ["", " \n", "<|endoftext|>\n<|endoftext|>", "a"], ids=repr)
+def test_texts_that_are_too_short(text: str, reader: Path, tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(text)
+    sentence = refused_pair(reader, reader, "--text", str(file))
+    assert str(file) in sentence
+    assert "fewer than 2 tokens" in sentence
+
+
+def test_text_for_a_source_without_tokenizer(source: Path, copy: Path) -> None:
+    sentence = refused_pair(source, copy, "--text", __file__)
+    assert str(source) in sentence
+    assert "no tokenizer" in sentence
+
+
+def test_a_target_needs_no_tokenizer(reader: Path, tmp_path: Path) -> None:
+    """The source's makes the tokens that both are asked with."""
+    bare = shutil.copytree(reader, tmp_path / "bare", ignore=shutil.ignore_patterns("token*"))
+    quick = ["--text", __file__, "--prompts", "1", "--length", "12"]
+    result = CliRunner().invoke(app, ["verify", str(reader), str(bare), *quick])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_gpu_that_is_not_there(source: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "no GPU" in refused_pair(source, copy, "--device", "cuda")
+
+
+def test_a_family_that_is_not_known(source: Path, copy: Path) -> None:
+    edit_config(copy, model_type="nobodys")
+    assert str(copy) in refused_pair(source, copy)
+
+
+def test_a_target_that_is_not_there(source: Path, out: Path) -> None:
+    out.mkdir()
+    assert "config.json" in refused_pair(source, out)
