@@ -14,7 +14,7 @@ demo: install
 	$(BIN)/growkit demo
 
 test: install
-	$(BIN)/python -m pytest --quiet
+	$(BIN)/python -m pytest --quiet --numprocesses auto
 
 check: install
 	$(BIN)/ruff format --check .
@@ -29,3 +29,6 @@ bench: install
 	$(BIN)/python benchmarks/growth_speed.py
 	$(BIN)/python benchmarks/attention_speed.py
 	$(BIN)/python benchmarks/low_rank.py
+	$(BIN)/python benchmarks/calibration.py
+	$(BIN)/python benchmarks/proof_speed.py
+	$(BIN)/python benchmarks/proof_memory.py

@@ -51,7 +51,7 @@ from growkit.proof.usage import used
 from growkit.recipe import Recipe, parse_recipe
 from growkit.report.sentences import trainability_sentence
 
-STRICT_MARGIN = 16
+STRICT_MARGIN = 8
 """How many times what rounding does to the source the target may differ in strict float64."""
 
 ROUNDING_MARGIN = 16
