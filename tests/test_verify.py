@@ -125,9 +125,12 @@ def test_copies_in_another_order_are_compared_as_well(make: Make, tmp_path: Path
     assert result["kept"]
     assert result["weights_recovered"] is None
     assert "weights were not compared" in result["reason"]
-    spoil(tmp_path / "target", lambda t: t["model.layers.3.mlp.up_proj.weight"].mul_(1.01))
+    spoil(tmp_path / "target", lambda t: t["model.layers.3.self_attn.k_proj.weight"].mul_(1.01))
     result = growkit.verify(source, tmp_path / "target", **QUICK)
     assert result["first_differing_layer"] == 3
+    assert result["fault"] is not None
+    assert result["fault"]["component"] == "k_proj"
+    assert result["fault"]["factor"] == pytest.approx(1.01)
 
 
 def test_the_smallest_change_of_one_weight_is_seen(pair: Path, broken: Path) -> None:

@@ -19,7 +19,7 @@ from growkit.algebra.axes import Dimension, Layout, Role
 from growkit.algebra.expansion import Expansion
 from growkit.algebra.law import source_index
 from growkit.algebra.orders import from_order
-from growkit.checkpoint import Config, Weights
+from growkit.checkpoint import TORCH_NAMES, Config, Weights, main_dtype
 from growkit.errors import InputError
 from growkit.families import Family, family_of
 from growkit.families.diff_transformer import FAMILY as DIFF
@@ -32,6 +32,9 @@ from growkit.proof.strict import strict_float64
 
 TOKENS = 64
 """Tokens of the prompt that are looked at."""
+
+GIVEN = "given"
+"""What the layer itself is given, beside what its modules hand on."""
 
 ORDER = (
     "input_layernorm",
@@ -102,7 +105,7 @@ def find_fault(
         keys = _differing_keys(*pair)
         for part in _parts(*pair, ids[:TOKENS], layer, device):
             if not part.error < tolerance:
-                factor, cause = _cause(part, tolerance)
+                factor, cause = _cause(part, tolerance, spacing(after))
                 if keys and part.component in ("input_layernorm", "attention", "mlp"):
                     cause = f"the configs differ in {', '.join(keys)}"
                 weight = f"{part.module}.weight"
@@ -145,7 +148,12 @@ def _parts(
     family = family_of(before.config, before.where())
     expected = _outputs(before, ids, layer, device)
     found = _outputs(after, ids, layer, device)
-    copies = _Copies(family, before.config, after.config)
+    given, handed = expected.pop(GIVEN), found.pop(GIVEN)
+    one = given.repeat_interleave(handed.shape[1] // given.shape[1], 1)
+    tiled = given.repeat(1, handed.shape[1] // given.shape[1])
+    # growkit repeats the whole space; others may put copies side by side.
+    adjacent = float((handed - one).abs().max()) < float((handed - tiled).abs().max())
+    copies = _Copies(family, before.config, after.config, adjacent=adjacent)
     parts = []
     for name, output in found.items():
         module, _, side = name.partition(":")
@@ -184,10 +192,16 @@ def _listening(model: nn.Module, layer: str, found: dict[str, Tensor]) -> Iterat
 
         return hook
 
+    def keep_given(module: nn.Module, inputs: Any) -> None:
+        found.setdefault(GIVEN, inputs[0][0].detach())
+
     hooks = [
-        module.register_forward_hook(listen(name))
-        for name, module in model.named_modules()
-        if name.startswith(f"{layer}.")
+        model.get_submodule(layer).register_forward_pre_hook(keep_given),
+        *(
+            module.register_forward_hook(listen(name))
+            for name, module in model.named_modules()
+            if name.startswith(f"{layer}.")
+        ),
     ]
     try:
         yield
@@ -199,12 +213,15 @@ def _listening(model: nn.Module, layer: str, found: dict[str, Tensor]) -> Iterat
 class _Copies:
     """Which row of the source each row of the target copies, by module."""
 
-    def __init__(self, family: Family, before: Config, after: Config) -> None:
+    def __init__(self, family: Family, before: Config, after: Config, *, adjacent: bool) -> None:
         self._old, self._new = family.sizes(before), family.sizes(after)
         self._tensors = {name: tensor for name, tensor, _ in family.members(before)}
         self.head_dim = self._old.get("head_dim", 1)
         self._expansions = {
-            axis: Expansion(self._new[axis] // size, side_by_side=axis in family.grouped)
+            axis: Expansion(
+                self._new[axis] // size,
+                side_by_side=axis in family.grouped or (adjacent and axis == "hidden"),
+            )
             for axis, size in self._old.items()
             if size and axis in self._new and self._new[axis] % size == 0
         }
@@ -228,13 +245,23 @@ def _dimension(layout: Layout, role: Role) -> Dimension | None:
     return next((each for each in layout.dimensions if each.role is role), None)
 
 
-def _cause(part: Part, tolerance: float) -> tuple[float | None, str | None]:
-    """The most likely cause of a difference, and the factor if it is one."""
+def spacing(weights: Weights) -> float:
+    """Relative spacing of the numbers that most weights are stored in."""
+    dtype: torch.dtype = getattr(torch, TORCH_NAMES[main_dtype(weights.tensors)])
+    return float(torch.finfo(dtype).eps)
+
+
+def _cause(part: Part, tolerance: float, spacing: float) -> tuple[float | None, str | None]:
+    """The most likely cause of a difference, and the factor if it is one.
+
+    Weights that were multiplied were rounded, too: to numbers that are ``spacing`` apart.
+    """
     expected, found = part.expected, part.found
     product = float((expected * found).sum())
     factor = product / float(expected.square().sum().clamp_min(torch.finfo(torch.float64).tiny))
     off = abs(factor - 1)
-    if _close(found, factor * expected, tolerance * max(1, off)) and off > tolerance:
+    slack = tolerance + spacing
+    if off > slack and _close(found, factor * expected, slack * (1 + off)):
         return factor, f"everything is multiplied by {factor:.6g}"
     if part.component == "attention":
         return None, (
@@ -253,11 +280,11 @@ def _cause(part: Part, tolerance: float) -> tuple[float | None, str | None]:
             return None, "heads stand in another order"
         return None, f"{len(wrong)} rows stand in another order"
     ratio = (found * expected).sum(0) / expected.square().sum(0).clamp_min(1e-300)
-    by_row = _close(found, expected * ratio, tolerance * max(1, float((ratio - 1).abs().max())))
+    by_row = _close(found, expected * ratio, slack * (1 + float((ratio - 1).abs().max())))
     share = f"{len(wrong)} of {expected.shape[1]} rows"
     if by_row:
         one = ratio[wrong]
-        if bool(((one - one[0]).abs() <= 1e-9 * one[0].abs()).all()):
+        if bool(((one - one[0]).abs() <= slack * one[0].abs()).all()):
             return float(one[0]), f"{share} are multiplied by {float(one[0]):.6g}"
         return None, f"{share} are multiplied, each by a number of its own"
     return None, f"{share} have other weights"
@@ -283,15 +310,23 @@ def _moved(expected: Tensor, found: Tensor, wrong: Tensor, tolerance: float) -> 
 
 
 def find_fault_before_layers(
-    source: Layerwise, target: Layerwise, ids: Tensor, tolerance: float
+    source: Layerwise, target: Layerwise, ids: Tensor, tolerance: float, spacing: float
 ) -> Fault:
-    """Look into embeddings that differ, on the prompt ``ids``, [tokens]; in strict float64."""
+    """Look into embeddings that differ; in strict float64.
+
+    Args:
+        source: the source.
+        target: the target.
+        ids: a prompt on which they differ, [tokens].
+        tolerance: relative error that is only rounding.
+        spacing: of the numbers that the target is stored in.
+    """
     one, other = (next(model.stages([Call(ids)])).after[0] for model in (source, target))
     copies = other.view(len(ids), -1, one.shape[1]).transpose(0, 1)  # [copies, tokens, hidden]
     expected, found = one.repeat(1, len(copies)), torch.cat(list(copies), -1)
     part = Part("embedding", target.names[0], expected, found, 1)
     rows = (found - expected).abs().amax(1) > tolerance * expected.square().mean().sqrt()
-    factor, cause = _cause(part, tolerance)
+    factor, cause = _cause(part, tolerance, spacing)
     if factor is None:
         cause = f"the embeddings of {int(rows.sum())} of {len(ids)} tokens differ"
     return Fault(

@@ -92,7 +92,8 @@ class Distance:
             return None
         factor = self.both / self.squared_source
         left = self.squared_target - factor * self.both
-        return factor if left <= (within * (factor - 1)) ** 2 * self.squared_source else None
+        explained = left <= (within * (1 + abs(factor))) ** 2 * self.squared_source
+        return factor if explained and abs(factor - 1) > within else None
 
     def measured(
         self, dtype: str, device: str, tolerance: float | None, why: str | None

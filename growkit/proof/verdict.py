@@ -40,6 +40,7 @@ from growkit.proof.localisation import (
     find_fault,
     find_fault_before_layers,
     find_fault_behind_layers,
+    spacing,
 )
 from growkit.proof.metrics import Distance, finite
 from growkit.proof.modes import Mode, modes
@@ -353,7 +354,8 @@ class _Proof:
         found = Fault(layer=None, component=None, tensor=lost, cause=None, factor=None)
         difference, compared, limit = strict.difference, strict.compared, strict.tolerance
         ids = asked[0].calls[compared.worst].ids
-        factor = compared.prefill.factor(limit)
+        stored = spacing(self.after)
+        factor = compared.prefill.factor(limit + stored)
         if difference.layer is not None:
             found = find_fault(self.before, self.after, ids, difference.layer, limit, self.device)
         elif difference.module == compared.head:
@@ -362,7 +364,7 @@ class _Proof:
                 found = find_fault_behind_layers(self._source, self._target, ends, limit, factor)
         elif difference.module:
             with strict_float64():
-                found = find_fault_before_layers(self._source, self._target, ids, limit)
+                found = find_fault_before_layers(self._source, self._target, ids, limit, stored)
         if lost:
             found["tensor"] = lost
             found["component"] = component_of(lost) or found["component"]
