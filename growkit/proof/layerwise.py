@@ -398,11 +398,12 @@ def _replaced(arguments: Arguments, shadow: Any, real: Any) -> Arguments:
 def _handing_over(
     parameters: Mapping[str, nn.Parameter], look: Callable[[str, Tensor], None]
 ) -> Iterator[None]:
-    """Gradients of these parameters go to ``look`` as they are made; none is kept."""
+    """Gradients of these parameters go to ``look`` as they are made; neither of them is kept."""
 
     def hand_over(name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
         gradient, parameter.grad = parameter.grad, None
+        parameter.data = parameter.new_empty(0)  # all that needed it went backward before
         look(name, gradient)
 
     hooks = [
