@@ -950,6 +950,8 @@ def check_place(fault: Fault, result: VerifyResult) -> None:
         assert (fault.component, result["fault"]["component"]) in (
             (fault.component, fault.component),
             ("head_norm", "attention"),  # without weights to tell, both are what o_proj is given
+            # A softmax model has no noise queries that these could be held against.
+            *([("q_proj", "attention")] if fault.pairs == ("softmax-v2",) else []),
         ), result["fault"]
     if fault.module:
         assert f"first difference is in {fault.module}" in result["reason"]
@@ -1032,18 +1034,8 @@ def draw_conversion(
     return kind, config, (*wider, ConvertStep("dint", {"integral": integral}))
 
 
-# Which token rounds worst is the machine's own matter, so this one may pass elsewhere.
-SEEDS = [
-    *range(200),
-    pytest.param(
-        979,
-        marks=pytest.mark.xfail(
-            strict=False,
-            raises=AssertionError,
-            reason="rounding is measured on the first prompt, and the second rounds worse",
-        ),
-    ),
-]
+# On 979 another prompt than the first rounds worst.
+SEEDS = [*range(200), 979]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

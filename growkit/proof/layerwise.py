@@ -151,7 +151,8 @@ class Layerwise:
         call = Call(ids)
         embedding, head = (f"{name}.weight" for name, _ in (self._embedding, self._head))
         tied = self._stored(embedding) == self._stored(head)
-        of_head: list[Tensor] = []
+        # The gradient of the head is large, and has time: here are what it is a product of.
+        of_head: list[tuple[Tensor, Tensor]] = []
         state = given[-1].detach().requires_grad_()
         with (
             self._behind_the_layers(of_head.append) as run,
@@ -162,7 +163,7 @@ class Layerwise:
             _backward(functional.cross_entropy(logits[:-1], ids[1:].to(logits.device)))
         del logits
         if not tied:
-            look(head, of_head.pop())
+            look(head, _product(of_head.pop()))
         with (
             self._rows([call]) as (rows, used, places),
             _handing_over(self._outside(), look),
@@ -179,14 +180,18 @@ class Layerwise:
             _backward(first, state.grad)
             assert rows.grad is not None
             shape = self._weights.tensors[self._stored(embedding)].shape
-            whole = of_head.pop() if tied else torch.zeros(shape, dtype=rows.dtype)
+            whole = _product(of_head.pop()) if tied else torch.zeros(shape, dtype=rows.dtype)
             look(embedding, whole.index_add_(0, used, rows.grad.to(whole.device)))
 
     @contextmanager
     def _behind_the_layers(
-        self, look: Callable[[Tensor], None]
+        self, look: Callable[[tuple[Tensor, Tensor]], None]
     ) -> Iterator[Callable[[Tensor], Tensor]]:
-        """What comes behind the layers, loaded; ``look`` takes the head's gradient, if there is."""
+        """What comes behind the layers, loaded.
+
+        ``look`` takes the gradient of what the head hands on, if there is one, and what the head
+        was given: [tokens, vocabulary] and [tokens, hidden].
+        """
         name, head = self._head
         weight = self._tensor(f"{name}.weight")
 
@@ -379,7 +384,7 @@ class _InBlocks(torch.autograd.Function):
         hidden, weight = ctx.saved_tensors
         parts = zip(gradient.split(HEAD_ROWS, -1), weight.split(HEAD_ROWS), strict=True)
         of_hidden = sum(part @ ctx.cast(rows) for part, rows in parts)
-        ctx.look(gradient.flatten(0, -2).T @ hidden.flatten(0, -2))
+        ctx.look((gradient.flatten(0, -2), hidden.detach().flatten(0, -2)))
         return of_hidden, None, None, None
 
 
@@ -421,8 +426,13 @@ def _backward(output: Tensor, gradient: Tensor | None = None) -> None:
     torch.autograd.backward([output], [gradient] if gradient is not None else None)
 
 
-def _nothing(gradient: Tensor) -> None:
+def _nothing(factors: tuple[Tensor, Tensor]) -> None:
     pass
+
+
+def _product(factors: tuple[Tensor, Tensor]) -> Tensor:
+    """The gradient of a matrix, from that of what it hands on, and what it was given."""
+    return factors[0].T @ factors[1]
 
 
 def _never(call: int, state: Tensor) -> Tensor:

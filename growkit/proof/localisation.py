@@ -358,14 +358,14 @@ def find_fault_behind_layers(
     one, other = (_given_to_head(model, end) for model, end in zip(models, ends, strict=True))
     copies = other.view(len(one), -1, one.shape[1])  # [tokens, copies, hidden]
     name = f"{target.names[-1]}.weight"
-    untied = target.stores(name)
     # The norm writes copies, or for a tied head parts that sum up to the source's.
+    untied = source.stores(f"{source.names[-1]}.weight")
     rest = copies - one[:, None] if untied else copies.sum(1) - one
     agree = bool(rest.abs().max() <= tolerance * one.square().mean().sqrt())
     return Fault(
         layer=None,
         component="lm_head" if agree else "norm",
-        tensor=name if agree and untied else None,
+        tensor=name if agree and target.stores(name) else None,
         cause=None if factor is None else f"all logits are multiplied by {factor:.6g}",
         factor=factor,
     )
