@@ -23,6 +23,9 @@ LOGITS_AT_ONCE = 1 << 22
 TOKENS_FIRST = 64
 """Tokens whose logits are made first, to see how large the vocabulary is."""
 
+FIRST = 64
+"""Tokens whose logits come first, before the size of the vocabulary is known."""
+
 SAMPLE = 500
 """Pairs of logits that are kept to be drawn."""
 

@@ -26,6 +26,9 @@ from growkit.proof.oracle import blocks, empty_model
 HEAD_ROWS = 4096
 """Rows of the output head that are cast at once."""
 
+SMALL_HEAD = 1 << 25
+"""Elements of an output head that is cast once, and kept."""
+
 Named = tuple[str, nn.Module]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a layer."""
@@ -194,6 +197,8 @@ class Layerwise:
         """
         name, head = self._head
         weight = self._tensor(f"{name}.weight")
+        if weight.numel() <= SMALL_HEAD:
+            weight = self._cast(weight)
 
         def run(hidden: Tensor) -> Tensor:
             def stand_in(*args: Any, **kwargs: Any) -> Any:
