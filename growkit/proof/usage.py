@@ -17,7 +17,7 @@ from growkit.proof.modes import SHORT
 from growkit.proof.oracle import load, quiet
 from growkit.proof.strict import strict_float64
 
-MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 29
 """Memory that whole models may take here: all else that is proved needs no more than a layer."""
 
 NEW_TOKENS = 16
@@ -46,7 +46,7 @@ def used(
     )
     for name, run in ways:
         if sum(sizes) > MOST_BYTES:
-            note = f"not tried: whole models of more than {MOST_BYTES >> 30} GiB in float64"
+            note = f"not tried: whole models of more than {MOST_BYTES >> 20} MiB in float64"
             yield _result(name, None, None, note)
             continue
         with strict_float64(), quiet():
