@@ -188,7 +188,7 @@ def test_a_pair_shares_as_well_as_can_be(shape: tuple[int, ...], rank: int) -> N
 
 @pytest.mark.parametrize("members", [3, 5])
 @pytest.mark.parametrize("rank", [1, 3])
-def test_more_share_by_turns(members: int, rank: int) -> None:
+def test_more_share_after_a_search(members: int, rank: int) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(2, members, 30, 6, dtype=torch.float64, generator=generator)
     found = share(weights, rank)
@@ -198,7 +198,7 @@ def test_more_share_by_turns(members: int, rank: int) -> None:
     _, _, values = truncated(weights - weights.mean(1, keepdim=True), rank)
     start = values[..., rank:].square().sum((-1, -2))
     assert (left < start).all()
-    assert found.turns > 1
+    assert found.steps > 1
 
 
 @pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])

@@ -5,10 +5,7 @@ they leave over, and what then remains is ½ ‖D - (A₁B₁ᵀ - A₂B₂ᵀ)�
 of two rank-r updates is any matrix of rank 2r, so the optimum is the singular value decomposition
 of D, cut off after 2r and shared out between the two; ½ Σ_{i>2r} σᵢ² remains.
 
-More than two matrices are solved by turns: the best updates for a base, then the best base. The
-updates of a base are A_k B_kᵀ = (W_k - base) V_k V_kᵀ, and Σ ‖(W_k - base) P_k‖² remains, with
-P_k = 1 - V_k V_kᵀ. So for these V_k the best base solves base Σ P_k = Σ W_k P_k, which leaves A_k
-free to change with it; the mean of W_k - A_k B_kᵀ, for A_k as they are, takes many more turns.
+For more than two matrices there is none: ``base_search`` looks for the base.
 
 All matrices are tall (inputs × outputs, many more inputs), and D V_k V_kᵀ is the best approximation
 of rank k, with V_k the leading right singular vectors: left vectors are never formed. Where squared
@@ -23,13 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MOST_TURNS = 200
-CONVERGED = 1e-10
-"""Relative gain of a turn below which turns end."""
+from growkit.algebra.base_search import best_move
 
-HELD = 1e-3
-"""Least eigenvalue of Σ P_k with which a base moves: along what all updates hold anyway it matters
-nearly nothing, and would grow large for the updates to take it away again."""
+SHOWN = 1e-12
+"""Part of the largest eigenvalue of a moment that its least ones are taken to have."""
 
 WELL_CONDITIONED = 1e-4
 """Dᵀ D is good enough if its least eigenvalue is more than this part of its largest: the squares of
@@ -48,14 +42,14 @@ class Shared:
         down: [..., members, inputs, rank], the A of every member.
         up: [..., members, outputs, rank], the B of every member.
         residual: squared Frobenius norm of what remains, [...]; weighted, if it was asked for.
-        turns: how often base and updates were improved; 0 for the closed form.
+        steps: of the search for the base, the most of all bases; 0 for the closed form.
     """
 
     base: Tensor
     down: Tensor
     up: Tensor
     residual: Tensor
-    turns: int = 0
+    steps: int = 0
 
 
 def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
@@ -68,12 +62,12 @@ def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
             tr Rᵀ C R, its mean square on such inputs. None for the Frobenius norm.
 
     Returns:
-        The optimum for two members, and a point where turns gain nothing for more. Its residual is
-        never above that of the mean as the base with the best update for each rest.
+        The optimum for two members, and where a search ends for more. Its residual is never above
+        that of the mean as the base with the best update for each rest.
     """
     if members.shape[-3] == 2:
         return _pair(members, rank, moment)
-    return _by_turns(members, rank, moment)
+    return _searched(members, rank, moment)
 
 
 def spread(members: Tensor, moment: Tensor | None = None) -> Tensor:
@@ -158,30 +152,34 @@ def _pair(members: Tensor, rank: int, moment: Tensor | None) -> Shared:
     return Shared(base, down.movedim(-1, -3), up.movedim(-1, -3), residual)
 
 
-def _by_turns(members: Tensor, rank: int, moment: Tensor | None) -> Shared:
-    base = best = members.mean(-3)
-    least = torch.full_like(base[..., 0, 0], torch.inf)
-    turns, gained = 0, True
-    while gained and turns < MOST_TURNS:
-        rests = members - base[..., None, :, :]
-        values, right = _right_vectors(rests, moment)
-        left = values[..., rank:].square().sum((-1, -2))
-        gained = bool((left < (1 - CONVERGED) * least).any())
-        best = best.where((left >= least)[..., None, None], base)
-        least = least.minimum(left)
-        base = base + _change(rests, right[..., :rank])
-        turns += 1
-    down, up, _ = truncated(members - best[..., None, :, :], rank, moment)
-    rests = members - best[..., None, :, :] - down @ up.transpose(-1, -2)
-    return Shared(best, down, up, _size(rests, moment).sum(-1), turns)
+def _searched(members: Tensor, rank: int, moment: Tensor | None) -> Shared:
+    mean = members.mean(-3)
+    rests = members - mean[..., None, :, :]
+    counted, back = _whitened(rests, moment)
+    found = [best_move(group, rank) for group in counted.reshape(-1, *counted.shape[-3:])]
+    moved = back @ torch.stack([move for move, _ in found]).view_as(mean)
+    left = [_left(rests - move[..., None, :, :], rank, moment) for move in (0 * moved, moved)]
+    moved = moved.where((left[1] < left[0])[..., None, None], 0)
+    rests = rests - moved[..., None, :, :]
+    down, up, _ = truncated(rests, rank, moment)
+    residual = _size(rests - down @ up.transpose(-1, -2), moment).sum(-1)
+    return Shared(mean + moved, down, up, residual, max(steps for _, steps in found))
 
 
-def _change(rests: Tensor, kept: Tensor) -> Tensor:
-    """From a base to the best one, for what it leaves over and the V_k of the updates."""
-    whole = torch.eye(kept.shape[-2], dtype=kept.dtype, device=kept.device)
-    left_out = whole - kept @ kept.transpose(-1, -2)
-    inverse: Tensor = torch.linalg.pinv(left_out.sum(-3), atol=HELD, rtol=0, hermitian=True)
-    return (rests @ left_out).sum(-3) @ inverse
+def _whitened(rests: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Matrices whose Frobenius norm is what the rests count, and the way back from these."""
+    if moment is None:
+        return rests, torch.eye(rests.shape[-2], dtype=rests.dtype, device=rests.device)
+    values, vectors = torch.linalg.eigh(moment)
+    roots = values.clamp(min=SHOWN * values[-1]).sqrt()
+    roots = roots.where(roots > 0, 1)
+    return (vectors * roots).T @ rests, vectors / roots
+
+
+def _left(rests: Tensor, rank: int, moment: Tensor | None) -> Tensor:
+    """What the best updates leave of all rests of a base together, [...]."""
+    values, _ = _right_vectors(rests, moment)
+    return values[..., rank:].square().sum((-1, -2))
 
 
 def _size(rest: Tensor, moment: Tensor | None) -> Tensor:

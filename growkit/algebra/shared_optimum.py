@@ -71,7 +71,7 @@ def hold_against_optimum(
 def _optimum(members: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Singular values, and what the best parts of this rank leave over, [groups].
 
-    Of more than two members that is not known, but turns begin with their mean as the base.
+    Of more than two members that is not known, but the search begins with their mean as the base.
     """
     if members.shape[1] == 2:
         values = torch.linalg.svdvals(members[:, 0] - members[:, 1])
