@@ -21,10 +21,10 @@ LOGITS_AT_ONCE = 1 << 22
 """Logits of one model that are compared at a time."""
 
 TOKENS_FIRST = 64
-"""Tokens whose logits are made first, to see how large the vocabulary is."""
-
-FIRST = 64
 """Tokens whose logits come first, before the size of the vocabulary is known."""
+
+PROBE = 128
+"""Tokens, at most, of the prompt that is run with a fault, and backward."""
 
 SAMPLE = 500
 """Pairs of logits that are kept to be drawn."""
@@ -46,24 +46,30 @@ class Control:
     distance: Distance = field(default_factory=Distance)
     state: Tensor | None = None
 
-    def watch(self, stages: Iterator[Stage], first: int) -> Iterator[Stage]:
-        """Spoil the largest matrix of the first layer from ``first`` on in which that shows."""
+    def watch(self, stages: Iterator[Stage], first: int, call: int) -> Iterator[Stage]:
+        """Spoil the largest matrix of the first layer from ``first`` on in which that shows.
+
+        Args:
+            stages: of the target.
+            first: index of a layer.
+            call: index of the call that the fault is carried along.
+        """
         for stage in stages:
             if self.state is not None:
-                self.state = stage.again(0, self.state)
+                self.state = stage.again(call, self.state)
             elif stage.layer is not None and stage.layer >= first:
-                self._spoil(stage)
+                self._spoil(stage, call)
             yield stage
 
-    def _spoil(self, stage: Stage) -> None:
+    def _spoil(self, stage: Stage, call: int) -> None:
         matrices = {k: p for k, p in stage.module.named_parameters() if p.dim() > 1}
         key, weight = max(matrices.items(), key=lambda item: float(item[1].detach().norm()))
         original = weight.data
         weight.data = original * (1 + FAULT)
-        spoiled = stage.again(0, stage.before[0])
+        spoiled = stage.again(call, stage.before[call])
         weight.data = original
         # An identity block, say, multiplies by zero what is spoiled here.
-        if not spoiled.equal(stage.after[0]):
+        if not spoiled.equal(stage.after[call]):
             self.state, self.fault = spoiled, f"{stage.name}.{key} × {1 + FAULT}"
 
     def measure(
@@ -92,7 +98,7 @@ class Rounding:
     state: Tensor | None = None
 
     def watch(self, stages: Iterator[Stage]) -> Iterator[Stage]:
-        """Carry the disturbed states along."""
+        """Carry the disturbed states of the first prompt along."""
         for stage in stages:
             clean = stage.after[0]
             state = clean if self.state is None else stage.again(0, self.state)
@@ -100,6 +106,67 @@ class Rounding:
             noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
             scale = state.square().mean().sqrt()
             self.state = state + self.amount * scale * noise.to(state)
+            yield stage
+
+    def measure(self, undisturbed: tuple[Head, Tensor], ids: Tensor) -> None:
+        """Compare the logits."""
+        assert self.state is not None
+        disturbed = undisturbed[0], self.state
+        self.distance.add_all(logits_in_pieces(undisturbed, disturbed, ids))
+
+
+@dataclass
+class Probe:
+    """What is run beside: the source disturbed, and a short prompt with a fault and backward.
+
+    Attributes:
+        call: the beginning of the first prompt, at most ``PROBE`` tokens.
+        control: carried along beside the target on these.
+        rounding: carried along beside the source on the whole first prompt.
+        against_itself: hold the control against the target without it, not against the source.
+        wanted: whether what the target's layers are given on the call is kept, for the gradients.
+        given: what every layer and the head of the target are given, each [tokens, hidden].
+    """
+
+    call: Call
+    control: Control
+    rounding: Rounding
+    against_itself: bool
+    wanted: bool
+    given: list[Tensor] = field(default_factory=list)
+
+    def beside(
+        self, before: Iterator[Stage], after: Iterator[Stage], call: int, layers: int
+    ) -> tuple[Iterator[Stage], Iterator[Stage]]:
+        """The stages of both models, beside which all of this is run.
+
+        Args:
+            before: of the source.
+            after: of the target.
+            call: index of ``call`` among the calls.
+            layers: number of layers of the target.
+        """
+        if self.wanted:
+            after = self._kept(after, call)
+        return self.rounding.watch(before), self.control.watch(after, layers // 2, call)
+
+    def measure(
+        self, heads: tuple[Head, Head], ends: tuple[Tensor, Tensor], first: tuple[Call, Tensor]
+    ) -> None:
+        """Compare the logits.
+
+        Args:
+            heads: of source and target.
+            ends: what the last layers of both hand on of the call.
+            first: the first prompt, and what the last layer of the source hands on of it.
+        """
+        side = 1 if self.against_itself else 0
+        self.control.measure((heads[side], ends[side]), heads[1], ends[1], self.call.ids)
+        self.rounding.measure((heads[0], first[1]), first[0].ids)
+
+    def _kept(self, stages: Iterator[Stage], call: int) -> Iterator[Stage]:
+        for stage in stages:
+            self.given.append(stage.after[call])
             yield stage
 
 
@@ -115,7 +182,6 @@ class Compared:
         source: what the last layer of the source hands on, for every prompt.
         target: likewise.
         sample: pairs of logits, source and target.
-        given: what every layer and the head of the target are given on the extra call.
         head: name of the target's output head.
     """
 
@@ -125,7 +191,6 @@ class Compared:
     source: list[Tensor] = field(default_factory=list)
     target: list[Tensor] = field(default_factory=list)
     sample: list[list[float]] = field(default_factory=list)
-    given: list[Tensor] = field(default_factory=list)
     head: str = ""
 
     @property
@@ -139,11 +204,7 @@ def compare(
     target: Layerwise,
     asked: Sequence[Mode],
     advance: Callable[[], None],
-    *,
-    control: Control | None = None,
-    rounding: Rounding | None = None,
-    against_itself: bool = False,
-    extra: Call | None = None,
+    probe: Probe | None = None,
 ) -> Compared:
     """Run both models on everything that is asked.
 
@@ -152,10 +213,7 @@ def compare(
         target: the target.
         asked: the prefill first.
         advance: called after every layer of both.
-        control: a fault to carry along.
-        rounding: what to disturb the source by.
-        against_itself: hold the control against the target without it, not against the source.
-        extra: one more call of the target, whose states are kept.
+        probe: what to run beside.
 
     Raises:
         InputError: a class cannot run with its config.
@@ -167,26 +225,23 @@ def compare(
             call if call.continues is None else replace(call, continues=begin + call.continues)
             for call in mode.calls
         ]
-    before = source.stages(calls)
-    after = target.stages([*calls, extra] if extra else calls)
-    if rounding:
-        before = rounding.watch(before)
-    if control:
-        after = control.watch(after, (len(target.names) - 2) // 2)
-    found = Compared(head=target.names[-1])
     padding = [mode.padding for mode in asked for _ in mode.calls]
-    ends = _walk(_let_go(before), after, padding, found, advance, extra is not None)
+    probed = 0
+    if probe and len(probe.call.ids) < len(calls[0].ids):
+        probed = len(calls)
+        calls.append(probe.call)
+    before, after = source.stages(calls), target.stages(calls)
+    if probe:
+        before, after = probe.beside(before, after, probed, len(target.names) - 2)
+    found = Compared(head=target.names[-1])
+    ends = _walk(_let_go(before), after, padding, found, advance)
     found.source, found.target = (states[: len(asked[0].calls)] for states in ends)
     with source.head() as source_head, target.head() as target_head:
         heads = source_head, target_head
         _compare_logits(asked, heads, ends, found)
-        if control:
-            side = 1 if against_itself else 0
-            unspoiled = heads[side], ends[side][0]
-            control.measure(unspoiled, target_head, ends[1][0], calls[0].ids)
-        if rounding and rounding.state is not None:
-            clean, disturbed = (source_head, ends[0][0]), (source_head, rounding.state)
-            rounding.distance.add_all(logits_in_pieces(clean, disturbed, calls[0].ids))
+        if probe:
+            on_probe = ends[0][probed], ends[1][probed]
+            probe.measure(heads, on_probe, (calls[0], ends[0][0]))
     return found
 
 
@@ -243,7 +298,6 @@ def _walk(
     padding: Sequence[int],
     found: Compared,
     advance: Callable[[], None],
-    keep: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Go through both models, and compare what their layers hand on; what the last ones do."""
     ends: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -260,8 +314,6 @@ def _walk(
                 # torch's maximum keeps a NaN.
                 found.by_layer.append((other.name, float(torch.tensor(errors).max())))
         ends = (one.after if one else ends[0], other.after if other else ends[1])
-        if keep and other:
-            found.given.append(other.after[-1])
         advance()
     return ends
 

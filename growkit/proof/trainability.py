@@ -12,9 +12,6 @@ from torch import Tensor
 from growkit.plan import Plan
 from growkit.proof import CopyDistance, Trainability
 
-LONGEST = 128
-"""Tokens of the text that the backward pass sees."""
-
 EQUAL = 1e-9
 """Relative difference below which two gradients in float64 are the same but for rounding."""
 

@@ -24,7 +24,7 @@ from growkit.proof import (
 )
 from growkit.proof.algebra import compare_weights
 from growkit.proof.companions import different_tokenizers
-from growkit.proof.comparison import Control, Rounding, compare, logits_in_pieces
+from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare, logits_in_pieces
 from growkit.proof.findings import (
     Native,
     Origin,
@@ -47,7 +47,7 @@ from growkit.proof.modes import Mode, modes
 from growkit.proof.oracle import check_config, gradients_as_stored
 from growkit.proof.prompts import make_prompts
 from growkit.proof.strict import strict_float64
-from growkit.proof.trainability import LONGEST, Gradients
+from growkit.proof.trainability import Gradients
 from growkit.proof.usage import used
 from growkit.recipe import Recipe, parse_recipe
 from growkit.report.sentences import trainability_sentence
@@ -281,7 +281,7 @@ class _Proof:
         total = total_bytes(before.tensors) + total_bytes(after.tensors)
         self._advance = lambda: advance(total // (max(layers) + 1))
         with strict_float64():
-            self._source, self._target = self._both(torch.float64, "eager")
+            self._source, self._target = self._both(torch.float64, None)
 
     def _both(self, dtype: torch.dtype, attention: str | None) -> tuple[Layerwise, Layerwise]:
         return (
@@ -313,28 +313,24 @@ class _Proof:
         widest = max(max(info.shape, default=1) for info in self.before.tensors.values())
         rounding = Rounding(torch.finfo(torch.float64).eps * math.sqrt(widest))
         gradients = Gradients(self.origin.plans, gradients_as_stored(self.after))
-        wanted = gradients.any_copies or self._trainability
-        ids = asked[0].calls[0].ids[:LONGEST]
+        probe = Probe(
+            Call(asked[0].calls[0].ids[:PROBE]),
+            control,
+            rounding,
+            against_itself=self.origin.promise != "exact",
+            wanted=gradients.any_copies or self._trainability,
+        )
         with strict_float64():
-            compared = compare(
-                self._source,
-                self._target,
-                asked,
-                self._advance,
-                control=control,
-                rounding=rounding,
-                against_itself=self.origin.promise != "exact",
-                extra=Call(ids) if wanted else None,
-            )
+            compared = compare(self._source, self._target, asked, self._advance, probe)
             if not math.isfinite(compared.prefill.squared_source):
                 raise InputError(
                     f"the model in {self.before.folder} computes NaN or infinite logits"
                 )
-            if wanted:
-                self._target.gradients(ids, compared.given, gradients.look)
+            if probe.wanted:
+                self._target.gradients(probe.call.ids, probe.given, gradients.look)
         named = self._target.model.named_parameters()
         names = [name for name, _ in named if self._target.stores(name)]
-        trainable = gradients.found(names) if wanted else None
+        trainable = gradients.found(names) if probe.wanted else None
         promised = self.origin.promise == "exact"
         return Strict(
             compared,
