@@ -13,7 +13,16 @@ from growkit.recipe import Recipe, Way
 
 
 class PlannedTensor(TypedDict):
-    """One line of a dry run: a tensor of the output, and how it comes about."""
+    """One line of a dry run: a tensor of the output, and how it comes about.
+
+    Attributes:
+        tensor: its name in the output.
+        sources: names of the source's tensors that it is made of.
+        source_shapes: the shapes of these.
+        shape: its own.
+        dtype: as safetensors names it, e.g. ``BF16``.
+        why: what is done, step by step.
+    """
 
     tensor: str
     sources: list[str]

@@ -211,7 +211,12 @@ class Fault(TypedDict):
 
 
 class RankCost(TypedDict):
-    """What a rank costs, nats per token."""
+    """What a rank costs that was tried.
+
+    Attributes:
+        rank: of the updates.
+        kl_nats_per_token: KL(source ‖ Shared DIFF), mean over tokens.
+    """
 
     rank: int
     kl_nats_per_token: float

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from growkit.checkpoint import Weights
 from growkit.errors import InputError, reason
+from growkit.proof.lending import Lender
 from growkit.proof.oracle import blocks, empty_model
 
 HEAD_ROWS = 4096
@@ -98,7 +99,8 @@ class Layerwise:
         self, weights: Weights, dtype: torch.dtype, device: torch.device, attention: str | None
     ) -> None:
         self.model, self._weights, self._stored = empty_model(weights, dtype, attention)
-        self._dtype, self._device = dtype, device
+        self._lender = Lender(self._weights, self._stored, dtype, device)
+        self._device = device
         self._embedding, *self._layers, self._head = blocks(self.model)
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
@@ -133,6 +135,7 @@ class Layerwise:
                 again = partial(self._run, index)
                 before, states = states, []
                 states += (again(call, state) for call, state in enumerate(before))
+                self._fetch(index + 1)
                 yield Stage(name, index, layer, before, states, again, loaded.close)
 
     @contextmanager
@@ -196,9 +199,9 @@ class Layerwise:
         was given: [tokens, vocabulary] and [tokens, hidden].
         """
         name, head = self._head
-        weight = self._tensor(f"{name}.weight")
+        weight = self._lender.tensor(f"{name}.weight")
         if weight.numel() <= SMALL_HEAD:
-            weight = self._cast(weight)
+            weight = self._lender.cast(weight)
 
         def run(hidden: Tensor) -> Tensor:
             def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -211,7 +214,7 @@ class Layerwise:
             return logits
 
         def in_blocks(hidden: Tensor) -> Tensor:
-            logits: Tensor = _InBlocks.apply(hidden, weight, self._cast, look)  # type: ignore[no-untyped-call]
+            logits: Tensor = _InBlocks.apply(hidden, weight, self._lender.cast, look)  # type: ignore[no-untyped-call]
             bias = head._parameters.get("bias")
             return logits if bias is None else logits + bias
 
@@ -235,7 +238,7 @@ class Layerwise:
         name, embedding = self._embedding
         ids = torch.cat([call.ids.cpu() for call in calls])
         used, places = ids.unique(return_inverse=True)
-        rows = nn.Parameter(self._cast(self._tensor(f"{name}.weight")[used]))
+        rows = nn.Parameter(self._lender.cast(self._lender.tensor(f"{name}.weight")[used]))
         whole, padding = embedding._parameters["weight"], getattr(embedding, "padding_idx", None)
         embedding._parameters["weight"] = rows
         vars(embedding)["padding_idx"] = None  # rows have other numbers now
@@ -345,34 +348,16 @@ class Layerwise:
                 del layer.forward
 
     def _around_the_layers(self) -> AbstractContextManager[None]:
-        return self._assigned(self.model, {key: key for key in self._outside()})
+        return self._lender.lent(self.model, {key: key for key in self._outside()})
 
     def _loaded(self, name: str, layer: nn.Module) -> AbstractContextManager[None]:
-        return self._assigned(layer, {key: f"{name}.{key}" for key, _ in layer.named_parameters()})
+        names = {key: f"{name}.{key}" for key, _ in layer.named_parameters()}
+        return self._lender.lent(layer, names)
 
-    @contextmanager
-    def _assigned(self, module: nn.Module, names: Mapping[str, str]) -> Iterator[None]:
-        """A module with these parameters, by their names in the model; and without them again."""
-        owners = {}
-        for key in names:
-            path, _, last = key.rpartition(".")
-            owners[key] = (module.get_submodule(path)._parameters, last)
-        empty = {key: owner[last] for key, (owner, last) in owners.items()}
-        try:
-            for key, (owner, last) in owners.items():
-                owner[last] = nn.Parameter(self._cast(self._tensor(names[key])))
-            yield
-        finally:
-            for key, (owner, last) in owners.items():
-                owner[last] = empty[key]
-
-    def _tensor(self, name: str) -> Tensor:
-        # Files hold float32 as float32, whatever arithmetic is to be done with it.
-        with torch._C.DisableTorchFunction():
-            return self._weights.read(self._stored(name))
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, self._dtype)
+    def _fetch(self, index: int) -> None:
+        """Begin to load the weights of a layer, if there is one."""
+        for name, layer in self._layers[index : index + 1]:
+            self._lender.fetch(f"{name}.{key}" for key, _ in layer.named_parameters())
 
 
 class _InBlocks(torch.autograd.Function):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint import Config
+from growkit.proof import ModeResult
 from growkit.proof.layerwise import Call
 
 SHORT = 48
@@ -72,6 +73,28 @@ def modes(windows: tuple[Tensor, ...], config: Config) -> list[Mode]:
         note = f"{count} tokens spread over positions 0 to {longest - 1:,}"
         found.append(Mode("longest context", (_at(prompt, spread),), note=note))
     return found
+
+
+def result(
+    name: str,
+    note: str,
+    *,
+    relative: float | None = None,
+    tolerance: float | None = None,
+    native: float | None = None,
+    native_tolerance: float | None = None,
+    kept: bool | None = None,
+) -> ModeResult:
+    """How one way of asking went; what is left out was not tried, or is not promised."""
+    return ModeResult(
+        name=name,
+        relative=relative,
+        tolerance=tolerance,
+        native=native,
+        native_tolerance=native_tolerance,
+        kept=kept,
+        note=note,
+    )
 
 
 def _at(prompt: Tensor, positions: Tensor) -> Call:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from growkit.checkpoint import total_parameters
 from growkit.checkpoint.reading import Checkpoint
 from growkit.proof import ModeResult
-from growkit.proof.modes import SHORT
+from growkit.proof.modes import SHORT, result
 from growkit.proof.oracle import load, quiet
 from growkit.proof.strict import strict_float64
 
@@ -47,7 +47,7 @@ def used(
     for name, run in ways:
         if sum(sizes) > MOST_BYTES:
             note = f"not tried: whole models of more than {MOST_BYTES >> 20} MiB in float64"
-            yield _result(name, None, None, note)
+            yield result(name, note)
             continue
         with strict_float64(), quiet():
             yield run()
@@ -65,7 +65,7 @@ def _reloaded(after: Checkpoint, prompt: Tensor, device: torch.device) -> ModeRe
     scale = expected.square().mean().sqrt()
     error = float((_logits(again, prompt) - expected).abs().max() / scale)
     note = "every weight comes back" if same else "weights change when transformers saves them"
-    return _result("save and reload", error, same, note)
+    return result("save and reload", note, relative=error, kept=same)
 
 
 def _generated(
@@ -85,7 +85,7 @@ def _generated(
     else:
         count = min(len(one), len(other)) if same is None else same
         note, kept = f"the first {count} of {NEW_TOKENS} tokens are the same, greedily", False
-    return _result("generate", None, kept if exact else None, note)
+    return result("generate", note, kept=kept if exact else None)
 
 
 @torch.no_grad()
@@ -93,15 +93,3 @@ def _logits(model: nn.Module, prompt: Tensor) -> Tensor:
     ids = prompt[None].to(next(model.parameters()).device)
     logits: Tensor = model(ids, use_cache=False).logits[0]
     return logits
-
-
-def _result(name: str, relative: float | None, kept: bool | None, note: str) -> ModeResult:
-    return ModeResult(
-        name=name,
-        relative=relative,
-        tolerance=None,
-        native=None,
-        native_tolerance=None,
-        kept=kept,
-        note=note,
-    )

@@ -43,7 +43,7 @@ from growkit.proof.localisation import (
     spacing,
 )
 from growkit.proof.metrics import Distance, finite
-from growkit.proof.modes import Mode, modes
+from growkit.proof.modes import Mode, modes, result
 from growkit.proof.oracle import check_config, gradients_as_stored
 from growkit.proof.prompts import make_prompts
 from growkit.proof.strict import strict_float64
@@ -402,36 +402,24 @@ def _mode_results(
     results = []
     for mode in asked:
         if not mode.calls:
-            results.append(_untried(mode.name, mode.note))
+            results.append(result(mode.name, mode.note))
             continue
         found = strict.compared.distances[mode.name].relative
         running = native.compared.distances[mode.name].relative
         limit = native.tolerance
         kept = found < strict.tolerance and (limit is None or running <= limit)
         results.append(
-            ModeResult(
-                name=mode.name,
+            result(
+                mode.name,
+                mode.note,
                 relative=finite(found),
                 tolerance=strict.tolerance if exact else None,
                 native=finite(running),
                 native_tolerance=limit if exact else None,
                 kept=kept if exact else None,
-                note=mode.note,
             )
         )
     return results
-
-
-def _untried(name: str, note: str) -> ModeResult:
-    return ModeResult(
-        name=name,
-        relative=None,
-        tolerance=None,
-        native=None,
-        native_tolerance=None,
-        kept=None,
-        note=note,
-    )
 
 
 def _layers(config: Config) -> int:

@@ -1,0 +1,80 @@
+"""Weights that a module has only while it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from growkit.checkpoint import Weights
+
+
+class Lender:
+    """Lends the weights of a checkpoint to the modules of a model.
+
+    Args:
+        weights: the checkpoint.
+        stored: from the name of a parameter to that of the tensor it is stored as.
+        dtype: what weights are cast to.
+        device: where they are needed.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        stored: Callable[[str], str],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._weights, self._stored = weights, stored
+        self._dtype, self._device = dtype, device
+        self._fetched: dict[str, Tensor] = {}
+        self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def tensor(self, name: str) -> Tensor:
+        """A parameter, as it is stored."""
+        # Files hold float32 as float32, whatever arithmetic is to be done with it.
+        with torch._C.DisableTorchFunction():
+            return self._weights.read(self._stored(name))
+
+    def cast(self, tensor: Tensor) -> Tensor:
+        """As it is needed, where it is needed."""
+        return tensor.to(self._device, self._dtype)
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Copy parameters to the GPU while it computes something else; nothing without a GPU.
+
+        A stream of its own keeps the copies from waiting for the computation. What was fetched
+        before and has not been lent is forgotten.
+        """
+        self._fetched.clear()
+        if self._copying:
+            with torch.cuda.stream(self._copying):
+                self._fetched.update((name, self.cast(self.tensor(name))) for name in names)
+
+    @contextmanager
+    def lent(self, module: nn.Module, names: Mapping[str, str]) -> Iterator[None]:
+        """A module with these parameters, by their names in the model; and without them again."""
+        owners = {}
+        for key in names:
+            path, _, last = key.rpartition(".")
+            owners[key] = (module.get_submodule(path)._parameters, last)
+        empty = {key: owner[last] for key, (owner, last) in owners.items()}
+        try:
+            for key, (owner, last) in owners.items():
+                owner[last] = nn.Parameter(self._ready(names[key]))
+            yield
+        finally:
+            for key, (owner, last) in owners.items():
+                owner[last] = empty[key]
+
+    def _ready(self, name: str) -> Tensor:
+        fetched = self._fetched.pop(name, None)
+        if fetched is None:
+            return self.cast(self.tensor(name))
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_stream(self._copying)  # type: ignore[arg-type]
+        fetched.record_stream(computing)  # else the memory may be reused while it is read
+        return fetched
