@@ -12,6 +12,10 @@ from torch import Tensor
 from growkit.proof import Measured
 
 
+AT_ONCE = 1 << 18
+"""Logits that are looked at together on a CPU: a dozen passes over them stay in its cache."""
+
+
 @dataclass
 class Distance:
     """Sums over all tokens seen so far; all in float64."""
@@ -39,6 +43,12 @@ class Distance:
             following: the token that follows each, [tokens]; -1 for none.
             position: of the first of them in its sequence.
         """
+        rows = max(1, AT_ONCE // source.shape[-1]) if source.device.type == "cpu" else len(source)
+        parts = zip(source.split(rows), target.split(rows), following.split(rows), strict=True)
+        for part, (one, other, next_ones) in enumerate(parts):
+            self._add(one, other, next_ones, position + part * rows)
+
+    def _add(self, source: Tensor, target: Tensor, following: Tensor, position: int) -> None:
         source, target = source.double(), target.double()
         following = following.to(source.device)
         # torch's maximum keeps a NaN, Python's may drop it; and a NaN must never pass.
