@@ -11,7 +11,6 @@ from torch import Tensor
 
 from growkit.proof import Measured
 
-
 AT_ONCE = 1 << 18
 """Logits that are looked at together on a CPU: a dozen passes over them stay in its cache."""
 

@@ -75,9 +75,9 @@ def verify(
     """Compare two model folders: weights, logits in strict float64, and logits as they will run.
 
     Logits come from transformers' own classes, loaded from the files as they are. An exact promise
-    is kept when no logit differs by more than rounding does to the source itself, some times over, in
-    strict float64 and in the storage dtype (``docs/numerics.md``). Where the target's manifest says
-    how it was made, its weights must also give the source's back, bit for bit.
+    is kept when no logit differs by more than some times what rounding does to the source itself,
+    in strict float64 and in the storage dtype (``docs/numerics.md``). Where the target's manifest
+    says how it was made, its weights must also give the source's back, bit for bit.
 
     Args:
         source: folder of the model that was grown.
