@@ -3,10 +3,10 @@
     python benchmarks/proof_speed.py [--pairs 5] [--folder FOLDER]
 
 By hand: both models are loaded with transformers, in float64 and then in the storage dtype, run on
-the same tokens, and the largest difference of a logit is taken. The same work of growkit is the
-comparison alone: the same prompts in both dtypes, one layer at a time. The whole ``growkit verify``
-also looks at every weight, asks in several more ways, carries a fault and the source's rounding
-along, and takes gradients. A random float32 Llama (hidden 1024, ffn 2816, 3 layers, 16 heads,
+the same tokens, and what verify prints of the logits is taken: largest difference, scale, KL, top-1
+agreement, losses. The same work of growkit is the comparison alone: the same prompts in both
+dtypes, one layer at a time. The whole ``growkit verify`` also looks at every weight, asks in several
+more ways, carries a fault and the source's rounding along, and takes gradients. A random float32 Llama (hidden 1024, ffn 2816, 3 layers, 16 heads,
 vocabulary 8000) is grown by two. The three run in turn, as processes of their own; ratios are taken
 run by run. Needs 2 GB of disk and 6 GB of memory, and prints Markdown.
 """
@@ -46,16 +46,23 @@ def make_source(folder: Path) -> None:
 def by_hand(source: Path, target: Path) -> float:
     """What growkit is not used for: nothing but transformers and torch."""
     import torch
+    from torch.nn.functional import cross_entropy, kl_div
     from transformers import AutoModelForCausalLM
 
     ids = torch.randint(8000, (PROMPTS, LENGTH), generator=torch.Generator().manual_seed(0))
-    largest = 0.0
+    largest = scale = kl = agreeing = losses = 0.0
     for dtype in (torch.float64, torch.float32):
         models = [AutoModelForCausalLM.from_pretrained(f, dtype=dtype) for f in (source, target)]
         for prompt in ids:
             with torch.no_grad():
-                one, other = (model(prompt[None]).logits for model in models)
+                one, other = (model(prompt[None]).logits[0].double() for model in models)
             largest = max(largest, float((one - other).abs().max()))
+            scale += float(one.square().mean())
+            log_p, log_q = one.log_softmax(-1), other.log_softmax(-1)
+            kl += float(kl_div(log_q, log_p, log_target=True, reduction="sum"))
+            agreeing += float((one.argmax(-1) == other.argmax(-1)).sum())
+            losses += sum(float(cross_entropy(each[:-1], prompt[1:])) for each in (one, other))
+    print(largest, scale, kl, agreeing, losses)
     return largest
 
 
