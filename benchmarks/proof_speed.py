@@ -5,10 +5,11 @@
 By hand: both models are loaded with transformers, in float64 and then in the storage dtype, run on
 the same tokens, and what verify prints of the logits is taken: largest difference, scale, KL, top-1
 agreement, losses. The same work of growkit is the comparison alone: the same prompts in both
-dtypes, one layer at a time. The whole ``growkit verify`` also looks at every weight, asks in several
-more ways, carries a fault and the source's rounding along, and takes gradients. A random float32 Llama (hidden 1024, ffn 2816, 3 layers, 16 heads,
-vocabulary 8000) is grown by two. The three run in turn, as processes of their own; ratios are taken
-run by run. Needs 2 GB of disk and 6 GB of memory, and prints Markdown.
+dtypes, one layer at a time. The whole ``growkit verify`` also looks at every weight, asks in
+several more ways, carries a fault and the source's rounding along, and takes gradients. A random
+float32 Llama (hidden 1024, ffn 2816, 3 layers, 16 heads, vocabulary 8000) is grown by two. They
+run in turn, as processes of their own; ratios are taken run by run. Needs 2 GB of disk and 6 GB of
+memory, and prints Markdown.
 """
 
 from __future__ import annotations
