@@ -46,6 +46,7 @@ from growkit.proof.metrics import Distance, finite
 from growkit.proof.modes import Mode, modes, result
 from growkit.proof.oracle import check_config, gradients_as_stored
 from growkit.proof.prompts import make_prompts
+from growkit.proof.reproducible import reproducible
 from growkit.proof.strict import strict_float64
 from growkit.proof.trainability import Gradients
 from growkit.proof.usage import used
@@ -124,6 +125,19 @@ def prove(
     """
     _comparable(before, after)
     place = _device(settings.device)
+    with reproducible(place):
+        return _proved(before, after, settings, recipe, advance, kl_by_rank, place)
+
+
+def _proved(
+    before: Checkpoint,
+    after: Checkpoint,
+    settings: Settings,
+    recipe: Recipe | None,
+    advance: Callable[[int], None],
+    kl_by_rank: Sequence[RankCost],
+    place: torch.device,
+) -> VerifyResult:
     prompts = make_prompts(settings, before.folder, before.config)
     origin = _origin(before, recipe)
     other_words = different_tokenizers(before.folder, after.folder) if origin.unknown else None
