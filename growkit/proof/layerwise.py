@@ -187,7 +187,7 @@ class Layerwise:
             assert rows.grad is not None
             shape = self._weights.tensors[self._stored(embedding)].shape
             whole = _product(of_head.pop()) if tied else torch.zeros(shape, dtype=rows.dtype)
-            look(embedding, whole.index_add_(0, used, rows.grad.to(whole.device)))
+            look(embedding, whole.index_add_(0, used.to(whole.device), rows.grad.to(whole.device)))
 
     @contextmanager
     def _behind_the_layers(

@@ -376,8 +376,10 @@ class _Proof:
             with strict_float64():
                 found = find_fault_before_layers(self._source, self._target, ids, limit, stored)
         if lost:
-            found["tensor"] = lost
-            found["component"] = component_of(lost) or found["component"]
+            component = component_of(lost) or found["component"]
+            if component != found["component"]:  # what was read off is said of something else
+                found["cause"] = found["factor"] = None
+            found["tensor"], found["component"] = lost, component
         elif weights.changed and not weights.lost:
             found["cause"] = f"{weights.changed} is not what growkit writes"
         if found["factor"] is None and not strict.kept:

@@ -1,0 +1,166 @@
+"""Proofs on a GPU that is only pretended, for machines that have none.
+
+What lies on it is computed on the CPU, but may not meet what does not: whoever forgets to move a
+tensor to the device of the others gets the error that a real GPU would give. Streams, memory and
+speed are not pretended. To be run as a program of its own, as such a device stays for good:
+
+    python -m tests.pretend_gpu FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+import growkit
+from growkit.proof import verdict
+from tests.conftest import save_model
+
+_setup_privateuseone_for_python_backend("pretended")
+GPU = torch.device("pretended", 0)
+TAKE_INDICES_OF_THE_CPU = ("aten::index", "aten::index_put", "aten::index_put_")
+SPOILED = "model.layers.1.self_attn.o_proj.weight"
+
+
+class OnGpu(Tensor):
+    """A tensor that says it is on the GPU."""
+
+    values: Tensor
+
+    @staticmethod
+    def __new__(cls: type[OnGpu], values: Tensor) -> OnGpu:
+        made: OnGpu = Tensor._make_wrapper_subclass(
+            cls,
+            values.shape,
+            strides=values.stride(),
+            storage_offset=values.storage_offset(),
+            dtype=values.dtype,
+            device=GPU,
+        )
+        return made
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return compute(func, args, kwargs or {})
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+class PretendedGpu(TorchDispatchMode):
+    """Tensors that are made on the GPU, or moved there, are such tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return compute(func, args, kwargs or {})
+
+
+def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operation as a GPU would do it, or refuse to."""
+    name = func._schema.name
+    given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    here = [each for each in given if isinstance(each, OnGpu)]
+    wanted = kwargs.get("device")
+    goes = None if wanted is None else torch.device(wanted).type
+    if here and name not in ("aten::copy_", "aten::_to_copy"):
+        others = [each for each in given if each.device.type == "cpu" and each.dim()]
+        if others and not (name in TAKE_INDICES_OF_THE_CPU and isinstance(args[0], OnGpu)):
+            raise RuntimeError(f"{name}: expected all tensors to be on the same device")
+    args, kwargs = tree_map(_values, (args, kwargs))
+    found = func(*args, **(kwargs if goes is None else kwargs | {"device": torch.device("cpu")}))
+    if name == "aten::copy_":
+        return given[0]
+    if not (goes == GPU.type or (here and goes is None)):
+        return found
+    in_place = {id(_values(each)): each for each in given}
+    return tree_map(
+        lambda each: in_place.get(id(each), OnGpu(each)) if isinstance(each, Tensor) else each,
+        found,
+    )
+
+
+def _values(each: Any) -> Any:
+    return each.values if isinstance(each, OnGpu) else each
+
+
+def pretend() -> None:
+    """Let the proof take the pretended GPU, and torch make tensors on it from Python's numbers."""
+    as_list, tensor = Tensor.tolist, torch.tensor
+
+    def moved(data: Any, *, device: Any = None, **options: Any) -> Tensor:
+        made = tensor(data, **options)
+        return made if device is None else made.to(device)
+
+    def like(self: Tensor, data: Any, **options: Any) -> Tensor:
+        return moved(data, **({"dtype": self.dtype, "device": self.device} | options))
+
+    changes: dict[tuple[Any, str], Callable[..., Any]] = {
+        (Tensor, "tolist"): lambda self: as_list(self.cpu()),
+        (Tensor, "new_tensor"): like,
+        (torch, "tensor"): moved,
+        (verdict, "_device"): lambda name: GPU,
+        (verdict, "_name"): lambda device: "pretended",
+        (verdict, "used"): lambda *asked: [],  # transformers saves only what has an address
+    }
+    for (owner, name), changed in changes.items():
+        setattr(owner, name, changed)
+
+
+def grown(source: Path, target: Path, **sizes: Any) -> Any:
+    return growkit.grow(source, target, verify=None, **sizes)
+
+
+def converted(source: Path, target: Path, **options: Any) -> Any:
+    return growkit.convert(source, target, verify=None, **options)
+
+
+PAIRS: dict[str, tuple[str, dict[str, Any], Callable[..., Any], dict[str, Any]]] = {
+    "llama": ("llama", {}, grown, {"hidden": "x2"}),
+    "tied": ("llama", {"tie_word_embeddings": True}, grown, {"hidden": "x2"}),
+    "window": ("mistral", {"sliding_window": 5}, grown, {"hidden": "x2"}),
+    "grouped": ("diffllama", {}, grown, {"method": "group-diff", "signal_heads": "x4"}),
+    "v2": ("llama", {}, converted, {"to": "diff-v2"}),
+    "dint": ("diffllama", {}, converted, {"to": "dint"}),
+    "shared": ("diffllama", {"head_dim": 8}, converted, {"to": "shared-diff", "rank": 2}),
+    "motif": ("diffllama", {}, converted, {"to": "motif"}),
+}
+
+
+def main(folder: Path) -> None:
+    """Prove every pair, sound and spoiled; print what was found, as JSON."""
+    results: dict[str, Any] = {}
+    pretend()
+    with PretendedGpu():
+        try:
+            torch.ones(2, device=GPU).add(torch.ones(2))
+        except RuntimeError as error:
+            results["mixed"] = str(error)
+    for name, (kind, options, make, sizes) in PAIRS.items():
+        source, target = save_model(folder / name, kind, **options), folder / f"{name}-target"
+        make(source, target, **sizes)
+        for state in ("sound", "spoiled"):
+            if state == "spoiled":
+                file = target / "model.safetensors"
+                weights = load_file(file)
+                spoiled = SPOILED if SPOILED in weights else "model.layers.1.mlp.up_proj.weight"
+                weights[spoiled] *= 1.01
+                save_file(weights, file, metadata={"format": "pt"})
+            with PretendedGpu():
+                found = growkit.verify(source, target, prompts=3, length=24)
+            results[f"{name}, {state}"] = {"kept": found["kept"], "fault": found["fault"]}
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
