@@ -89,13 +89,27 @@ def test_left_padding(folder: Path) -> None:
     assert close(found[4:], plain)
 
 
+def test_states_that_were_read_are_given_back(make: Callable[..., Path]) -> None:
+    """But for the call that is watched: hidden states of many prompts are large."""
+    folder = make("llama", num_hidden_layers=3)
+    model = Layerwise(Checkpoint(folder), torch.float32, torch.device("cpu"), None)
+    handed_on: list[Tensor] = []
+    before: list[Tensor] = []
+    for stage in model.stages([Call(ids(7)), Call(ids(5))], watched=1):
+        if handed_on:
+            assert stage.given is handed_on[1]
+            assert stage.given.shape[0] == 5
+            assert before == []
+        handed_on, before = list(stage.after), stage.after
+        assert len(before) == 2
+
+
 def test_gradients(folder: Path) -> None:
     prompt = ids(12)
     found: dict[str, Tensor] = {}
     with strict_float64():
         layerwise = Layerwise(Checkpoint(folder), torch.float64, torch.device("cpu"), "eager")
-        stages = list(layerwise.stages([Call(prompt)]))
-        given = [stage.after[0] for stage in stages]
+        given = [stage.after[0] for stage in layerwise.stages([Call(prompt)])]
         layerwise.gradients(prompt, given, found.__setitem__)
     model = load_strict(folder)
     with strict_float64():

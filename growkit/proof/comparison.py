@@ -66,7 +66,8 @@ class Control:
         key, weight = max(matrices.items(), key=lambda item: float(item[1].detach().norm()))
         original = weight.data
         weight.data = original * (1 + FAULT)
-        spoiled = stage.again(call, stage.before[call])
+        assert stage.given is not None
+        spoiled = stage.again(call, stage.given)
         weight.data = original
         # An identity block, say, multiplies by zero what is spoiled here.
         if not spoiled.equal(stage.after[call]):
@@ -230,7 +231,7 @@ def compare(
     if probe and len(probe.call.ids) < len(calls[0].ids):
         probed = len(calls)
         calls.append(probe.call)
-    before, after = source.stages(calls), target.stages(calls)
+    before, after = source.stages(calls), target.stages(calls, probed if probe else None)
     if probe:
         before, after = probe.beside(before, after, probed, len(target.names) - 2)
     found = Compared(head=target.names[-1])

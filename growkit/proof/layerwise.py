@@ -63,8 +63,9 @@ class Stage:
         name: of the module.
         layer: index of the layer; None for the embedding.
         module: the module itself.
-        before: what it is given in every call, each [tokens, hidden]; empty for the embedding.
-        after: what it hands on, likewise.
+        given: what it is given in the call that is watched, [tokens, hidden]; None for no call, and
+            for the embedding.
+        after: what it hands on in every call, each [tokens, hidden], until the next is asked for.
         again: runs the layer on another [tokens, hidden], in the place of a call without cache.
         let_go: gives the weights back early.
     """
@@ -72,7 +73,7 @@ class Stage:
     name: str
     layer: int | None
     module: nn.Module
-    before: list[Tensor]
+    given: Tensor | None
     after: list[Tensor]
     again: Callable[[int, Tensor], Tensor]
     let_go: Callable[[], None]
@@ -117,8 +118,12 @@ class Layerwise:
         """Whether a tensor of this name is in the files, not tied to another."""
         return self._stored(name) == name and name in self._weights.tensors
 
-    def stages(self, calls: Sequence[Call]) -> Iterator[Stage]:
+    def stages(self, calls: Sequence[Call], watched: int | None = None) -> Iterator[Stage]:
         """The embedding and every layer, in order; each is given back when the next is asked for.
+
+        Args:
+            calls: what to run.
+            watched: index of the call of which stages keep what they are given.
 
         Raises:
             InputError: the class cannot run with its config, or a tensor cannot be used.
@@ -128,15 +133,17 @@ class Layerwise:
             with torch.no_grad():
                 states = self._begin(calls, places)
             name, embedding = self._embedding
-            yield Stage(name, None, embedding, [], states, _never, loaded.close)
+            yield Stage(name, None, embedding, None, states, _never, loaded.close)
         for index, (name, layer) in enumerate(self._layers):
             with ExitStack() as loaded:
                 loaded.enter_context(self._loaded(name, layer))
                 again = partial(self._run, index)
+                given = None if watched is None else states[watched]
                 before, states = states, []
-                states += (again(call, state) for call, state in enumerate(before))
+                while before:  # states of many prompts are large, and are needed once
+                    states.append(again(len(states), before.pop(0)))
                 self._fetch(index + 1)
-                yield Stage(name, index, layer, before, states, again, loaded.close)
+                yield Stage(name, index, layer, given, states, again, loaded.close)
 
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
