@@ -108,7 +108,7 @@ def divergences(
     states: dict[int, list[Tensor]] = {}
     for stage in model.stages([Call(window) for window in windows]):
         if stage.layer is None:
-            states = dict.fromkeys(ranks, list(stage.after))
+            states = {rank: list(stage.after) for rank in ranks}
             continue
         attention = next(m for m in stage.module.modules() if hasattr(m, "q_proj"))
         modules = {name: getattr(attention, name) for name in projections}

@@ -315,6 +315,8 @@ def _walk(
                 # torch's maximum keeps a NaN.
                 found.by_layer.append((other.name, float(torch.tensor(errors).max())))
         ends = (one.after if one else ends[0], other.after if other else ends[1])
+        if other:
+            other.let_go()  # the source's next layer needs the room
         advance()
     return ends
 

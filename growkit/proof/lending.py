@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +71,7 @@ class Lender:
         finally:
             for key, (owner, last) in owners.items():
                 owner[last] = empty[key]
+            _return_memory()
 
     def _ready(self, name: str) -> Tensor:
         fetched = self._fetched.pop(name, None)
@@ -78,3 +81,13 @@ class Lender:
         computing.wait_stream(self._copying)  # type: ignore[arg-type]
         fetched.record_stream(computing)  # else the memory may be reused while it is read
         return fetched
+
+
+def _return_memory() -> None:
+    """Give the system back what is free.
+
+    glibc keeps what lies between tensors that are still in use, a fifth of the peak (measured).
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
