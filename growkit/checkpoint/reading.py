@@ -40,6 +40,7 @@ class Checkpoint:
         self.files, listed = _weight_files(self.folder)
         self.tensors: dict[str, TensorInfo] = {}
         self._file_of: dict[str, Path] = {}
+        self._known_finite: set[str] = set()
         for file in self.files:
             for name, info in _headers(file).items():
                 if name in self._file_of:
@@ -67,11 +68,12 @@ class Checkpoint:
             InputError: the tensor holds NaN or infinity, or its file can no longer be read.
         """
         tensor = _read(self._file_of[name], name)
-        if not _finite(tensor):
+        if name not in self._known_finite and not _finite(tensor):
             raise InputError(
                 f"tensor {name} in {self._file_of[name]} holds NaN or infinity; "
                 "a model like that cannot be grown or proved, use an earlier checkpoint"
             )
+        self._known_finite.add(name)  # a proof reads every tensor several times
         return tensor
 
     def blocks(self, name: str) -> Iterator[Tensor]:

@@ -329,7 +329,7 @@ def _let_go(stages: Iterator[Stage]) -> Iterator[Stage]:
 
 
 Arrangement = Callable[[Tensor], Tensor]
-"""From what a grown layer hands on to all copies of it, [..., hidden of the source, copies]."""
+"""From what a grown layer hands on to all copies of it, [..., copies, hidden of the source]."""
 
 
 def _arrangement(expected: Tensor, found: Tensor) -> Arrangement | None:
@@ -339,10 +339,10 @@ def _arrangement(expected: Tensor, found: Tensor) -> Arrangement | None:
         return None
 
     def tiled(state: Tensor) -> Tensor:  # the whole space again and again, as growkit writes it
-        return state.view(*state.shape[:-1], grown // size, size).transpose(-1, -2)
+        return state.view(*state.shape[:-1], grown // size, size)
 
     def adjacent(state: Tensor) -> Tensor:  # copies side by side, as others may
-        return state.view(*state.shape[:-1], size, grown // size)
+        return state.view(*state.shape[:-1], size, grown // size).transpose(-1, -2)
 
     return min((tiled, adjacent), key=lambda order: error_of(order(found), expected))
 
@@ -350,7 +350,7 @@ def _arrangement(expected: Tensor, found: Tensor) -> Arrangement | None:
 def error_of(copies: Tensor, state: Tensor) -> float:
     """Largest difference of any copy, relative to the scale of the state."""
     scale = state.square().mean().sqrt().clamp_min(torch.finfo(state.dtype).tiny)
-    return float((copies - state[..., None]).abs().max() / scale)
+    return float((copies - state[..., None, :]).abs_().max() / scale)
 
 
 def _sample(logits: Tensor, others: Tensor, count: int) -> list[list[float]]:
