@@ -6,40 +6,38 @@ that are larger than memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
+from weakref import finalize
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from growkit.checkpoint import Weights, main_dtype
-from growkit.proof import Settings
+from growkit.errors import InputError, reason
 from growkit.proof.comparison import logits_in_pieces
 from growkit.proof.layerwise import Call, Layerwise
 from growkit.proof.metrics import Distance
-from growkit.proof.prompts import make_prompts
 
-KEPT = 2
-"""Second moments kept at once: two tensors are made side by side."""
+WINDOWS = 64
+"""Windows of the text from which second moments are taken: 32,768 tokens of 512 each."""
 
-Rewritten = Callable[[str, Tensor, int], Tensor]
-"""From a projection's name, its weight and a rank to its weight with that rank."""
-
-
-def calibration_windows(source: Weights, text: str | None) -> tuple[Tensor, ...]:
-    """Token ids of a text as the source's tokenizer reads it, or seeded random ones without.
-
-    Raises:
-        InputError: the text or the tokenizer cannot be used.
-    """
-    return make_prompts(Settings(text), Path(source.where()), source.config).windows
+Way = TypeVar("Way", bound=Hashable)
+"""One of several ways to rewrite projections."""
 
 
 class Calibration:
     """Second moments of what the attention of every layer reads, on a text.
+
+    The model runs once. Moments of all layers together are as large as a part of the model, so they
+    wait in a folder for temporary files; it goes when the object goes.
 
     Args:
         source: a DIFF Transformer.
@@ -47,84 +45,102 @@ class Calibration:
     """
 
     def __init__(self, source: Weights, windows: Sequence[Tensor]) -> None:
-        self._source = source
-        self._calls = [Call(window) for window in windows]
+        self._folder = Path(mkdtemp(prefix="growkit-calibration-"))
+        finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._lock = Lock()
-        self._moments: dict[int, Tensor] = {}
-        self._running: Iterator[tuple[int, Tensor]] = iter(())
+        self._running = _run(source, windows, self._folder)
 
-    def moment(self, layer: int) -> Tensor:
+    def moment(self, layer: int, shrinkage: float = 0.0) -> Tensor:
         """Σ x xᵀ over all tokens, where x is what queries and keys read: [hidden, hidden], float64.
 
-        Layers are best asked for in order: one that lies behind makes the model run once more.
+        Args:
+            layer: its index.
+            shrinkage: the part of the moment that is spread evenly over all directions. What a text
+                shows of rare directions says little of other texts (Ledoit and Wolf, "A
+                well-conditioned estimator for large-dimensional covariance matrices", 2004).
+
+        Raises:
+            InputError: the model cannot be run, or there is no room for temporary files.
         """
+        file = self._folder / str(layer)
         with self._lock:
-            if layer not in self._moments and layer <= max(self._moments, default=layer):
-                self._running, self._moments = self._run(), {}
-            while layer not in self._moments:
-                done, moment = next(self._running)
-                self._moments[done] = moment
-                self._moments.pop(done - KEPT, None)
-            return self._moments[layer]
+            while not file.exists():
+                next(self._running)
+        moment = load_file(file)["moment"]
+        even = torch.eye(len(moment), dtype=moment.dtype) * moment.trace() / len(moment)
+        return moment.lerp(even, shrinkage)
 
-    def _run(self) -> Iterator[tuple[int, Tensor]]:
-        model = _layerwise(self._source)
-        found: list[Tensor] = []
 
-        def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            read = args[0].flatten(0, -2).double()
-            found.append(read.T @ read)
+def _run(source: Weights, windows: Sequence[Tensor], folder: Path) -> Iterator[None]:
+    """Run a model, and write the moment of one layer at a time to a folder."""
+    model = _layerwise(source)
+    hidden = source.config["hidden_size"]
+    moment = torch.zeros(hidden, hidden, dtype=torch.float64, device=model.device)
 
-        for module in model.model.modules():
-            if hasattr(module, "q_proj"):
-                module.q_proj.register_forward_pre_hook(look)
-        for stage in model.stages(self._calls):
-            if stage.layer is not None:
-                moment = torch.stack(found).sum(0)
-                found.clear()
-                yield stage.layer, moment.cpu()
+    def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        read = args[0].flatten(0, -2).double()
+        moment.addmm_(read.T, read)
+
+    for module in model.model.modules():
+        if hasattr(module, "q_proj"):
+            module.q_proj.register_forward_pre_hook(look)
+    for stage in model.stages([Call(window) for window in windows]):
+        if stage.layer is not None:
+            _keep(folder / str(stage.layer), moment.cpu())
+            moment.zero_()
+            yield
+
+
+def _keep(file: Path, moment: Tensor) -> None:
+    try:
+        save_file({"moment": moment}, file)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{file.parent} cannot take {moment.nbytes:,} bytes of second moments per layer "
+            f"({reason(error)}); set TMPDIR to a folder that has room"
+        ) from error
 
 
 def divergences(
     source: Weights,
     windows: Sequence[Tensor],
     projections: Sequence[str],
-    rewritten: Rewritten,
-    ranks: Sequence[int],
-) -> dict[int, float]:
-    """What low ranks cost: KL(source ‖ source with rewritten projections), all in one pass.
+    rewritten: Callable[[str, Tensor, Way], Tensor],
+    ways: Sequence[Way],
+) -> dict[Way, float]:
+    """What other projections cost: KL(source ‖ source with rewritten ones), all in one pass.
 
     Args:
         source: a DIFF Transformer.
         windows: token ids, each [tokens].
         projections: names within a layer's attention, e.g. ``q_proj``.
-        rewritten: makes a projection's weight of a rank.
-        ranks: those to try.
+        rewritten: from a projection's name, its weight and a way to its new weight.
+        ways: those to try, e.g. ranks.
 
     Returns:
-        For every rank, nats per token.
+        For every way, nats per token.
     """
     model = _layerwise(source)
-    states: dict[int, list[Tensor]] = {}
+    states: dict[Way, list[Tensor]] = {}
     for stage in model.stages([Call(window) for window in windows]):
         if stage.layer is None:
-            states = {rank: list(stage.after) for rank in ranks}
+            states = {way: list(stage.after) for way in ways}
             continue
         attention = next(m for m in stage.module.modules() if hasattr(m, "q_proj"))
         modules = {name: getattr(attention, name) for name in projections}
         prefix = next(n for n, m in model.model.named_modules() if m is attention)
         weights = {name: source.read(f"{prefix}.{name}.weight") for name in projections}
-        for rank in ranks:
-            new = {n: rewritten(f"{prefix}.{n}.weight", w, rank) for n, w in weights.items()}
+        for way in ways:
+            new = {n: rewritten(f"{prefix}.{n}.weight", w, way) for n, w in weights.items()}
             with _replaced(modules, new):
-                states[rank] = [stage.again(i, state) for i, state in enumerate(states[rank])]
-    found = {rank: Distance() for rank in ranks}
+                states[way] = [stage.again(i, state) for i, state in enumerate(states[way])]
+    found = {way: Distance() for way in ways}
     with model.head() as head:
         for index, window in enumerate(windows):
             clean = (head, stage.after[index])
-            for rank in ranks:
-                found[rank].add_all(logits_in_pieces(clean, (head, states[rank][index]), window))
-    return {rank: max(each.kl, 0.0) / each.tokens for rank, each in found.items()}
+            for way in ways:
+                found[way].add_all(logits_in_pieces(clean, (head, states[way][index]), window))
+    return {way: max(each.kl, 0.0) / each.tokens for way, each in found.items()}
 
 
 @contextmanager

@@ -196,7 +196,7 @@ def test_a_tolerance_is_kept(
     assert settled <= tolerance
     manifest = read_json(tmp_path / "out" / "growkit.json")
     (step,) = manifest["recipe"]["steps"]
-    assert step.keys() == {"convert", "scope", "rank", "calibration"}
+    assert step.keys() == {"convert", "scope", "rank", "calibration", "shrinkage"}
     rank = int(step["rank"])
     assert rank == read_json(tmp_path / "out" / "config.json")["shared_rank"] > 1
     assert measured(source, tmp_path / "one-below", text, rank=rank - 1, **options) > tolerance

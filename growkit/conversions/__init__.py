@@ -55,11 +55,14 @@ class Choice:
                 raise InputError(f"{self.name} is missing; give {self.help} ({self.form})")
             return self.values[0] if self.values else None
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        if self.values and text not in self.values:
+        if self.values:
+            for known in self.values:
+                if text.replace("-", "_") == known.replace("-", "_"):
+                    return known
             raise InputError(
                 f"{self.name} {text!r} is not known; choose {' or '.join(self.values)}"
             )
-        if not self.values and not self.accepts(text):
+        if not self.accepts(text):
             raise InputError(f"{self.name} is {text!r}; give {self.help} ({self.form})")
         return text
 

@@ -9,7 +9,9 @@ Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads, shared_keys, shared_queries
 from growkit.families.llama import ATTENTION
 from growkit.plan import Check, Judged, Rule
-from growkit.proof import MOST_VALUES, Spectrum
+from growkit.proof import MOST_VALUES, Settings, Spectrum
 from growkit.ranks import smallest_rank
 from growkit.rewriting import rewrite, taken_over
 
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 PARTS = ("base.weight", "down.weight", "up.weight")
 
+SHRINKAGES = (0.0, 0.3, 0.6, 0.9, 0.97, 1.0)
+"""From what a text shows, as it is, to all inputs alike."""
+
 
 def _is_rank(text: str) -> bool:
     return text == "auto" or all(each.isdecimal() and int(each) > 0 for each in text.split(","))
@@ -40,6 +45,13 @@ def _is_rank(text: str) -> bool:
 def _is_positive(text: str) -> bool:
     try:
         return 0 < float(text) < float("inf")
+    except ValueError:
+        return False
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
     except ValueError:
         return False
 
@@ -71,13 +83,21 @@ class SharedDiff:
             (),
             "the share of the squared differences that rank auto keeps in every layer, e.g. 0.99",
             "SHARE",
-            lambda text: _is_positive(text) and float(text) <= 1,
+            lambda text: _is_share(text) and float(text) > 0,
         ),
         Choice(
             "calibration",
             (),
             "a UTF-8 text; inputs then count as often as it has them, and rank auto is tried on it",
             "TEXT",
+        ),
+        Choice(
+            "shrinkage",
+            (),
+            "how far all inputs count alike whatever the text has, from 0 to 1; if it is left out, "
+            "what costs least on the text",
+            "SHARE",
+            _is_share,
         ),
     )
     rows = (
@@ -104,18 +124,34 @@ class SharedDiff:
                 self.name, diff, "scope layer pairs signal with noise heads; choose scope head"
             )
         sharing = _Sharing(source, diff | {"qk_projection": "shared"}, options)
-        ranks, kl_by_rank = sharing.ranks()
+        way, kl_by_rank = sharing.settle()
+        distinct = sorted(set(way.ranks))
         config = diff | {
             "qk_projection": "shared",
             "shared_scope": options["scope"],
-            "shared_rank": ranks[0] if len(set(ranks)) == 1 else ranks,
+            "shared_rank": distinct[0] if len(distinct) == 1 else list(way.ranks),
         }
-        plan = rewrite(source, config, sharing.rule(ranks), sharing.checks(ranks))
-        some = " or ".join(map(str, sorted(set(ranks))))
+        plan = rewrite(source, config, sharing.rule(way), sharing.checks(way))
+        some = " or ".join(map(str, distinct))
         lost = f"what rank {some} cannot hold of the difference between heads that share a base"
-        kept = {name: options[name] for name in ("scope", "calibration") if name in options}
-        settled = kept | {"rank": ",".join(map(str, ranks if len(set(ranks)) > 1 else ranks[:1]))}
+        settled = {name: options[name] for name in ("scope", "calibration") if name in options}
+        settled["rank"] = ",".join(map(str, distinct if len(distinct) == 1 else way.ranks))
+        if "calibration" in options:
+            settled["shrinkage"] = f"{way.shrinkage:g}"
         return Converted([plan], "bounded", lost, settled, kl_by_rank)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way to share.
+
+    Attributes:
+        ranks: of the updates, layer by layer.
+        shrinkage: see ``Calibration``; 1 where all inputs count alike.
+    """
+
+    ranks: tuple[int, ...]
+    shrinkage: float
 
 
 class _Sharing:
@@ -123,6 +159,7 @@ class _Sharing:
 
     def __init__(self, source: Weights, config: Config, options: Mapping[str, str]) -> None:
         self._source, self._config, self._options = source, config, options
+        self._layers: int = config["num_hidden_layers"]
 
     @cached_property
     def projections(self) -> dict[str, Heads]:
@@ -130,65 +167,94 @@ class _Sharing:
         return projections(self._config | {"shared_scope": self._options["scope"]})
 
     @cached_property
-    def calibration(self) -> Calibration | None:
-        """What the projections read; None if all inputs count alike."""
-        from growkit.calibration import Calibration
+    def _calibration(self) -> Calibration:
+        from growkit.calibration import WINDOWS, Calibration
 
-        return Calibration(self._source, self._windows) if "calibration" in self._options else None
+        return Calibration(self._source, self._windows(WINDOWS))
 
-    @cached_property
-    def _windows(self) -> Sequence[Tensor]:
-        from growkit.calibration import calibration_windows
+    def _windows(self, count: int = Settings.prompts) -> Sequence[Tensor]:
+        from growkit.proof.prompts import make_prompts
 
-        return calibration_windows(self._source, self._options.get("calibration"))
+        text = Settings(self._options.get("calibration"), count)
+        return make_prompts(text, Path(self._source.where()), self._source.config).windows
 
-    def ranks(self) -> tuple[list[int], Mapping[int, float]]:
-        """The rank of every layer, and what ranks cost that were tried.
+    def settle(self) -> tuple[_Way, Mapping[int, float]]:
+        """The way to share, and what ranks cost that were tried.
 
         Raises:
             InputError: the options contradict each other, or no rank keeps the tolerance.
         """
-        layers: int = self._config["num_hidden_layers"]
         goals = [name for name in ("tolerance", "energy") if name in self._options]
+        if "shrinkage" in self._options and "calibration" not in self._options:
+            raise InputError("shrinkage goes with a calibration text; leave it out, or give one")
         if self._options["rank"] != "auto":
             if goals:
                 raise InputError(f"{goals[0]} goes with rank auto; leave it out, or choose auto")
-            ranks = [int(rank) for rank in self._options["rank"].split(",")]
-            if len(ranks) not in (1, layers):
-                raise InputError(f"{len(ranks)} ranks were given; the model has {layers} layers")
-            return ranks * (layers // len(ranks)), {}
+            ranks = tuple(map(int, self._options["rank"].split(",")))
+            if len(ranks) not in (1, self._layers):
+                raise InputError(
+                    f"{len(ranks)} ranks were given; the model has {self._layers} layers"
+                )
+            return self._best(ranks * (self._layers // len(ranks))), {}
         if len(goals) != 1:
             raise InputError("rank auto needs either a tolerance or an energy to keep; give one")
         if goals[0] == "energy":
-            energy = float(self._options["energy"])
-            return [self._rank_for_energy(layer, energy) for layer in range(layers)], {}
-        rank, kl_by_rank = self._rank_for_tolerance(float(self._options["tolerance"]))
-        return [rank] * layers, kl_by_rank
+            return self._way_for_energy(float(self._options["energy"])), {}
+        return self._way_for_tolerance(float(self._options["tolerance"]))
 
-    def _rank_for_tolerance(self, tolerance: float) -> tuple[int, Mapping[int, float]]:
+    @cached_property
+    def _shrinkages(self) -> Sequence[float]:
+        """Those that are allowed."""
+        if "calibration" not in self._options:
+            return (1.0,)
+        given = self._options.get("shrinkage")
+        return SHRINKAGES if given is None else (float(given),)
+
+    def _best(self, ranks: tuple[int, ...]) -> _Way:
+        ways = [_Way(ranks, shrinkage) for shrinkage in self._shrinkages]
+        costs = self._costs(ways) if len(ways) > 1 else {ways[0]: 0.0}
+        return min(ways, key=costs.__getitem__)
+
+    def _way_for_tolerance(self, tolerance: float) -> tuple[_Way, Mapping[int, float]]:
+        tried: dict[_Way, float] = {}
+
+        def cheapest(rank: int) -> _Way:
+            return min((way for way in tried if way.ranks[0] == rank), key=tried.__getitem__)
+
+        def costs(ranks: Sequence[int]) -> Mapping[int, float]:
+            for shrinkage in self._shrinkages:  # all at once would hold that many hidden states
+                tried.update(self._costs([_Way((r,) * self._layers, shrinkage) for r in ranks]))
+            return {rank: tried[cheapest(rank)] for rank in ranks}
+
+        rank, kl_by_rank = smallest_rank(self._full_rank, costs, tolerance)
+        return cheapest(rank), kl_by_rank
+
+    def _costs(self, ways: Sequence[_Way]) -> Mapping[_Way, float]:
+        """What ways cost on the text, nats per token."""
         import torch
 
         from growkit.calibration import divergences
 
         dtype = getattr(torch, TORCH_NAMES[main_dtype(self._source.tensors)])  # of the parts
 
-        def rewritten(name: str, weight: Tensor, rank: int) -> Tensor:
+        def rewritten(name: str, weight: Tensor, way: _Way) -> Tensor:
             heads, layer = self.projections[name.split(".")[-2]], _layer_of(name)
-            moment = self._moment(layer)
-            parts = heads.factorise(weight.double(), rank, moment, dtype)
+            moment = self._moment(layer, way.shrinkage)
+            parts = heads.factorise(weight.double(), way.ranks[layer], moment, dtype)
             return heads.multiplied_out(*(part.double() for part in parts))
 
-        def costs(ranks: Sequence[int]) -> Mapping[int, float]:
-            return divergences(
-                self._source, self._windows, list(self.projections), rewritten, ranks
-            )
+        return divergences(self._source, self._windows(), list(self.projections), rewritten, ways)
 
-        return smallest_rank(self._full_rank, costs, tolerance)
+    def _way_for_energy(self, energy: float) -> _Way:
+        shrinkage = self._shrinkages[0]  # the energy is that of the text as it is
+        layers = range(self._layers)
+        ranks = tuple(self._rank_for_energy(layer, energy, shrinkage) for layer in layers)
+        return _Way(ranks, shrinkage)
 
-    def _rank_for_energy(self, layer: int, energy: float) -> int:
+    def _rank_for_energy(self, layer: int, energy: float, shrinkage: float) -> int:
         from growkit.algebra.low_rank import share, spread
 
-        moment = self._moment(layer)
+        moment = self._moment(layer, shrinkage)
         members = [
             heads.members(self._source.read(_weight(name, layer)).double())
             for name, heads in self.projections.items()
@@ -209,10 +275,11 @@ class _Sharing:
         weights = {name: self._source.read(_weight(name, 0)) for name in self.projections}
         return max(heads.full_rank(weights[name]) for name, heads in self.projections.items())
 
-    def _moment(self, layer: int) -> Tensor | None:
-        return self.calibration.moment(layer) if self.calibration else None
+    def _moment(self, layer: int, shrinkage: float) -> Tensor | None:
+        """Of what a layer reads; None if all inputs count alike."""
+        return self._calibration.moment(layer, shrinkage) if shrinkage < 1 else None
 
-    def rule(self, ranks: Sequence[int]) -> Callable[[str, TensorInfo, int | None], Rule | None]:
+    def rule(self, way: _Way) -> Callable[[str, TensorInfo, int | None], Rule | None]:
         """The rules of the parts."""
         factors: dict[str, _Factors] = {}
 
@@ -221,11 +288,11 @@ class _Sharing:
                 prefix, found, part = name.partition(f"{projection}.")
                 if found and part in PARTS:
                     assert layer is not None
-                    of = f"{prefix}{projection}.weight"
-                    moment = partial(self._moment, layer)
-                    made = factors.setdefault(of, _Factors(heads, ranks[layer], moment))
+                    of, rank = f"{prefix}{projection}.weight", way.ranks[layer]
+                    moment = partial(self._moment, layer, way.shrinkage)
+                    made = factors.setdefault(of, _Factors(heads, rank, moment))
                     compute = partial(made.part, PARTS.index(part), info)
-                    why = f"best base and rank-{ranks[layer]} updates, scope {heads.scope}"
+                    why = f"best base and rank-{rank} updates, scope {heads.scope}"
                     return Rule(name, info, (of,), why, compute, None, repeatable=False)
                 if found and part == "up.bias":
                     return taken_over(name, info, f"{prefix}{projection}.bias")
@@ -233,13 +300,13 @@ class _Sharing:
 
         return special
 
-    def checks(self, ranks: Sequence[int]) -> list[Check]:
+    def checks(self, way: _Way) -> list[Check]:
         """What must hold of the parts."""
         found = []
-        for layer in range(len(ranks)):
+        for layer in range(self._layers):
             for projection, heads in self.projections.items():
                 module = ATTENTION.format(layer=layer) + projection
-                judge = partial(_judge, module, heads, "calibration" in self._options)
+                judge = partial(_judge, module, heads, way.shrinkage < 1)
                 targets = tuple(f"{module}.{part}" for part in PARTS)
                 found.append(Check((f"{module}.weight",), targets, judge))
         return found

@@ -101,7 +101,7 @@ class Layerwise:
     ) -> None:
         self.model, self._weights, self._stored = empty_model(weights, dtype, attention)
         self._lender = Lender(self._weights, self._stored, dtype, device)
-        self._device = device
+        self.device = device
         self._embedding, *self._layers, self._head = blocks(self.model)
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
@@ -287,13 +287,13 @@ class Layerwise:
             return (given[0],) if self._tuples else given[0]
 
         inputs = {
-            key: value.to(self._device) if isinstance(value, Tensor) else value
+            key: value.to(self.device) if isinstance(value, Tensor) else value
             for key, value in call.inputs.items()
         }
         if cache is not None:
             inputs["past_key_values"] = cache
         with self._standing_aside(stand_aside), suppress(_ArrivedError):
-            ids = place[None].to(self._device)
+            ids = place[None].to(self.device)
             self._guarded(self.model, input_ids=ids, use_cache=call.cached, **inputs)
         if given[-1].dim() < given[0].dim():  # it took the first of what was no tuple
             self._tuples = True

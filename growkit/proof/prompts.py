@@ -72,7 +72,13 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
             f"the tokenizer in {folder} makes token {largest} of {file}, but the model's "
             f"vocab_size is {config['vocab_size']}; they do not belong together"
         )
-    return Prompts(tuple(windows[: settings.prompts]), hashlib.sha256(raw).hexdigest())
+    return Prompts(_spread(windows, settings.prompts), hashlib.sha256(raw).hexdigest())
+
+
+def _spread(windows: list[Tensor], count: int) -> tuple[Tensor, ...]:
+    """As many windows, from all over a text: its beginning may be like nothing else in it."""
+    count = min(count, len(windows))
+    return tuple(windows[(2 * i + 1) * len(windows) // (2 * count)] for i in range(count))
 
 
 def _tokenize(documents: list[str], folder: Path) -> list[Tensor]:
