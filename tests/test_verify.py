@@ -13,10 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import growkit
+from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError
 from growkit.proof import Settings, VerifyResult, comparison, verdict
+from growkit.proof.layerwise import Call, Layerwise
 from growkit.proof.metrics import Distance
-from tests.conftest import save_model
+from tests.conftest import folder_bytes, save_model
 
 QUICK = {"prompts": 2, "length": 12}
 Make = Callable[..., Path]
@@ -261,6 +263,31 @@ def test_distance_is_what_it_says() -> None:
     assert distance.agreeing == 1
     assert distance.loss_source == pytest.approx(-math.log(0.5))
     assert distance.loss_target == pytest.approx(-math.log(0.75))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Path) -> None:
+    """Weights in float64 are not cast: what is spoiled is mapped from the files."""
+    source = make("llama", dtype=torch.float64, num_hidden_layers=4)
+    growkit.grow(source, tmp_path / "out", hidden="x2", verify=None)
+    for folder in (source, tmp_path / "out"):
+        weights = load_file(folder / "model.safetensors")
+        if file.endswith(".bin"):
+            (folder / "model.safetensors").unlink()
+            torch.save(weights, folder / file)
+    before = folder_bytes(tmp_path)
+    result = growkit.verify(source, tmp_path / "out", **QUICK)
+    assert folder_bytes(tmp_path) == before
+    assert result["negative_control_caught"]
+    assert result["kept"]  # the gradients and everything after the control are of sound weights
+    stages = Layerwise(Checkpoint(tmp_path / "out"), torch.float64, torch.device("cpu"), None)
+    for stage in stages.stages([Call(torch.arange(4))]):
+        for key, parameter in stage.module.named_parameters() if stage.layer is not None else ():
+            clean = parameter.detach().clone()
+            parameter.data *= 1 + comparison.FAULT
+            assert not parameter.equal(clean)  # the control
+            stage.reload(key)
+            assert parameter.equal(clean)
 
 
 def test_a_control_that_is_not_noticed_spoils_the_verdict(

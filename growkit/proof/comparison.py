@@ -64,11 +64,10 @@ class Control:
     def _spoil(self, stage: Stage, call: int) -> None:
         matrices = {k: p for k, p in stage.module.named_parameters() if p.dim() > 1}
         key, weight = max(matrices.items(), key=lambda item: float(item[1].detach().norm()))
-        original = weight.data
-        weight.data = original * (1 + FAULT)
+        weight.data *= 1 + FAULT
         assert stage.given is not None
         spoiled = stage.again(call, stage.given)
-        weight.data = original
+        stage.reload(key)  # a copy would take as much memory
         # An identity block, say, multiplies by zero what is spoiled here.
         if not spoiled.equal(stage.after[call]):
             self.state, self.fault = spoiled, f"{stage.name}.{key} × {1 + FAULT}"

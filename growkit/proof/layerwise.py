@@ -67,6 +67,7 @@ class Stage:
             for the embedding.
         after: what it hands on in every call, each [tokens, hidden], until the next is asked for.
         again: runs the layer on another [tokens, hidden], in the place of a call without cache.
+        reload: reads a parameter of the module again, after it was changed.
         let_go: gives the weights back early.
     """
 
@@ -76,6 +77,7 @@ class Stage:
     given: Tensor | None
     after: list[Tensor]
     again: Callable[[int, Tensor], Tensor]
+    reload: Callable[[str], None]
     let_go: Callable[[], None]
 
 
@@ -133,7 +135,7 @@ class Layerwise:
             with torch.no_grad():
                 states = self._begin(calls, places)
             name, embedding = self._embedding
-            yield Stage(name, None, embedding, None, states, _never, loaded.close)
+            yield Stage(name, None, embedding, None, states, _never, _never, loaded.close)
         for index, (name, layer) in enumerate(self._layers):
             with ExitStack() as loaded:
                 loaded.enter_context(self._loaded(name, layer))
@@ -143,7 +145,8 @@ class Layerwise:
                 while before:  # states of many prompts are large, and are needed once
                     states.append(again(len(states), before.pop(0)))
                 self._fetch(index + 1)
-                yield Stage(name, index, layer, given, states, again, loaded.close)
+                reload = partial(self._reload, name, layer)
+                yield Stage(name, index, layer, given, states, again, reload, loaded.close)
 
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -361,6 +364,11 @@ class Layerwise:
         names = {key: f"{name}.{key}" for key, _ in layer.named_parameters()}
         return self._lender.lent(layer, names)
 
+    def _reload(self, name: str, layer: nn.Module, key: str) -> None:
+        parameter = layer.get_parameter(key)
+        parameter.data = parameter.new_empty(0)  # before there is another one
+        parameter.data = self._lender.cast(self._lender.tensor(f"{name}.{key}"))
+
     def _fetch(self, index: int) -> None:
         """Begin to load the weights of a layer, if there is one."""
         for name, layer in self._layers[index : index + 1]:
@@ -432,5 +440,5 @@ def _product(factors: tuple[Tensor, Tensor]) -> Tensor:
     return factors[0].T @ factors[1]
 
 
-def _never(call: int, state: Tensor) -> Tensor:
-    raise AssertionError("an embedding is not run again")
+def _never(*args: Any) -> Any:
+    raise AssertionError("an embedding is neither run again nor changed")
