@@ -5,11 +5,15 @@
 By hand: both models are loaded with transformers, in float64 and then in the storage dtype, run on
 the same tokens, and what verify prints of the logits is taken: largest difference, scale, KL, top-1
 agreement, losses. The same work of growkit is the comparison alone: the same prompts in both
-dtypes, one layer at a time. The whole ``growkit verify`` also looks at every weight, asks in
-several more ways, carries a fault and the source's rounding along, and takes gradients. A random
-float32 Llama (hidden 1024, ffn 2816, 3 layers, 16 heads, vocabulary 8000) is grown by two. They
-run in turn, as processes of their own; ratios are taken run by run. Needs 2 GB of disk and 6 GB of
-memory, and prints Markdown.
+dtypes, one layer at a time.
+
+Everything by hand: besides, what else `growkit verify` reports. Every weight is held against its
+copies, both models are asked in four more ways in both dtypes, a fault is put into a matrix, the
+gradients of copies are compared, and the source's rounding is measured.
+
+A random float32 Llama (hidden 1024, ffn 2816, 3 layers, 16 heads, vocabulary 8000) is grown by two.
+All run in turn, as processes of their own; ratios are taken run by run. Needs 2 GB of disk and 6 GB
+of memory, and prints Markdown.
 """
 
 from __future__ import annotations
@@ -21,12 +25,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from growth_speed import run
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 PROMPTS, LENGTH = 8, 512  # what `growkit verify` does by default
+SOME, SHORT = 128, 48  # tokens on which it does what else it does
 
 
 def make_source(folder: Path) -> None:
@@ -44,30 +54,96 @@ def make_source(folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def by_hand(source: Path, target: Path) -> float:
+def by_hand(source: Path, target: Path, everything: bool) -> None:
     """What growkit is not used for: nothing but transformers and torch."""
     import torch
     from torch.nn.functional import cross_entropy, kl_div
     from transformers import AutoModelForCausalLM
 
     ids = torch.randint(8000, (PROMPTS, LENGTH), generator=torch.Generator().manual_seed(0))
-    largest = scale = kl = agreeing = losses = 0.0
+    largest = scale = kl = agreeing = losses = rounding = 0.0
+    exact: list[torch.Tensor] = []
     for dtype in (torch.float64, torch.float32):
-        models = [AutoModelForCausalLM.from_pretrained(f, dtype=dtype) for f in (source, target)]
-        for prompt in ids:
+        first = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        second = AutoModelForCausalLM.from_pretrained(target, dtype=dtype)
+        for index, prompt in enumerate(ids):
             with torch.no_grad():
-                one, other = (model(prompt[None]).logits[0].double() for model in models)
+                one, other = (model(prompt[None]).logits[0].double() for model in (first, second))
             largest = max(largest, float((one - other).abs().max()))
             scale += float(one.square().mean())
             log_p, log_q = one.log_softmax(-1), other.log_softmax(-1)
             kl += float(kl_div(log_q, log_p, log_target=True, reduction="sum"))
             agreeing += float((one.argmax(-1) == other.argmax(-1)).sum())
             losses += sum(float(cross_entropy(each[:-1], prompt[1:])) for each in (one, other))
-    print(largest, scale, kl, agreeing, losses)
-    return largest
+            if everything and dtype is torch.float64:
+                exact.append(one[:: LENGTH // SOME].clone())
+            elif everything:
+                rounding = max(rounding, float((exact[index] - one[:: LENGTH // SOME]).abs().max()))
+        if everything:
+            print(other_ways(first, second, ids[0, :SHORT]))
+        if everything and dtype is torch.float64:
+            print(weights_and_gradients(first, second, ids[0, :SOME]))
+    print(largest, scale, kl, agreeing, losses, rounding)
 
 
-def comparison_alone(source: Path, target: Path) -> float:
+def other_ways(source: Any, target: Any, prompt: Tensor) -> list[float]:
+    """Largest differences when they decode from the cache, are padded, and get positions."""
+    import torch
+
+    def decoded(model: Any) -> Tensor:
+        first = model(prompt[None, :-4], use_cache=True)
+        logits, cache = [first.logits], first.past_key_values
+        for part in prompt[-4:].split([1, 1, 2]):
+            logits.append(model(part[None], past_key_values=cache, use_cache=True).logits)
+        return torch.cat(logits, 1)
+
+    def padded(model: Any) -> Tensor:
+        mask = torch.tensor([[0] * 5 + [1] * len(prompt)])
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        tokens = torch.cat([prompt.new_zeros(5), prompt])[None]
+        return model(tokens, attention_mask=mask, position_ids=positions).logits[:, 5:]
+
+    def placed(positions: Tensor) -> Callable[[Any], Tensor]:
+        mask = torch.ones(1, len(prompt), dtype=torch.long)
+        return lambda model: (
+            model(prompt[None], attention_mask=mask, position_ids=positions[None]).logits
+        )
+
+    far = torch.linspace(0, 2047, len(prompt)).long()
+    ways = (decoded, padded, placed(torch.arange(7, 7 + len(prompt))), placed(far))
+    with torch.no_grad():
+        return [float((way(source) - way(target)).abs().max()) for way in ways]
+
+
+def weights_and_gradients(source: Any, target: Any, prompt: Tensor) -> list[float]:
+    """How far copies are from their weights, and their gradients apart; what a fault does."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    weights = dict(source.named_parameters())
+    lost = 0.0
+    for name, weight in target.named_parameters():
+        (rows, *columns), one = weight.shape, weights[name].detach()
+        parts = weight.detach().unflatten(0, (rows // len(one), len(one)))
+        if columns:
+            columns = [columns[0] // one.shape[1], one.shape[1]]
+            parts = parts.unflatten(2, columns).sum(2) / (columns[0] if "embed" in name else 1)
+        lost = max(lost, float((parts - one).abs().max()))
+    logits = target(prompt[None]).logits[0]
+    cross_entropy(logits[:-1], prompt[1:]).backward()
+    apart = []
+    for name, weight in target.named_parameters():
+        copies = weight.grad.unflatten(0, (-1, len(weights[name])))
+        apart.append(float((copies[0] - copies[1]).abs().flatten(1).amax(1).median()))
+    layer = target.model.layers[len(target.model.layers) // 2]
+    matrix = max(layer.parameters(), key=lambda each: float(each.detach().norm()))
+    with torch.no_grad():
+        matrix *= 1.001
+        changed = float((target(prompt[None]).logits[0] - logits).abs().max())
+    return [lost, min(apart), changed]
+
+
+def comparison_alone(source: Path, target: Path) -> None:
     """The same with the parts of growkit's proof."""
     import torch
 
@@ -89,7 +165,7 @@ def comparison_alone(source: Path, target: Path) -> float:
 
     with strict_float64():
         strict = largest(torch.float64)
-    return max(strict, largest(torch.float32))
+    print(max(strict, largest(torch.float32)))
 
 
 def main() -> None:
@@ -97,38 +173,50 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the models are made")
     parser.add_argument("--by-hand", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--everything", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--alone", nargs=2, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.by_hand:
-        print(by_hand(*arguments.by_hand))
-        return
-    if arguments.alone:
-        print(comparison_alone(*arguments.alone))
-        return
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
+        by_hand(*arguments.by_hand, False)
+    elif arguments.everything:
+        by_hand(*arguments.everything, True)
+    elif arguments.alone:
+        comparison_alone(*arguments.alone)
+    else:
+        compare_speeds(arguments.pairs, arguments.folder)
+
+
+def compare_speeds(pairs: int, folder: Path | None) -> None:
+    """Run all of them, and print a table."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         source, target = f"{scratch}/source", f"{scratch}/target"
         make_source(Path(source))
         growkit = [sys.executable, "-m", "growkit"]
         grow = [*growkit, "grow", source, target, "--hidden", "x2", "--no-verify"]
         subprocess.run(grow, check=True)
         amount = ["--prompts", f"{PROMPTS}", "--length", f"{LENGTH}", "--device", "cpu"]
+        this = [sys.executable, __file__]
         commands = {
-            "by hand": [sys.executable, __file__, "--by-hand", source, target],
-            "the comparison alone": [sys.executable, __file__, "--alone", source, target],
+            "by hand": [*this, "--by-hand", source, target],
+            "the comparison alone": [*this, "--alone", source, target],
+            "everything by hand": [*this, "--everything", source, target],
             "`growkit verify`": [*growkit, "verify", source, target, *amount],
         }
         runs = [
-            {name: run(command) for name, command in commands.items()}
-            for _ in range(arguments.pairs + 1)
+            {name: run(command) for name, command in commands.items()} for _ in range(pairs + 1)
         ][1:]  # the first only warms up
     print(f"{platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}")
-    print(f"{PROMPTS} prompts of {LENGTH} tokens; medians of {arguments.pairs} rounds\n")
-    print("| | seconds | times by hand | peak memory, GB |\n| --- | --- | --- | --- |")
+    print(f"{PROMPTS} prompts of {LENGTH} tokens; medians of {pairs} rounds\n")
+    print("| | seconds | times by hand | times everything by hand | peak memory, GB |")
+    print("| --- | --- | --- | --- | --- |")
     for name in commands:
         seconds = statistics.median(each[name].seconds for each in runs)
-        ratio = statistics.median(each[name].seconds / each["by hand"].seconds for each in runs)
+        ratios = [
+            statistics.median(each[name].seconds / each[other].seconds for each in runs)
+            for other in ("by hand", "everything by hand")
+        ]
         memory = max(each[name].mebibytes for each in runs) * 2**20 / 1e9
-        print(f"| {name} | {seconds:.1f} | {ratio:.2f} | {memory:.2f} |")
+        print(f"| {name} | {seconds:.1f} | {ratios[0]:.2f} | {ratios[1]:.2f} | {memory:.2f} |")
 
 
 if __name__ == "__main__":

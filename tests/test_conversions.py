@@ -244,6 +244,18 @@ def test_sharing_with_less_rank_is_bounded(scope: str, tmp_path: Path) -> None:
     assert distances[0] > distances[2] > 1e-6
 
 
+def test_a_value_may_be_written_with_a_hyphen(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "diffllama", head_dim=8)
+    for scope in ("all-heads", "all_heads"):
+        convert(source, tmp_path / scope, "shared-diff", scope=scope, rank=2)
+        config, manifest = (
+            read_json(tmp_path / scope / f"{f}.json") for f in ("config", "growkit")
+        )
+        assert config["shared_scope"] == manifest["recipe"]["steps"][0]["scope"] == "all_heads"
+    with pytest.raises(InputError, match="scope 'all heads' is not known; choose head or layer or"):
+        convert(source, tmp_path / "out", "shared-diff", scope="all heads", rank=2)
+
+
 def test_grow_and_share_in_one_pass(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "diffllama", head_dim=8)
     grow = GrowStep("group-diff", {"hidden": "x2", "signal_heads": "x4"})

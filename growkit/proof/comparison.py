@@ -26,6 +26,9 @@ TOKENS_FIRST = 64
 PROBE = 128
 """Tokens, at most, of the prompt that is run with a fault, and backward."""
 
+SPREAD = 128
+"""Tokens of every prompt, at most, on which rounding in the storage dtype is measured."""
+
 SAMPLE = 500
 """Pairs of logits that are kept to be drawn."""
 
@@ -179,8 +182,8 @@ class Compared:
         by_layer: name of the embedding, of every layer and of the head, and the largest error of
             what it hands on, relative to its scale; up to the last that can be compared.
         worst: index of the prompt with the largest error.
-        source: what the last layer of the source hands on, for every prompt.
-        target: likewise.
+        ends: what the last layers of source and target hand on of that prompt, [tokens, hidden].
+        spread: what that of the source does of some tokens of every prompt, each [tokens, hidden].
         sample: pairs of logits, source and target.
         head: name of the target's output head.
     """
@@ -188,8 +191,8 @@ class Compared:
     distances: dict[str, Distance] = field(default_factory=dict)
     by_layer: list[tuple[str, float]] = field(default_factory=list)
     worst: int = 0
-    source: list[Tensor] = field(default_factory=list)
-    target: list[Tensor] = field(default_factory=list)
+    ends: tuple[Tensor, Tensor] | None = None
+    spread: list[Tensor] = field(default_factory=list)
     sample: list[list[float]] = field(default_factory=list)
     head: str = ""
 
@@ -235,10 +238,11 @@ def compare(
         before, after = probe.beside(before, after, probed, len(target.names) - 2)
     found = Compared(head=target.names[-1])
     ends = _walk(_let_go(before), after, padding, found, advance)
-    found.source, found.target = (states[: len(asked[0].calls)] for states in ends)
+    found.spread = [state[_spread(state)] for state in ends[0][: len(asked[0].calls)]]
     with source.head() as source_head, target.head() as target_head:
         heads = source_head, target_head
         _compare_logits(asked, heads, ends, found)
+        found.ends = ends[0][found.worst], ends[1][found.worst]
         if probe:
             on_probe = ends[0][probed], ends[1][probed]
             probe.measure(heads, on_probe, (calls[0], ends[0][0]))
@@ -350,6 +354,12 @@ def error_of(copies: Tensor, state: Tensor) -> float:
     """Largest difference of any copy, relative to the scale of the state."""
     scale = state.square().mean().sqrt().clamp_min(torch.finfo(state.dtype).tiny)
     return float((copies - state[..., None, :]).abs_().max() / scale)
+
+
+def _spread(state: Tensor) -> Tensor:
+    """Places of ``SPREAD`` tokens, from the first to the last; or of all."""
+    places = torch.linspace(0, len(state) - 1, min(len(state), SPREAD), dtype=torch.float64)
+    return places.round().long().to(state.device)
 
 
 def _sample(logits: Tensor, others: Tensor, count: int) -> list[list[float]]:

@@ -369,9 +369,11 @@ class _Proof:
         if difference.layer is not None:
             found = find_fault(self.before, self.after, ids, difference.layer, limit, self.device)
         elif difference.module == compared.head:
-            ends = compared.source[compared.worst], compared.target[compared.worst]
+            assert compared.ends is not None
             with strict_float64():
-                found = find_fault_behind_layers(self._source, self._target, ends, limit, factor)
+                found = find_fault_behind_layers(
+                    self._source, self._target, compared.ends, limit, factor
+                )
         elif difference.module:
             with strict_float64():
                 found = find_fault_before_layers(self._source, self._target, ids, limit, stored)
@@ -401,11 +403,12 @@ class _Proof:
                 with strict_float64():
                     return exact_head(hidden)
 
-            prompts = zip(strict.compared.source, compared.source, asked[0].calls, strict=True)
-            for exact, rounded, call in prompts:
-                rounding.add_all(logits_in_pieces((strict_head, exact), (head, rounded), call.ids))
+            for exact, rounded in zip(strict.compared.spread, compared.spread, strict=True):
+                nothing = torch.zeros(len(exact), dtype=torch.long)  # no losses are wanted
+                rounding.add_all(logits_in_pieces((strict_head, exact), (head, rounded), nothing))
         tolerance = None
-        if rounding.relative < 1:  # else overflow, say: there is nothing to be kept
+        overflow = not math.isfinite(compared.prefill.squared_source)
+        if rounding.relative < 1 and not overflow:  # else there is nothing to be kept
             tolerance = ROUNDING_MARGIN * max(rounding.relative, torch.finfo(dtype).eps)
         return Native(
             compared, name, _name(self.device), rounding.relative, ROUNDING_MARGIN, tolerance
