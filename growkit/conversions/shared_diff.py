@@ -137,7 +137,7 @@ class SharedDiff:
         settled = {name: options[name] for name in ("scope", "calibration") if name in options}
         settled["rank"] = ",".join(map(str, distinct if len(distinct) == 1 else way.ranks))
         if "calibration" in options:
-            settled["shrinkage"] = f"{way.shrinkage:g}"
+            settled["shrinkage"] = str(way.shrinkage)
         return Converted([plan], "bounded", lost, settled, kl_by_rank)
 
 
