@@ -53,7 +53,9 @@ def main() -> None:
                 manifest = json.loads((folder / "out" / "growkit.json").read_text("utf-8"))
                 (step,) = manifest["recipe"]["steps"]
                 figures = f"{kl[0]:.3g} | {kl[1]:.3g} | {kl[1] / kl[0]:.2f}"
-                print(f"| {scope} | {rank} | {float(step['shrinkage']):g} | {figures} |", flush=True)
+                print(
+                    f"| {scope} | {rank} | {float(step['shrinkage']):g} | {figures} |", flush=True
+                )
 
 
 if __name__ == "__main__":
