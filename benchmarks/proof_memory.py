@@ -3,7 +3,7 @@
     python benchmarks/proof_memory.py [--scale 1] [--folder FOLDER]
 
 A random float32 Llama (hidden 2048, ffn 5632, 12 layers, 16 heads, vocabulary 32000: 3 GB) is grown
-by two to 11 GB, without the proof. Then ``growkit.verify`` runs on 4 random prompts of 128 tokens,
+by two to 11 GB, without the proof. Then ``growkit.verify`` runs on 8 random prompts of 512 tokens,
 in a process of its own, whose peaks of resident memory are read from /proc. So it does for 4 and
 8 layers of half the width, which should need the same. Files that are mapped count while they are
 looked at. Needs Linux and about 14 GB of disk, and prints Markdown.
@@ -95,7 +95,7 @@ def peaks(source: Path, grown: Path) -> dict[str, float]:
     named(verdict._Proof, "native", "as it runs")
     named(Layerwise, "gradients", "gradients")
     with phase("else"):
-        result = verdict.verify(source, grown, prompts=4, length=128, device="cpu")
+        result = verdict.verify(source, grown, device="cpu")
     assert result["kept"]
     return found
 

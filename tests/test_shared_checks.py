@@ -73,7 +73,7 @@ def test_sound_parts_raise_no_alarm(seed: int, tmp_path: Path) -> None:
             shutil.copy(DEMO / name, source)
         text = tmp_path / "text.txt"
         text.write_text("Growing keeps what was learned. " * 20)
-        options["calibration"] = str(text)
+        options |= {"calibration": str(text), "shrinkage": choose.choice([0, 0.5, 1])}
     wider = GrowStep("group-diff", {"hidden": "x2"})
     before = [[], [wider], [ConvertStep("dint")]] if not grouped else [[], [wider]]
     after = [[], [wider], [GrowStep("group-diff", {"signal_heads": "x2"})]]
