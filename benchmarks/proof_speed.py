@@ -134,7 +134,8 @@ def weights_and_gradients(source: Any, target: Any, prompt: Tensor) -> list[floa
     apart = []
     for name, weight in target.named_parameters():
         copies = weight.grad.unflatten(0, (-1, len(weights[name])))
-        apart.append(float((copies[0] - copies[1]).abs().flatten(1).amax(1).median()))
+        if len(copies) > 1:
+            apart.append(float((copies[0] - copies[1]).abs().median()))
     layer = target.model.layers[len(target.model.layers) // 2]
     matrix = max(layer.parameters(), key=lambda each: float(each.detach().norm()))
     with torch.no_grad():

@@ -13,6 +13,11 @@ from torch import Tensor, nn
 from growkit.checkpoint import Weights
 
 
+LARGE = 1 << 29
+"""Bytes of a module after which free memory goes back to the system; for less it is not worth the
+time to get it again."""
+
+
 class Lender:
     """Lends the weights of a checkpoint to the modules of a model.
 
@@ -64,14 +69,17 @@ class Lender:
             path, _, last = key.rpartition(".")
             owners[key] = (module.get_submodule(path)._parameters, last)
         empty = {key: owner[last] for key, (owner, last) in owners.items()}
+        lent = 0
         try:
             for key, (owner, last) in owners.items():
                 owner[last] = nn.Parameter(self._ready(names[key]))
+                lent += owner[last].nbytes
             yield
         finally:
             for key, (owner, last) in owners.items():
                 owner[last] = empty[key]
-            _return_memory()
+            if lent >= LARGE:
+                _return_memory()
 
     def _ready(self, name: str) -> Tensor:
         fetched = self._fetched.pop(name, None)
