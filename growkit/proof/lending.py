@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from growkit.checkpoint import Weights
 
-
 LARGE = 1 << 29
 """Bytes of a module after which free memory goes back to the system; for less it is not worth the
 time to get it again."""
@@ -72,8 +71,8 @@ class Lender:
         lent = 0
         try:
             for key, (owner, last) in owners.items():
-                owner[last] = nn.Parameter(self._ready(names[key]))
-                lent += owner[last].nbytes
+                parameter = owner[last] = nn.Parameter(self._ready(names[key]))
+                lent += parameter.nbytes
             yield
         finally:
             for key, (owner, last) in owners.items():
