@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from growkit.checkpoint import Weights
 
 LARGE = 1 << 29
-"""Bytes of a module after which free memory goes back to the system; for less it is not worth the
-time to get it again."""
+"""Bytes of a module for which room is made; for less it is not worth the time."""
 
 
 class Lender:
@@ -36,6 +35,7 @@ class Lender:
     ) -> None:
         self._weights, self._stored = weights, stored
         self._dtype, self._device = dtype, device
+        self._large = LARGE // dtype.itemsize
         self._fetched: dict[str, Tensor] = {}
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -68,17 +68,15 @@ class Lender:
             path, _, last = key.rpartition(".")
             owners[key] = (module.get_submodule(path)._parameters, last)
         empty = {key: owner[last] for key, (owner, last) in owners.items()}
-        lent = 0
+        if sum(each.numel() for each in empty.values() if each is not None) >= self._large:
+            _return_memory()
         try:
             for key, (owner, last) in owners.items():
-                parameter = owner[last] = nn.Parameter(self._ready(names[key]))
-                lent += parameter.nbytes
+                owner[last] = nn.Parameter(self._ready(names[key]))
             yield
         finally:
             for key, (owner, last) in owners.items():
                 owner[last] = empty[key]
-            if lent >= LARGE:
-                _return_memory()
 
     def _ready(self, name: str) -> Tensor:
         fetched = self._fetched.pop(name, None)
