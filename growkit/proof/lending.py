@@ -12,9 +12,6 @@ from torch import Tensor, nn
 
 from growkit.checkpoint import Weights
 
-LARGE = 1 << 29
-"""Bytes of a module for which room is made; for less it is not worth the time."""
-
 
 class Lender:
     """Lends the weights of a checkpoint to the modules of a model.
@@ -35,7 +32,6 @@ class Lender:
     ) -> None:
         self._weights, self._stored = weights, stored
         self._dtype, self._device = dtype, device
-        self._large = LARGE // dtype.itemsize
         self._fetched: dict[str, Tensor] = {}
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -68,8 +64,6 @@ class Lender:
             path, _, last = key.rpartition(".")
             owners[key] = (module.get_submodule(path)._parameters, last)
         empty = {key: owner[last] for key, (owner, last) in owners.items()}
-        if sum(each.numel() for each in empty.values() if each is not None) >= self._large:
-            _return_memory()
         try:
             for key, (owner, last) in owners.items():
                 owner[last] = nn.Parameter(self._ready(names[key]))
@@ -77,6 +71,7 @@ class Lender:
         finally:
             for key, (owner, last) in owners.items():
                 owner[last] = empty[key]
+            _return_memory()
 
     def _ready(self, name: str) -> Tensor:
         fetched = self._fetched.pop(name, None)
