@@ -10,7 +10,10 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor, nn
 
-from growkit.checkpoint import Weights
+from growkit.checkpoint import Weights, total_bytes
+
+LARGE = 1 << 30
+"""Bytes of a checkpoint from which on memory is worth more than the time to get it again."""
 
 
 class Lender:
@@ -32,6 +35,7 @@ class Lender:
     ) -> None:
         self._weights, self._stored = weights, stored
         self._dtype, self._device = dtype, device
+        self._large = total_bytes(weights.tensors) >= LARGE
         self._fetched: dict[str, Tensor] = {}
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -71,7 +75,8 @@ class Lender:
         finally:
             for key, (owner, last) in owners.items():
                 owner[last] = empty[key]
-            _return_memory()
+            if self._large:
+                _return_memory()
 
     def _ready(self, name: str) -> Tensor:
         fetched = self._fetched.pop(name, None)
