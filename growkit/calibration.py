@@ -6,25 +6,21 @@ that are larger than memory.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import mkdtemp
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
-from weakref import finalize
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from growkit.checkpoint import Weights, main_dtype
-from growkit.errors import InputError, reason
 from growkit.proof.comparison import logits_in_pieces
 from growkit.proof.layerwise import Call, Layerwise
 from growkit.proof.metrics import Distance
+from growkit.proof.spool import Spool
 
 WINDOWS = 64
 """Windows of the text from which second moments are taken: 32,768 tokens of 512 each."""
@@ -45,10 +41,9 @@ class Calibration:
     """
 
     def __init__(self, source: Weights, windows: Sequence[Tensor]) -> None:
-        self._folder = Path(mkdtemp(prefix="growkit-calibration-"))
-        finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._moments = Spool()
         self._lock = Lock()
-        self._running = _run(source, windows, self._folder)
+        self._running = _run(source, windows, self._moments)
 
     def moment(self, layer: int, shrinkage: float = 0.0) -> Tensor:
         """Σ x xᵀ over all tokens, where x is what queries and keys read: [hidden, hidden], float64.
@@ -62,17 +57,16 @@ class Calibration:
         Raises:
             InputError: the model cannot be run, or there is no room for temporary files.
         """
-        file = self._folder / str(layer)
         with self._lock:
-            while not file.exists():
+            while len(self._moments) <= layer:
                 next(self._running)
-        moment = load_file(file)["moment"]
+        moment = self._moments[layer]
         even = torch.eye(len(moment), dtype=moment.dtype) * moment.trace() / len(moment)
         return moment.lerp(even, shrinkage)
 
 
-def _run(source: Weights, windows: Sequence[Tensor], folder: Path) -> Iterator[None]:
-    """Run a model, and write the moment of one layer at a time to a folder."""
+def _run(source: Weights, windows: Sequence[Tensor], moments: Spool) -> Iterator[None]:
+    """Run a model, and keep the moment of one layer at a time."""
     model = _layerwise(source)
     hidden = source.config["hidden_size"]
     moment = torch.zeros(hidden, hidden, dtype=torch.float64, device=model.device)
@@ -86,19 +80,9 @@ def _run(source: Weights, windows: Sequence[Tensor], folder: Path) -> Iterator[N
             module.q_proj.register_forward_pre_hook(look)
     for stage in model.stages([Call(window) for window in windows]):
         if stage.layer is not None:
-            _keep(folder / str(stage.layer), moment.cpu())
+            moments.append(moment)
             moment.zero_()
             yield
-
-
-def _keep(file: Path, moment: Tensor) -> None:
-    try:
-        save_file({"moment": moment}, file)
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"{file.parent} cannot take {moment.nbytes:,} bytes of second moments per layer "
-            f"({reason(error)}); set TMPDIR to a folder that has room"
-        ) from error
 
 
 def divergences(
@@ -145,14 +129,14 @@ def divergences(
 
 @contextmanager
 def _replaced(modules: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iterator[None]:
-    originals = {name: module.weight.data for name, module in modules.items()}
     for name, module in modules.items():
-        module.weight.data = weights[name].to(originals[name])
+        weight = weights[name].to(dict(module.named_parameters())["weight"])
+        module.forward = partial(functional.linear, weight=weight, bias=module.bias)
     try:
         yield
     finally:
-        for name, module in modules.items():
-            module.weight.data = originals[name]
+        for module in modules.values():
+            del module.forward
 
 
 def _layerwise(source: Weights) -> Layerwise:

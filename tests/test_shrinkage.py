@@ -23,7 +23,7 @@ from growkit.conversions.shared_diff import SHRINKAGES
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text, training_text
 from growkit.errors import InputError
-from growkit.proof import Settings
+from growkit.proof import Settings, spool
 from growkit.proof.prompts import make_prompts
 from tests.conftest import save_model, seeded
 from tests.test_calibration import as_read, by_hooks, close, windows, with_tokenizer
@@ -147,8 +147,8 @@ def test_no_room_for_moments(text: str, tmp_path: Path, monkeypatch: pytest.Monk
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(calibration, "save_file", full)
-    with pytest.raises(InputError, match=r"growkit-calibration.*cannot take 131,072 bytes.*TMPDIR"):
+    monkeypatch.setattr(spool, "save_file", full)
+    with pytest.raises(InputError, match=r"growkit-.*cannot take 131,072 bytes.*TMPDIR"):
         shared(MODEL, tmp_path / "out", rank=2, calibration=text)
     assert not (tmp_path / "out").exists()
 

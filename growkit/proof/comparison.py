@@ -13,6 +13,7 @@ from torch import Tensor
 from growkit.proof.layerwise import Call, Layerwise, Stage
 from growkit.proof.metrics import Distance
 from growkit.proof.modes import PREFILL, Mode
+from growkit.proof.spool import Spool
 
 Head = Callable[[Tensor], Tensor]
 """From what the last layer hands on, [tokens, hidden], to logits, [tokens, vocabulary]."""
@@ -65,12 +66,11 @@ class Control:
             yield stage
 
     def _spoil(self, stage: Stage, call: int) -> None:
-        matrices = {k: p for k, p in stage.module.named_parameters() if p.dim() > 1}
-        key, weight = max(matrices.items(), key=lambda item: float(item[1].detach().norm()))
-        weight.data *= 1 + FAULT
+        elements = {key: p.numel() for key, p in stage.module.named_parameters() if p.dim() > 1}
+        key = max(elements, key=lambda name: elements[name])
         assert stage.given is not None
-        spoiled = stage.again(call, stage.given)
-        stage.reload(key)  # a copy would take as much memory
+        with stage.scaled(key, 1 + FAULT):
+            spoiled = stage.again(call, stage.given)
         # An identity block, say, multiplies by zero what is spoiled here.
         if not spoiled.equal(stage.after[call]):
             self.state, self.fault = spoiled, f"{stage.name}.{key} × {1 + FAULT}"
@@ -136,7 +136,7 @@ class Probe:
     rounding: Rounding
     against_itself: bool
     wanted: bool
-    given: list[Tensor] = field(default_factory=list)
+    given: Spool = field(default_factory=Spool)
 
     def beside(
         self, before: Iterator[Stage], after: Iterator[Stage], call: int, layers: int

@@ -21,14 +21,10 @@ from torch.nn import functional
 
 from growkit.checkpoint import Weights
 from growkit.errors import InputError, reason
+from growkit.proof.in_blocks import InBlocks
 from growkit.proof.lending import Lender
 from growkit.proof.oracle import blocks, empty_model
-
-HEAD_ROWS = 4096
-"""Rows of the output head that are cast at once."""
-
-SMALL_HEAD = 1 << 25
-"""Elements of an output head that is cast once, and kept."""
+from growkit.proof.spool import Spool
 
 Named = tuple[str, nn.Module]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -67,7 +63,7 @@ class Stage:
             for the embedding.
         after: what it hands on in every call, each [tokens, hidden], until the next is asked for.
         again: runs the layer on another [tokens, hidden], in the place of a call without cache.
-        reload: reads a parameter of the module again, after it was changed.
+        scaled: multiplies a parameter of the module, for as long as the context lasts.
         let_go: gives the weights back early.
     """
 
@@ -77,7 +73,7 @@ class Stage:
     given: Tensor | None
     after: list[Tensor]
     again: Callable[[int, Tensor], Tensor]
-    reload: Callable[[str], None]
+    scaled: Callable[[str, float], AbstractContextManager[None]]
     let_go: Callable[[], None]
 
 
@@ -109,6 +105,7 @@ class Layerwise:
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else buffer.to(device)
         self._noted: list[Noted] = []
+        self._caches: list[Any] = []
         self._tuples = False  # whether layers hand on tuples
 
     @property
@@ -131,7 +128,7 @@ class Layerwise:
             InputError: the class cannot run with its config, or a tensor cannot be used.
         """
         with ExitStack() as loaded:
-            _, _, places = loaded.enter_context(self._rows(calls))
+            _, places = loaded.enter_context(self._rows(calls))
             with torch.no_grad():
                 states = self._begin(calls, places)
             name, embedding = self._embedding
@@ -145,19 +142,21 @@ class Layerwise:
                 while before:  # states of many prompts are large, and are needed once
                     states.append(again(len(states), before.pop(0)))
                 self._fetch(index + 1)
-                reload = partial(self._reload, name, layer)
-                yield Stage(name, index, layer, given, states, again, reload, loaded.close)
+                scaled = partial(_scaled, layer)
+                yield Stage(name, index, layer, given, states, again, scaled, loaded.close)
+            self._forget(index)
 
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
         """From what the last layer hands on, [tokens, hidden], to logits, [tokens, vocabulary]."""
-        with self._behind_the_layers(_nothing) as run:
+        with self._behind_the_layers() as run:
             yield torch.no_grad()(run)
 
-    def gradients(
-        self, ids: Tensor, given: Sequence[Tensor], look: Callable[[str, Tensor], None]
-    ) -> None:
+    def gradients(self, ids: Tensor, given: Spool, look: Callable[[str, Tensor], None]) -> None:
         """The gradient of every parameter, from the last layer to the first, one at a time.
+
+        Of the embedding and of the head, only the rows of tokens that occur, in the order of their
+        ids: the whole may be larger than any layer.
 
         Args:
             ids: token ids, [tokens]; the loss is the cross-entropy of all but the first.
@@ -167,11 +166,11 @@ class Layerwise:
         call = Call(ids)
         embedding, head = (f"{name}.weight" for name, _ in (self._embedding, self._head))
         tied = self._stored(embedding) == self._stored(head)
-        # The gradient of the head is large, and has time: here are what it is a product of.
-        of_head: list[tuple[Tensor, Tensor]] = []
-        state = given[-1].detach().requires_grad_()
+        of_head: list[Tensor] = []
+        state = given[-1].to(self.device).requires_grad_()
         with (
-            self._behind_the_layers(of_head.append) as run,
+            self._behind_the_layers() as run,
+            self._gradient_of_head(ids.unique(), of_head.append),
             _handing_over(self._outside(), look),
             torch.enable_grad(),
         ):
@@ -179,15 +178,15 @@ class Layerwise:
             _backward(functional.cross_entropy(logits[:-1], ids[1:].to(logits.device)))
         del logits
         if not tied:
-            look(head, _product(of_head.pop()))
+            look(head, of_head.pop())
         with (
-            self._rows([call]) as (rows, used, places),
+            self._rows([call]) as (rows, places),
             _handing_over(self._outside(), look),
             torch.enable_grad(),
         ):
             first = self._begin([call], places)[0]
             for index, (name, layer) in reversed(list(enumerate(self._layers))):
-                gradient, state = state.grad, given[index].detach().requires_grad_()
+                gradient, state = state.grad, given[index].to(self.device).requires_grad_()
                 with self._loaded(name, layer):
                     parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
                     with _handing_over(parameters, look):
@@ -195,23 +194,12 @@ class Layerwise:
                     del parameters
             _backward(first, state.grad)
             assert rows.grad is not None
-            shape = self._weights.tensors[self._stored(embedding)].shape
-            whole = _product(of_head.pop()) if tied else torch.zeros(shape, dtype=rows.dtype)
-            look(embedding, whole.index_add_(0, used.to(whole.device), rows.grad.to(whole.device)))
+            look(embedding, of_head.pop() + rows.grad if tied else rows.grad)
 
     @contextmanager
-    def _behind_the_layers(
-        self, look: Callable[[tuple[Tensor, Tensor]], None]
-    ) -> Iterator[Callable[[Tensor], Tensor]]:
-        """What comes behind the layers, loaded.
-
-        ``look`` takes the gradient of what the head hands on, if there is one, and what the head
-        was given: [tokens, vocabulary] and [tokens, hidden].
-        """
+    def _behind_the_layers(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """What comes behind the layers, loaded; the matrix of the head has no gradient."""
         name, head = self._head
-        weight = self._lender.tensor(f"{name}.weight")
-        if weight.numel() <= SMALL_HEAD:
-            weight = self._lender.cast(weight)
 
         def run(hidden: Tensor) -> Tensor:
             def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -223,17 +211,24 @@ class Layerwise:
             assert isinstance(logits, Tensor)
             return logits
 
-        def in_blocks(hidden: Tensor) -> Tensor:
-            logits: Tensor = _InBlocks.apply(hidden, weight, self._lender.cast, look)  # type: ignore[no-untyped-call]
-            bias = head._parameters.get("bias")
-            return logits if bias is None else logits + bias
+        matrix = self._lender.lent(head, {"weight": f"{name}.weight"})
+        with self._around_the_layers(), matrix:
+            dict(head.named_parameters())["weight"].requires_grad = False
+            yield run
 
-        with self._around_the_layers():
-            head.forward = in_blocks
-            try:
-                yield run
-            finally:
-                del head.forward
+    @contextmanager
+    def _gradient_of_head(self, used: Tensor, look: Callable[[Tensor], None]) -> Iterator[None]:
+        """Give ``look`` some rows of the gradient of the head's matrix, when it goes backward."""
+
+        def follow(module: nn.Module, args: tuple[Tensor, ...], logits: Tensor) -> None:
+            given = args[0].detach().flatten(0, -2)
+            logits.register_hook(lambda g: look(g.flatten(0, -2)[:, used.to(g.device)].T @ given))
+
+        hook = self._head[1].register_forward_hook(follow)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _outside(self) -> dict[str, nn.Parameter]:
         """Parameters that belong to no layer, nor to the embedding, but for the head's matrix."""
@@ -243,8 +238,8 @@ class Layerwise:
         return {key: p for key, p in named if not key.startswith(within) and key != head}
 
     @contextmanager
-    def _rows(self, calls: Sequence[Call]) -> Iterator[tuple[nn.Parameter, Tensor, list[Tensor]]]:
-        """The embedding with only the rows that are used: these, their ids, and places in them."""
+    def _rows(self, calls: Sequence[Call]) -> Iterator[tuple[nn.Parameter, list[Tensor]]]:
+        """The embedding with only the rows that are used: these, and the places of ids in them."""
         name, embedding = self._embedding
         ids = torch.cat([call.ids.cpu() for call in calls])
         used, places = ids.unique(return_inverse=True)
@@ -254,7 +249,7 @@ class Layerwise:
         vars(embedding)["padding_idx"] = None  # rows have other numbers now
         try:
             with self._around_the_layers():  # embeddings of positions, say
-                yield rows, used, list(places.split([len(call.ids) for call in calls]))
+                yield rows, list(places.split([len(call.ids) for call in calls]))
         finally:
             embedding._parameters["weight"] = whole
             vars(embedding)["padding_idx"] = padding
@@ -262,6 +257,7 @@ class Layerwise:
     def _begin(self, calls: Sequence[Call], places: Sequence[Tensor]) -> list[Tensor]:
         """Run every call up to the first layer, and note what the layers are called with."""
         self._noted = []
+        self._caches = []
         caches: list[tuple[Any, Any]] = []
         states = []
         for call, place in zip(calls, places, strict=True):
@@ -271,7 +267,9 @@ class Layerwise:
             state, noted = self._note(call, place, shadow)
             if call.cached:
                 # The class may have prepared the empty cache for itself.
-                real = real or deepcopy(shadow)
+                if real is None:
+                    real = deepcopy(shadow)
+                    self._caches.append(real)
                 self._lengthen(shadow, len(call.ids))
             caches.append((shadow, real))
             states.append(state)
@@ -361,36 +359,43 @@ class Layerwise:
         return self._lender.lent(self.model, {key: key for key in self._outside()})
 
     def _loaded(self, name: str, layer: nn.Module) -> AbstractContextManager[None]:
-        names = {key: f"{name}.{key}" for key, _ in layer.named_parameters()}
-        return self._lender.lent(layer, names)
-
-    def _reload(self, name: str, layer: nn.Module, key: str) -> None:
-        parameter = layer.get_parameter(key)
-        parameter.data = parameter.new_empty(0)  # before there is another one
-        parameter.data = self._lender.cast(self._lender.tensor(f"{name}.{key}"))
+        return self._lender.lent(layer, _parameters(name, layer))
 
     def _fetch(self, index: int) -> None:
         """Begin to load the weights of a layer, if there is one."""
         for name, layer in self._layers[index : index + 1]:
-            self._lender.fetch(f"{name}.{key}" for key, _ in layer.named_parameters())
+            self._lender.fetch(layer, _parameters(name, layer))
+
+    def _forget(self, index: int) -> None:
+        """Keep the shape of a layer's keys and values alone: who reads them again will notice."""
+        for cache in self._caches:
+            for layer in cache.layers[index : index + 1]:
+                layer.keys, layer.values = map(_unknown, (layer.keys, layer.values))
 
 
-class _InBlocks(torch.autograd.Function):
-    """The matrix of the output head, of which only some rows at a time are cast."""
+def _unknown(tensor: Tensor) -> Tensor:
+    return tensor.new_full((), torch.nan).expand(tensor.shape)
 
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, cast: Any, look: Any) -> Tensor:
-        ctx.save_for_backward(hidden, weight)
-        ctx.cast, ctx.look = cast, look
-        return torch.cat([hidden @ cast(rows).T for rows in weight.split(HEAD_ROWS)], -1)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        hidden, weight = ctx.saved_tensors
-        parts = zip(gradient.split(HEAD_ROWS, -1), weight.split(HEAD_ROWS), strict=True)
-        of_hidden = sum(part @ ctx.cast(rows) for part, rows in parts)
-        ctx.look((gradient.flatten(0, -2), hidden.detach().flatten(0, -2)))
-        return of_hidden, None, None, None
+def _parameters(name: str, layer: nn.Module) -> dict[str, str]:
+    """The parameters of a layer, by their names in the model."""
+    return {key: f"{name}.{key}" for key, _ in layer.named_parameters()}
+
+
+@contextmanager
+def _scaled(layer: nn.Module, key: str, factor: float) -> Iterator[None]:
+    """A layer with one of its parameters multiplied."""
+    path, _, last = key.rpartition(".")
+    owner = layer.get_submodule(path)
+    if isinstance(owner, InBlocks) and last == "weight":
+        owner.factor = factor
+        yield
+        owner.factor = 1.0
+    else:
+        parameter = layer.get_parameter(key)
+        unscaled, parameter.data = parameter.data, parameter.data * factor
+        yield
+        parameter.data = unscaled
 
 
 def _replaced(arguments: Arguments, shadow: Any, real: Any) -> Arguments:
@@ -429,15 +434,6 @@ def _handing_over(
 
 def _backward(output: Tensor, gradient: Tensor | None = None) -> None:
     torch.autograd.backward([output], [gradient] if gradient is not None else None)
-
-
-def _nothing(factors: tuple[Tensor, Tensor]) -> None:
-    pass
-
-
-def _product(factors: tuple[Tensor, Tensor]) -> Tensor:
-    """The gradient of a matrix, from that of what it hands on, and what it was given."""
-    return factors[0].T @ factors[1]
 
 
 def _never(*args: Any) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
 
 from growkit.checkpoint import Weights, total_bytes
+from growkit.proof import in_blocks
 
 LARGE = 1 << 30
 """Bytes of a checkpoint from which on memory is worth more than the time to get it again."""
@@ -49,8 +50,8 @@ class Lender:
         """As it is needed, where it is needed."""
         return tensor.to(self._device, self._dtype)
 
-    def fetch(self, names: Iterable[str]) -> None:
-        """Copy parameters to the GPU while it computes something else; nothing without a GPU.
+    def fetch(self, module: nn.Module, names: Mapping[str, str]) -> None:
+        """Copy what ``lent`` will need to the GPU while it computes; nothing without a GPU.
 
         A stream of its own keeps the copies from waiting for the computation. What was fetched
         before and has not been lent is forgotten.
@@ -58,34 +59,52 @@ class Lender:
         self._fetched.clear()
         if self._copying:
             with torch.cuda.stream(self._copying):
-                self._fetched.update((name, self.cast(self.tensor(name))) for name in names)
+                for key, name in names.items():
+                    self._fetched[name] = self._moved(*_owner(module, key), name)
 
     @contextmanager
     def lent(self, module: nn.Module, names: Mapping[str, str]) -> Iterator[None]:
         """A module with these parameters, by their names in the model; and without them again."""
-        owners = {}
-        for key in names:
-            path, _, last = key.rpartition(".")
-            owners[key] = (module.get_submodule(path)._parameters, last)
-        empty = {key: owner[last] for key, (owner, last) in owners.items()}
+        owners = {key: _owner(module, key) for key in names}
+        empty = {key: owner._parameters[last] for key, (owner, last) in owners.items()}
+        buffer: Tensor | None = None
         try:
             for key, (owner, last) in owners.items():
-                owner[last] = nn.Parameter(self._ready(names[key]))
+                tensor = self._ready(owner, last, names[key])
+                if in_blocks.suits(owner, last, tensor, self._dtype):
+                    buffer = in_blocks.lend(owner, tensor, self._dtype, buffer)
+                else:
+                    owner._parameters[last] = nn.Parameter(tensor)
+                del tensor
             yield
         finally:
+            del buffer
             for key, (owner, last) in owners.items():
-                owner[last] = empty[key]
+                in_blocks.take_back(owner)
+                owner._parameters[last] = empty[key]
             if self._large:
                 _return_memory()
 
-    def _ready(self, name: str) -> Tensor:
+    def _moved(self, owner: nn.Module, last: str, name: str) -> Tensor:
+        tensor = self.tensor(name)
+        if in_blocks.suits(owner, last, tensor, self._dtype):
+            return tensor.to(self._device)
+        return self.cast(tensor)
+
+    def _ready(self, owner: nn.Module, last: str, name: str) -> Tensor:
         fetched = self._fetched.pop(name, None)
         if fetched is None:
-            return self.cast(self.tensor(name))
+            return self._moved(owner, last, name)
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._copying)  # type: ignore[arg-type]
         fetched.record_stream(computing)  # else the memory may be reused while it is read
         return fetched
+
+
+def _owner(module: nn.Module, key: str) -> tuple[nn.Module, str]:
+    """The submodule that has a parameter, and its name there."""
+    path, _, last = key.rpartition(".")
+    return module.get_submodule(path), last
 
 
 def _return_memory() -> None:

@@ -1,0 +1,49 @@
+"""Tensors that wait on disk until they are needed: together they grow with the depth of a model."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from tempfile import mkdtemp
+from weakref import finalize
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from growkit.errors import InputError, reason
+
+
+class Spool:
+    """A list of tensors in a folder for temporary files; it goes when the object goes."""
+
+    def __init__(self) -> None:
+        self._folder = Path(mkdtemp(prefix="growkit-"))
+        self._count = 0
+        finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def __len__(self) -> int:
+        """Number of tensors."""
+        return self._count
+
+    def __getitem__(self, index: int) -> Tensor:
+        """A tensor, on the CPU; indices below 0 count from the last."""
+        return load_file(self._file(range(self._count)[index]))["tensor"]
+
+    def append(self, tensor: Tensor) -> None:
+        """Keep a tensor.
+
+        Raises:
+            InputError: there is no room for temporary files.
+        """
+        try:
+            save_file({"tensor": tensor.detach().cpu().contiguous()}, self._file(self._count))
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                f"{self._folder} cannot take {tensor.nbytes:,} bytes per layer "
+                f"({reason(error)}); set TMPDIR to a folder that has room"
+            ) from error
+        self._count += 1
+
+    def _file(self, index: int) -> Path:
+        return self._folder / f"{index}.safetensors"
