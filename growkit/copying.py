@@ -184,6 +184,7 @@ def _rule(
         compute=partial(_grow, name, layout, old, expansions, shares, orders),
         collapse=partial(_collapse, layout, old, expansions, orders),
         copies=partial(_copies, layout, old, expansions, orders),
+        row_by_row=orders is None and layout.dimensions[0].axes.isdisjoint(expansions),
     )
 
 

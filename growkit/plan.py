@@ -37,6 +37,7 @@ class Rule:
             per copy; None if nothing is copied.
         repeatable: whether computing it again gives the same bits on every machine; if not, a
             check must say what holds of it.
+        row_by_row: whether ``collapse`` of some rows gives the same rows of the source.
     """
 
     target: str
@@ -47,6 +48,7 @@ class Rule:
     collapse: Callable[[Tensor], Tensor | None] | None
     copies: Callable[[Tensor], Iterator[list[Tensor]]] | None = None
     repeatable: bool = True
+    row_by_row: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,16 @@ class Planned:
                 self._check_duplicate(duplicate, sources[rule.sources.index(original)])
         yield from rule.compute(*sources)
 
-    def read(self, name: str) -> Tensor:
-        """Compute the whole tensor."""
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """Compute the whole tensor, and give it or some of its rows."""
         import torch
 
-        return torch.cat(list(self.blocks(name)))
+        whole = torch.cat(list(self.blocks(name)))
+        return whole if rows is None else whole[rows]
+
+    def by_rows(self, name: str) -> bool:
+        """A tensor is computed as a whole."""
+        return False
 
     def _check_duplicate(self, name: str, original: Tensor) -> None:
         if not self._source.read(name).equal(original):

@@ -53,7 +53,9 @@ def rewrite(
 
 def taken_over(name: str, info: TensorInfo, of: str | None = None) -> Rule:
     """The rule of a tensor that stays as it is, but for its name if ``of`` is another."""
-    return Rule(name, info, (of or name,), "as it is", _same, lambda tensor: tensor)
+    return Rule(
+        name, info, (of or name,), "as it is", _same, lambda tensor: tensor, row_by_row=True
+    )
 
 
 def twice(name: str, info: TensorInfo, why: str) -> Rule:

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
+from growkit import checkpoint
 from growkit.checkpoint.reading import Checkpoint
-from growkit.proof import in_blocks
+from growkit.proof import in_blocks, lending
 from growkit.proof.layerwise import Call, Layerwise
 from growkit.proof.spool import Spool
 from growkit.proof.strict import strict_float64
@@ -52,6 +53,8 @@ def close(found: Tensor, expected: Tensor) -> bool:
 def matrices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "in blocks":
         monkeypatch.setattr(in_blocks, "AT_ONCE", 128)
+        monkeypatch.setattr(lending, "AT_ONCE", 128)
+        monkeypatch.setattr(checkpoint, "AT_ONCE", 128)
 
 
 @pytest.fixture(params=VARIANTS)

@@ -62,9 +62,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     read = Checkpoint.read
 
-    def noted(self: Checkpoint, name: str) -> Tensor:
+    def noted(self: Checkpoint, name: str, rows: slice | None = None) -> Tensor:
         names.append(name)
-        return read(self, name)
+        return read(self, name, rows)
 
     monkeypatch.setattr(Checkpoint, "read", noted)
     return names
@@ -125,6 +125,6 @@ def test_fetched_on_the_gpu_it_is_the_same(
 ) -> None:
     folder, cuda = make("llama", num_hidden_layers=4, hidden_size=64), torch.device("cuda")
     fetched = logits(Layerwise(Checkpoint(folder), torch.float64, cuda, None))
-    monkeypatch.setattr(lending.Lender, "fetch", lambda self, names: None)
+    monkeypatch.setattr(lending.Lender, "fetch", lambda self, module, names: None)
     plain = logits(Layerwise(Checkpoint(folder), torch.float64, cuda, None))
     assert all(one.equal(other) for one, other in zip(plain, fetched, strict=True))

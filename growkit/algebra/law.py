@@ -80,7 +80,7 @@ def collapse_tensor(
     """Undo ``grow_tensor``: W = L_out · W' · E_in, where every choice of L must give the same.
 
     Args:
-        grown: the target tensor.
+        grown: the target tensor; or some rows of it, where these do not grow.
         layout: which axes the tensor reads and writes.
         sizes: size of every axis in the source.
         expansions: of every grown axis.
@@ -88,13 +88,14 @@ def collapse_tensor(
     Returns:
         The source tensor, bit for bit; or None if the copies of some row do not agree.
     """
-    for position, dimension in enumerate(layout.dimensions):
+    growing = [(i, each) for i, each in enumerate(layout.dimensions) if grows(each, expansions)]
+    for position, dimension in growing:
         if dimension.role is Role.READ:
             slots = _slots(grown, position, dimension, sizes, expansions)
             shape = list(grown.shape)
             shape[position] = dimension.size(sizes)
             grown = join([slot.reshape(shape) for slot in slots])
-    for position, dimension in enumerate(layout.dimensions):
+    for position, dimension in growing:
         if dimension.role is Role.WRITTEN:
             index = source_index(dimension, sizes, expansions)
             first = torch.empty(dimension.size(sizes), dtype=torch.long)
@@ -104,6 +105,11 @@ def collapse_tensor(
                 return None
             grown = source
     return grown
+
+
+def grows(dimension: Dimension, expansions: Mapping[str, Expansion]) -> bool:
+    """Whether any axis of a dimension gets copies."""
+    return any(expansions.get(axis, NONE).copies > 1 for axis in dimension.axes)
 
 
 def copies_in(

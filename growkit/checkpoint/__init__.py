@@ -29,6 +29,10 @@ TORCH_NAMES = {
 """The torch (and ``config.json``) name of every float dtype, by its safetensors name."""
 
 
+AT_ONCE = 1 << 24
+"""Elements of a tensor that are looked at a time, where it need not be whole."""
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """What a header says of a tensor: its shape and its dtype (a safetensors name)."""
@@ -68,14 +72,25 @@ class Weights(Protocol):
         """A tensor, as consecutive blocks along dimension 0."""
         ...
 
-    def read(self, name: str) -> Tensor:
-        """A whole tensor."""
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """A whole tensor, or some of its rows."""
+        ...
+
+    def by_rows(self, name: str) -> bool:
+        """Whether some rows of a tensor are had without the others."""
         ...
 
 
 def total_bytes(tensors: Mapping[str, TensorInfo]) -> int:
     """Size of the data of all tensors."""
     return sum(info.bytes for info in tensors.values())
+
+
+def parts(weights: Weights, name: str) -> list[slice]:
+    """Rows of a tensor to be read at a time: of a large one, ``AT_ONCE`` elements."""
+    rows, *others = weights.tensors[name].shape or (1,)
+    count = max(1, AT_ONCE // max(1, prod(others))) if weights.by_rows(name) else rows
+    return [slice(begin, min(begin + count, rows)) for begin in range(0, rows, max(1, count))]
 
 
 def total_parameters(tensors: Mapping[str, TensorInfo]) -> int:

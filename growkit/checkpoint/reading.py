@@ -40,7 +40,7 @@ class Checkpoint:
         self.files, listed = _weight_files(self.folder)
         self.tensors: dict[str, TensorInfo] = {}
         self._file_of: dict[str, Path] = {}
-        self._known_finite: set[str] = set()
+        self._known_finite: dict[str, int] = {}  # how many rows from the first on
         for file in self.files:
             for name, info in _headers(file).items():
                 if name in self._file_of:
@@ -61,20 +61,28 @@ class Checkpoint:
         """The file that holds a tensor; the folder, if none is named."""
         return str(self._file_of[name] if name else self.folder)
 
-    def read(self, name: str) -> Tensor:
-        """A tensor in its storage dtype; its file is closed again.
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """A tensor in its storage dtype, or some rows of it; its file is closed again.
 
         Raises:
-            InputError: the tensor holds NaN or infinity, or its file can no longer be read.
+            InputError: they hold NaN or infinity, or the file can no longer be read.
         """
-        tensor = _read(self._file_of[name], name)
-        if name not in self._known_finite and not _finite(tensor):
+        tensor = _read(self._file_of[name], name, rows)
+        count = self.tensors[name].shape[0] if self.tensors[name].shape else 1
+        begin, end, _ = (rows or slice(None)).indices(count)
+        known = self._known_finite.get(name, 0)
+        if end > known and not _finite(tensor):
             raise InputError(
                 f"tensor {name} in {self._file_of[name]} holds NaN or infinity; "
                 "a model like that cannot be grown or proved, use an earlier checkpoint"
             )
-        self._known_finite.add(name)  # a proof reads every tensor several times
+        if begin <= known < end:  # a proof reads every tensor several times
+            self._known_finite[name] = end
         return tensor
+
+    def by_rows(self, name: str) -> bool:
+        """Files of safetensors are mapped, others are read as a whole."""
+        return self._file_of[name].suffix == ".safetensors"
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """The tensor, whole."""
@@ -163,13 +171,16 @@ def _dtype_name(tensor: Tensor) -> str:
     return _SAFETENSORS_NAMES.get(name, name)
 
 
-def _read(file: Path, name: str) -> Tensor:
+def _read(file: Path, name: str, rows: slice | None) -> Tensor:
     if file.suffix == ".bin":
-        return _load_pickled(file, "cpu")[name].contiguous()
+        whole = _load_pickled(file, "cpu")[name].contiguous()
+        return whole if rows is None else whole[rows]
     try:
         # Opened for this tensor alone, so that its pages are given back with it.
         with safe_open(file, framework="pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
+            tensor: Tensor = (
+                opened.get_tensor(name) if rows is None else opened.get_slice(name)[rows]
+            )
             return tensor
     except (SafetensorError, OSError) as error:
         raise InputError(f"tensor {name} cannot be read from {file} ({reason(error)})") from None

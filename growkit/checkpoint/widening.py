@@ -66,9 +66,13 @@ class Widened:
         """The tensor, whole."""
         yield self.read(name)
 
-    def read(self, name: str) -> Tensor:
-        """The tensor in its new dtype."""
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """The tensor in its new dtype, or some rows of it."""
         import torch
 
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[self.tensors[name].dtype])
-        return self._source.read(name).to(dtype)
+        return self._source.read(name, rows).to(dtype)
+
+    def by_rows(self, name: str) -> bool:
+        """As the narrower tensor."""
+        return self._source.by_rows(name)

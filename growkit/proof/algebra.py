@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from growkit.checkpoint import Weights
+from growkit.checkpoint import Weights, parts
 from growkit.plan import Plan, Planned
 from growkit.proof import Spectrum
 
@@ -92,8 +92,7 @@ def _recovered(target: Weights, names: Sequence[str], later: Sequence[Plan]) -> 
     """The tensor that all of these give back; None if they do not."""
     found: Tensor | None = None
     for name in names:
-        origin = _collapse(target.read(name), name, later)
-        back = origin[1] if origin else None
+        back = _collapse(target.read(name), name, later)
         if back is None or not (found is None or back.equal(found)):
             return None
         found = back
@@ -108,7 +107,7 @@ def _first_lost(source: Weights, target: Weights, plans: Sequence[Plan]) -> str 
     for written in plans[-1].rules:
         if target.tensors.get(written.target) != written.info:
             return written.target
-        origin = _collapse(target.read(written.target), written.target, plans)
+        origin = _origin_of(written.target, plans)
         if origin is None:
             # Computed, not arranged: nothing comes back, but computing it again must give it.
             repeatable = _repeatable(written.target, plans)
@@ -116,10 +115,9 @@ def _first_lost(source: Weights, target: Weights, plans: Sequence[Plan]) -> str 
             if again is not None and not again.equal(target.read(written.target)):
                 return written.target
             continue
-        name, tensor = origin
-        if tensor is None or not tensor.equal(source.read(name)):
+        if not _gives_back(source, target, written.target, plans):
             return written.target
-        recovered.add(name)
+        recovered.add(origin)
     expected = {rule.target for rule in plans[-1].rules}
     wanted = source.tensors.keys() - plans[0].dropped.keys() - _kept_in_effect(plans)
     return min((target.tensors.keys() - expected) | (wanted - recovered), default=None)
@@ -146,16 +144,48 @@ def _repeatable(target: str, plans: Sequence[Plan]) -> bool:
     return True
 
 
-def _collapse(tensor: Tensor, name: str, plans: Sequence[Plan]) -> tuple[str, Tensor | None] | None:
-    """Take a tensor back through all steps: the source's name, and the tensor or None if lost.
+def _gives_back(source: Weights, target: Weights, name: str, plans: Sequence[Plan]) -> bool:
+    """Whether a tensor, or every part of one that is large, collapses to what it was made from."""
+    origin = _origin_of(name, plans)
+    assert origin is not None
+    pieces: list[slice | None] = [None]
+    if source.by_rows(origin) and _row_by_row(name, plans):
+        pieces = [*parts(target, name)]
+    for rows in pieces:
+        back = _collapse(target.read(name, rows), name, plans)
+        if back is None or not back.equal(source.read(origin, rows)):
+            return False
+    return True
 
-    Returns None for a tensor that holds nothing of the source.
-    """
-    back: Tensor | None = tensor
+
+def _origin_of(name: str, plans: Sequence[Plan]) -> str | None:
+    """The source's tensor that a tensor holds, taken back through all steps; None if none."""
     for plan in reversed(plans):
         rule = plan.rule(name)
         if rule.collapse is None:
             return None
         name = rule.sources[0]
-        back = None if back is None else rule.collapse(back)
-    return name, back
+    return name
+
+
+def _row_by_row(name: str, plans: Sequence[Plan]) -> bool:
+    for plan in reversed(plans):
+        rule = plan.rule(name)
+        if not rule.row_by_row:
+            return False
+        name = rule.sources[0]
+    return True
+
+
+def _collapse(tensor: Tensor, name: str, plans: Sequence[Plan]) -> Tensor | None:
+    """Take a tensor, or rows of it, back through all steps; None if what it was made from is lost.
+
+    A tensor that holds nothing of the source gives nothing back either.
+    """
+    back: Tensor | None = tensor
+    for plan in reversed(plans):
+        rule = plan.rule(name)
+        if rule.collapse is None or back is None:
+            return None
+        name, back = rule.sources[0], rule.collapse(back)
+    return back

@@ -1,4 +1,4 @@
-"""Linear layers whose matrix stays as it is stored, and is cast some rows at a time.
+"""Linear layers whose matrix stays where it is stored, and is cast some rows at a time.
 
 A layer of a large model in float64 is twice as large as its files say, and more than twice if they
 hold bfloat16. What a matrix is multiplied with is small, so a part of it is enough at a time.
@@ -6,14 +6,16 @@ hold bfloat16. What a matrix is multiplied with is small, so a part of it is eno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-AT_ONCE = 1 << 24
-"""Elements that are cast at a time: 134 MB in float64. Smaller blocks multiply more slowly."""
+from growkit.checkpoint import AT_ONCE, TORCH_NAMES, TensorInfo
+
+Rows = Callable[[slice], Tensor]
+"""Some rows of a matrix, as they are stored."""
 
 
 class InBlocks(nn.Linear):
@@ -23,7 +25,7 @@ class InBlocks(nn.Linear):
     gradients.
     """
 
-    stored: Tensor
+    stored: Rows
     buffer: Tensor
     factor: float
 
@@ -35,11 +37,10 @@ class InBlocks(nn.Linear):
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Places of rows, and these rows; each is overwritten by the next."""
-        rows, columns = self.stored.shape
-        count = max(1, len(self.buffer) // columns)
-        for begin in range(0, rows, count):
-            places = slice(begin, min(begin + count, rows))
-            part = self.stored[places]
+        count = max(1, len(self.buffer) // self.in_features)
+        for begin in range(0, self.out_features, count):
+            places = slice(begin, min(begin + count, self.out_features))
+            part = self.stored(places)
             block = self.buffer[: part.numel()].view(part.shape)
             block.copy_(part)
             yield places, block if self.factor == 1 else block.mul_(self.factor)
@@ -50,31 +51,25 @@ class InBlocks(nn.Linear):
         return product if self.bias is None else product + self.bias
 
 
-def suits(module: nn.Module, name: str, matrix: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a parameter is one that is better lent in blocks."""
-    large = matrix.numel() > AT_ONCE and matrix.dtype != dtype
+def suits(module: nn.Module, name: str, info: TensorInfo, dtype: torch.dtype) -> bool:
+    """Whether a parameter, stored as a tensor like this, is one that is better lent in blocks."""
+    large = info.elements > AT_ONCE and TORCH_NAMES[info.dtype] != f"{dtype}".removeprefix("torch.")
     return large and name == "weight" and type(module) is nn.Linear
 
 
-def lend(module: nn.Module, matrix: Tensor, dtype: torch.dtype, buffer: Tensor | None) -> Tensor:
+def lend(module: nn.Module, stored: Rows, shape: tuple[int, ...], buffer: Tensor) -> None:
     """Lend a linear layer a matrix.
 
     Args:
         module: one that ``suits``.
-        matrix: as it is stored, [out, in].
-        dtype: what it is cast to.
-        buffer: room for a block, of one who is not used at the same time; None to make it.
-
-    Returns:
-        The buffer.
+        stored: the matrix.
+        shape: of the matrix, [out, in].
+        buffer: room for a block, of the dtype that is needed, where it is needed; others that are
+            not used at the same time may have it too.
     """
-    if buffer is None:
-        buffer = torch.empty(AT_ONCE, dtype=dtype, device=matrix.device)
     module.__class__ = InBlocks
-    vars(module).update(stored=matrix, factor=1.0, buffer=buffer)
-    nowhere = torch.zeros((), dtype=dtype, device=matrix.device).expand(matrix.shape)
-    module._parameters["weight"] = nn.Parameter(nowhere)
-    return buffer
+    vars(module).update(stored=stored, factor=1.0, buffer=buffer)
+    module._parameters["weight"] = nn.Parameter(buffer[:1].expand(shape))
 
 
 def take_back(module: nn.Module) -> None:
@@ -91,7 +86,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, parameter: Tensor, module: InBlocks) -> Tensor:
         ctx.save_for_backward(hidden)
         ctx.module = module
-        product = hidden.new_empty(*hidden.shape[:-1], len(parameter))
+        product = hidden.new_empty(*hidden.shape[:-1], module.out_features)
         for rows, block in module.blocks():
             product[..., rows] = hidden @ block.T
         return product

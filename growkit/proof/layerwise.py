@@ -243,7 +243,7 @@ class Layerwise:
         name, embedding = self._embedding
         ids = torch.cat([call.ids.cpu() for call in calls])
         used, places = ids.unique(return_inverse=True)
-        rows = nn.Parameter(self._lender.cast(self._lender.tensor(f"{name}.weight")[used]))
+        rows = nn.Parameter(self._lender.rows(f"{name}.weight", used))
         whole, padding = embedding._parameters["weight"], getattr(embedding, "padding_idx", None)
         embedding._parameters["weight"] = rows
         vars(embedding)["padding_idx"] = None  # rows have other numbers now
@@ -332,6 +332,8 @@ class Layerwise:
     def _guarded(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         try:
             return module(*args, **kwargs)
+        except InputError:
+            raise
         except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise InputError(
                 f"{type(self.model).__name__} of {self._weights.where()} cannot run "

@@ -6,11 +6,12 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from growkit.checkpoint import Weights, total_bytes
+from growkit.checkpoint import AT_ONCE, TensorInfo, Weights, parts, total_bytes
 from growkit.proof import in_blocks
 
 LARGE = 1 << 30
@@ -40,11 +41,19 @@ class Lender:
         self._fetched: dict[str, Tensor] = {}
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def tensor(self, name: str) -> Tensor:
-        """A parameter, as it is stored."""
+    def tensor(self, name: str, rows: slice | None = None) -> Tensor:
+        """A parameter, or some rows of it, as it is stored."""
         # Files hold float32 as float32, whatever arithmetic is to be done with it.
         with torch._C.DisableTorchFunction():
-            return self._weights.read(self._stored(name))
+            return self._weights.read(self._stored(name), rows)
+
+    def rows(self, name: str, used: Tensor) -> Tensor:
+        """Some rows of a parameter as they are needed, [rows, columns]; ``used`` are in order."""
+        found = []
+        for part in parts(self._weights, self._stored(name)):
+            here = used[(used >= part.start) & (used < part.stop)] - part.start
+            found.append(self.cast(self.tensor(name, part)[here]))
+        return torch.cat(found)
 
     def cast(self, tensor: Tensor) -> Tensor:
         """As it is needed, where it is needed."""
@@ -70,12 +79,15 @@ class Lender:
         buffer: Tensor | None = None
         try:
             for key, (owner, last) in owners.items():
-                tensor = self._ready(owner, last, names[key])
-                if in_blocks.suits(owner, last, tensor, self._dtype):
-                    buffer = in_blocks.lend(owner, tensor, self._dtype, buffer)
+                name = names[key]
+                if self._in_blocks(owner, last, name):
+                    if buffer is None:
+                        buffer = torch.empty(AT_ONCE, dtype=self._dtype, device=self._device)
+                    in_blocks.lend(
+                        owner, self._stored_rows(owner, last, name), self._info(name).shape, buffer
+                    )
                 else:
-                    owner._parameters[last] = nn.Parameter(tensor)
-                del tensor
+                    owner._parameters[last] = nn.Parameter(self._ready(owner, last, name))
             yield
         finally:
             del buffer
@@ -85,11 +97,20 @@ class Lender:
             if self._large:
                 _return_memory()
 
+    def _info(self, name: str) -> TensorInfo:
+        return self._weights.tensors[self._stored(name)]
+
+    def _in_blocks(self, owner: nn.Module, last: str, name: str) -> bool:
+        return in_blocks.suits(owner, last, self._info(name), self._dtype)
+
+    def _stored_rows(self, owner: nn.Module, last: str, name: str) -> in_blocks.Rows:
+        if self._device.type == "cpu" and self._weights.by_rows(self._stored(name)):
+            return partial(self.tensor, name)
+        return self._ready(owner, last, name).__getitem__
+
     def _moved(self, owner: nn.Module, last: str, name: str) -> Tensor:
         tensor = self.tensor(name)
-        if in_blocks.suits(owner, last, tensor, self._dtype):
-            return tensor.to(self._device)
-        return self.cast(tensor)
+        return tensor.to(self._device) if self._in_blocks(owner, last, name) else self.cast(tensor)
 
     def _ready(self, owner: nn.Module, last: str, name: str) -> Tensor:
         fetched = self._fetched.pop(name, None)

@@ -110,9 +110,14 @@ class Loaded:
         """The tensor, whole."""
         yield self.read(name)
 
-    def read(self, name: str) -> Tensor:
-        """A tensor."""
-        return self._parameters[name].detach()
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """A tensor, or some rows of it."""
+        whole = self._parameters[name].detach()
+        return whole if rows is None else whole[rows]
+
+    def by_rows(self, name: str) -> bool:
+        """All of it is in memory already."""
+        return True
 
 
 def empty_model(
