@@ -18,8 +18,8 @@ from growkit.proof.spool import Spool
 Head = Callable[[Tensor], Tensor]
 """From what the last layer hands on, [tokens, hidden], to logits, [tokens, vocabulary]."""
 
-LOGITS_AT_ONCE = 1 << 22
-"""Logits of one model that are compared at a time."""
+LOGITS_AT_ONCE = 1 << 24
+"""Logits of one model that are compared at a time; for each, the head is read once."""
 
 TOKENS_FIRST = 64
 """Tokens whose logits come first, before the size of the vocabulary is known."""

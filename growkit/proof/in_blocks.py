@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from growkit.checkpoint import AT_ONCE, TORCH_NAMES, TensorInfo
+from growkit.checkpoint import AT_ONCE, TensorInfo
 
 Rows = Callable[[slice], Tensor]
 """Some rows of a matrix, as they are stored."""
@@ -41,9 +41,9 @@ class InBlocks(nn.Linear):
         for begin in range(0, self.out_features, count):
             places = slice(begin, min(begin + count, self.out_features))
             part = self.stored(places)
-            block = self.buffer[: part.numel()].view(part.shape)
-            block.copy_(part)
-            yield places, block if self.factor == 1 else block.mul_(self.factor)
+            if part.dtype != self.buffer.dtype or self.factor != 1:
+                part = self.buffer[: part.numel()].view(part.shape).copy_(part)
+            yield places, part if self.factor == 1 else part.mul_(self.factor)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
@@ -51,10 +51,9 @@ class InBlocks(nn.Linear):
         return product if self.bias is None else product + self.bias
 
 
-def suits(module: nn.Module, name: str, info: TensorInfo, dtype: torch.dtype) -> bool:
-    """Whether a parameter, stored as a tensor like this, is one that is better lent in blocks."""
-    large = info.elements > AT_ONCE and TORCH_NAMES[info.dtype] != f"{dtype}".removeprefix("torch.")
-    return large and name == "weight" and type(module) is nn.Linear
+def suits(module: nn.Module, name: str, info: TensorInfo) -> bool:
+    """Whether a parameter, stored as a tensor like this, can be lent in blocks, and is large."""
+    return info.elements > AT_ONCE and name == "weight" and type(module) is nn.Linear
 
 
 def lend(module: nn.Module, stored: Rows, shape: tuple[int, ...], buffer: Tensor) -> None:

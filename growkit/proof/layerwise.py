@@ -211,7 +211,7 @@ class Layerwise:
             assert isinstance(logits, Tensor)
             return logits
 
-        matrix = self._lender.lent(head, {"weight": f"{name}.weight"})
+        matrix = self._lender.lent(head, {"weight": f"{name}.weight"}, head=True)
         with self._around_the_layers(), matrix:
             dict(head.named_parameters())["weight"].requires_grad = False
             yield run

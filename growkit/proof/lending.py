@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from growkit.checkpoint import AT_ONCE, TensorInfo, Weights, parts, total_bytes
-from growkit.proof import in_blocks
+from growkit.checkpoint import AT_ONCE, TORCH_NAMES, TensorInfo, Weights, parts, total_bytes
+from growkit.proof.in_blocks import Rows, lend, suits, take_back
 
 LARGE = 1 << 30
 """Bytes of a checkpoint from which on memory is worth more than the time to get it again."""
@@ -69,30 +69,37 @@ class Lender:
         if self._copying:
             with torch.cuda.stream(self._copying):
                 for key, name in names.items():
-                    self._fetched[name] = self._moved(*_owner(module, key), name)
+                    in_blocks = self._in_blocks(*_owner(module, key), name)
+                    self._fetched[name] = self._moved(name, cast=not in_blocks)
 
     @contextmanager
-    def lent(self, module: nn.Module, names: Mapping[str, str]) -> Iterator[None]:
-        """A module with these parameters, by their names in the model; and without them again."""
+    def lent(
+        self, module: nn.Module, names: Mapping[str, str], *, head: bool = False
+    ) -> Iterator[None]:
+        """A module with these parameters, by their names in the model; and without them again.
+
+        Args:
+            module: the module.
+            names: from names of parameters in it to those in the model.
+            head: whether it is the output head, which may be larger than any layer.
+        """
         owners = {key: _owner(module, key) for key in names}
         empty = {key: owner._parameters[last] for key, (owner, last) in owners.items()}
         buffer: Tensor | None = None
         try:
             for key, (owner, last) in owners.items():
                 name = names[key]
-                if self._in_blocks(owner, last, name):
+                if self._in_blocks(owner, last, name, head=head):
                     if buffer is None:
                         buffer = torch.empty(AT_ONCE, dtype=self._dtype, device=self._device)
-                    in_blocks.lend(
-                        owner, self._stored_rows(owner, last, name), self._info(name).shape, buffer
-                    )
+                    lend(owner, self._stored_rows(name), self._info(name).shape, buffer)
                 else:
-                    owner._parameters[last] = nn.Parameter(self._ready(owner, last, name))
+                    owner._parameters[last] = nn.Parameter(self._ready(name, cast=True))
             yield
         finally:
             del buffer
             for key, (owner, last) in owners.items():
-                in_blocks.take_back(owner)
+                take_back(owner)
                 owner._parameters[last] = empty[key]
             if self._large:
                 _return_memory()
@@ -100,22 +107,24 @@ class Lender:
     def _info(self, name: str) -> TensorInfo:
         return self._weights.tensors[self._stored(name)]
 
-    def _in_blocks(self, owner: nn.Module, last: str, name: str) -> bool:
-        return in_blocks.suits(owner, last, self._info(name), self._dtype)
+    def _in_blocks(self, owner: nn.Module, last: str, name: str, *, head: bool = False) -> bool:
+        # Products of layers are taken as they will run, if nothing is cast.
+        cast = getattr(torch, TORCH_NAMES[self._info(name).dtype]) != self._dtype
+        return (cast or head) and suits(owner, last, self._info(name))
 
-    def _stored_rows(self, owner: nn.Module, last: str, name: str) -> in_blocks.Rows:
+    def _stored_rows(self, name: str) -> Rows:
         if self._device.type == "cpu" and self._weights.by_rows(self._stored(name)):
             return partial(self.tensor, name)
-        return self._ready(owner, last, name).__getitem__
+        return self._ready(name, cast=False).__getitem__
 
-    def _moved(self, owner: nn.Module, last: str, name: str) -> Tensor:
+    def _moved(self, name: str, *, cast: bool) -> Tensor:
         tensor = self.tensor(name)
-        return tensor.to(self._device) if self._in_blocks(owner, last, name) else self.cast(tensor)
+        return self.cast(tensor) if cast else tensor.to(self._device)
 
-    def _ready(self, owner: nn.Module, last: str, name: str) -> Tensor:
+    def _ready(self, name: str, *, cast: bool) -> Tensor:
         fetched = self._fetched.pop(name, None)
         if fetched is None:
-            return self._moved(owner, last, name)
+            return self._moved(name, cast=cast)
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._copying)  # type: ignore[arg-type]
         fetched.record_stream(computing)  # else the memory may be reused while it is read
