@@ -28,6 +28,7 @@ from growkit.families import Tensor as Described
 from growkit.families.diff_transformer import DEFAULTS
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.plan import Plan, Planned, Rule, unused_tensors
+from growkit.rewriting import taken_over
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -328,9 +329,9 @@ def _form(family: Family, where: str) -> DiffForm:
 
 def _reordered(target: str, of: str, info: TensorInfo, order: list[int] | None) -> Rule:
     """Rows of the source put at the places that ``order`` says."""
-    why = "rows in another order" if order and order != list(range(len(order))) else "as it is"
-    if why == "as it is":
-        order = None
+    if not order or order == list(range(len(order))):
+        return taken_over(target, info, of)
+    why = "rows in another order"
     return Rule(target, info, (of,), why, partial(_place, order), partial(_take, order))
 
 
@@ -344,12 +345,12 @@ def _inverse(order: Order | None, sizes: dict[str, int]) -> list[int] | None:
     return inverse
 
 
-def _place(order: list[int] | None, tensor: Tensor) -> Iterator[Tensor]:
-    yield tensor if order is None else from_order(tensor, order)
+def _place(order: list[int], tensor: Tensor) -> Iterator[Tensor]:
+    yield from_order(tensor, order)
 
 
-def _take(order: list[int] | None, tensor: Tensor) -> Tensor:
-    return tensor if order is None else tensor[order]
+def _take(order: list[int], tensor: Tensor) -> Tensor:
+    return tensor[order]
 
 
 def _solved(

@@ -18,9 +18,10 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from growkit import checkpoint
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.proof import verdict
+from growkit.proof import in_blocks, lending, verdict
 from growkit.proof.strict import strict_float64
 
 logging.disable_progress_bar()
@@ -77,6 +78,15 @@ def save_model(
     randomise(model, seed)
     model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
     return folder
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Tensors of more elements than this are large: they are read and cast in parts."""
+    elements = 128
+    for module in (checkpoint, in_blocks, lending):
+        monkeypatch.setattr(module, "AT_ONCE", elements)
+    return elements
 
 
 @pytest.fixture

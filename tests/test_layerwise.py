@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
-from growkit import checkpoint
 from growkit.checkpoint.reading import Checkpoint
-from growkit.proof import in_blocks, lending
 from growkit.proof.layerwise import Call, Layerwise
 from growkit.proof.spool import Spool
 from growkit.proof.strict import strict_float64
@@ -27,6 +25,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "diffllama": ("diffllama", {}),
     "grouped": ("diff_transformer", {"num_attention_heads": 6, "num_noise_heads": 2}),
     "integral": ("diff_transformer", {"integral": "causal", "num_noise_heads": 2}),
+    "shared": ("diff_transformer", {"qk_projection": "shared", "shared_rank": 2}),
     "v2": ("diff_transformer", {"lambda_type": "projected", "noise_keys": "shared"}),
 }
 TOLERANCE = 1e-13
@@ -49,12 +48,10 @@ def close(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
-@pytest.fixture(params=["whole", "in blocks"])
-def matrices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "in blocks":
-        monkeypatch.setattr(in_blocks, "AT_ONCE", 128)
-        monkeypatch.setattr(lending, "AT_ONCE", 128)
-        monkeypatch.setattr(checkpoint, "AT_ONCE", 128)
+@pytest.fixture(params=["whole", "in parts"])
+def matrices(request: pytest.FixtureRequest) -> None:
+    if request.param == "in parts":
+        request.getfixturevalue("small_parts")
 
 
 @pytest.fixture(params=VARIANTS)
@@ -113,6 +110,22 @@ def test_states_that_were_read_are_given_back(make: Callable[..., Path]) -> None
             assert before == []
         handed_on, before = list(stage.after), stage.after
         assert len(before) == 2
+
+
+def test_keys_and_values_go_with_their_layer(make: Callable[..., Path]) -> None:
+    """But for their shape: what is kept of every layer grows with the depth of a model."""
+    model = Layerwise(
+        Checkpoint(make("llama", num_hidden_layers=3)), torch.float32, torch.device("cpu"), None
+    )
+    calls = [Call(ids(7), cached=True), Call(ids(2), cached=True, continues=0)]
+    for stage in model.stages(calls):
+        for index, layer in enumerate(model._caches[0].layers):
+            states = [layer.keys, layer.values] if layer.is_initialized else []
+            assert bool(states) == (stage.layer is not None and index <= stage.layer)
+            for state in states:
+                assert state.shape[-2] == 9
+                assert bool(state.isnan().all()) == (index != stage.layer)
+                assert (state.untyped_storage().nbytes() == 4) == (index != stage.layer)
 
 
 def test_gradients(folder: Path) -> None:

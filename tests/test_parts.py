@@ -1,0 +1,221 @@
+"""What is large is never whole in memory, and nothing is lost between its parts."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+import growkit
+from growkit.checkpoint import parts
+from growkit.checkpoint.reading import Checkpoint
+from growkit.errors import InputError
+from growkit.plan import Planned
+from growkit.proof.in_blocks import InBlocks, lend, suits, take_back
+from growkit.proof.spool import Spool
+from growkit.recipe import parse_recipe
+from tests.conftest import seeded
+
+Make = Callable[..., Path]
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def test_parts_are_all_rows_once(make: Make, small_parts: int) -> None:
+    checkpoint = Checkpoint(make("llama", vocab_size=seeded(1).randrange(20, 99)))
+    for name, info in checkpoint.tensors.items():
+        rows = parts(checkpoint, name)
+        assert rows[0].start == 0
+        assert rows[-1].stop == info.shape[0]
+        assert all(one.stop == other.start for one, other in pairwise(rows))
+        assert (len(rows) > 1) == (info.elements > small_parts)
+        assert torch.cat([checkpoint.read(name, part) for part in rows]).equal(
+            checkpoint.read(name)
+        )
+
+
+def test_a_number_that_is_none_is_found_in_the_part_that_is_read(make: Make) -> None:
+    folder = make("llama")
+    weights = load_file(folder / "model.safetensors")
+    weights[HEAD][20, 3] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    checkpoint = Checkpoint(folder)
+    for _ in range(2):  # what was seen to be finite does not speak for the rest
+        checkpoint.read(HEAD, slice(21, 29))
+        checkpoint.read(HEAD, slice(0, 10))
+        checkpoint.read(HEAD, slice(10, 20))
+        with pytest.raises(InputError, match=r"lm_head.* holds NaN"):
+            checkpoint.read(HEAD, slice(20, 25))
+        with pytest.raises(InputError, match=r"lm_head.* holds NaN"):
+            checkpoint.read(HEAD)
+
+
+@pytest.fixture
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The most elements of every tensor that were read at once."""
+    most: dict[str, int] = {}
+    read = Checkpoint.read
+
+    def noted(self: Checkpoint, name: str, rows: slice | None = None) -> Tensor:
+        tensor = read(self, name, rows)
+        most[name] = max(most.get(name, 0), tensor.numel())
+        return tensor
+
+    monkeypatch.setattr(Checkpoint, "read", noted)
+    return most
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_proof_reads_large_matrices_in_parts(
+    tied: bool, make: Make, tmp_path: Path, rows_read: dict[str, int], small_parts: int
+) -> None:
+    """As they are stored: those that grow in rows are held against the source's as a whole."""
+    source = make("llama", tie_word_embeddings=tied, vocab_size=99)
+    growkit.grow(source, tmp_path / "out", hidden="x2", verify=None)
+    rows_read.clear()
+    result = growkit.verify(source, tmp_path / "out", prompts=2, length=12, device="cpu")
+    assert result["kept"]
+    assert result["negative_control_caught"]
+    assert result["trainability"] is not None
+    assert result["trainability"]["trainable"]
+    of_vocabulary = {EMBEDDING} if tied else {EMBEDDING, HEAD}
+    assert {name: rows_read[name] <= small_parts for name in of_vocabulary} == dict.fromkeys(
+        of_vocabulary, True
+    )
+
+
+@pytest.mark.parametrize("name", [EMBEDDING, HEAD])
+@pytest.mark.parametrize("row", [0, 50, 98])
+def test_a_bit_in_any_part_is_missed(
+    name: str, row: int, make: Make, tmp_path: Path, small_parts: int
+) -> None:
+    source = make("llama", vocab_size=99)
+    growkit.grow(source, tmp_path / "out", hidden="x2", verify=None)
+    file = tmp_path / "out" / "model.safetensors"
+    weights = load_file(file)
+    value = weights[name][row, 5]
+    weights[name][row, 5] = torch.nextafter(value, value + 1)
+    save_file(weights, file, {"format": "pt"})
+    result = growkit.verify(source, tmp_path / "out", prompts=2, length=12, device="cpu")
+    assert not result["kept"]
+    assert result["first_lost_tensor"] == name
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"grow": "group-diff", "hidden": "x2", "signal_heads": "x2"}],
+        [{"grow": "hypercloning", "hidden": "x2", "ffn": "x3"}, {"convert": "dint"}],
+        [{"convert": "motif"}],
+    ],
+    ids=str,
+)
+def test_parts_collapse_to_parts_where_a_rule_says_so(
+    steps: list[dict[str, str]], make: Make, tmp_path: Path
+) -> None:
+    """Held against the whole, tensor by tensor; rows that grow or move do not say so."""
+    source = make("diffllama", vocab_size=30)
+    recipe = {"source": str(source), "output": str(tmp_path / "out"), "steps": steps}
+    planned: Any = Checkpoint(source)
+    seen: list[str] = []
+    for plan in parse_recipe(recipe, "recipe").plan(planned).plans:
+        planned = Planned(planned, plan)
+        for rule in plan.rules:
+            if rule.row_by_row:
+                assert rule.collapse
+                whole = planned.read(rule.target)
+                found = [rule.collapse(whole[rows]) for rows in (slice(0, 1), slice(1, None))]
+                expected = rule.collapse(whole)
+                assert expected is not None
+                assert torch.cat([part for part in found if part is not None]).equal(expected)
+                seen.append(rule.target)
+        assert {EMBEDDING, HEAD} <= set(seen)
+        assert ("model.layers.0.self_attn.q_proj.weight" in seen) != bool(plan.copies)
+        seen.clear()
+
+
+class TestInBlocks:
+    """A linear layer in blocks, held against the same layer as torch has it."""
+
+    @pytest.fixture(params=[False, True], ids=["no bias", "bias"])
+    def pair(self, request: pytest.FixtureRequest) -> tuple[nn.Linear, nn.Linear]:
+        torch.manual_seed(0)
+        whole = nn.Linear(6, 11, bias=request.param, dtype=torch.float64)
+        whole.weight.data = whole.weight.data.float().double()
+        other = nn.Linear(6, 11, bias=request.param, dtype=torch.float64)
+        other.load_state_dict(whole.state_dict())
+        stored = whole.weight.detach().float()
+        lend(other, stored.__getitem__, (11, 6), torch.empty(20, dtype=torch.float64))
+        return whole, other
+
+    def test_products_and_gradients(self, pair: tuple[nn.Linear, nn.Linear]) -> None:
+        found = []
+        for module in pair:
+            hidden = torch.linspace(-1, 1, 2 * 3 * 6, dtype=torch.float64).view(2, 3, 6)
+            hidden.requires_grad_()
+            product = module(hidden) + module(2 * hidden)  # twice: gradients add up
+            product.square().sum().backward()
+            found.append([product, hidden.grad, *(p.grad for p in module.parameters())])
+        for one, other in zip(*found, strict=True):
+            assert torch.allclose(one, other, rtol=1e-14, atol=1e-14)
+
+    def test_other_uses_of_the_matrix(self, pair: tuple[nn.Linear, nn.Linear]) -> None:
+        found = []
+        for module in pair:
+            functional.linear(module.weight, module.weight).square().sum().backward()
+            found.append([module.weight, next(module.parameters()).grad])
+        for one, other in zip(*found, strict=True):
+            assert torch.allclose(one, other, rtol=1e-14, atol=1e-14)
+
+    def test_a_factor(self, pair: tuple[nn.Linear, nn.Linear]) -> None:
+        whole, other = pair
+        hidden = torch.ones(1, 6, dtype=torch.float64)
+        assert isinstance(other, InBlocks)
+        other.factor = 2.0
+        expected = functional.linear(hidden, 2 * whole.weight, whole.bias)
+        assert torch.allclose(other(hidden), expected)
+        other.factor = 1.0
+        assert torch.allclose(other(hidden), whole(hidden))
+
+    def test_taken_back(self, pair: tuple[nn.Linear, nn.Linear]) -> None:
+        whole, other = pair
+        take_back(other)
+        assert type(other) is nn.Linear
+        assert vars(other).keys() == vars(whole).keys()
+
+    def test_only_what_is_large_and_linear(self, make: Make, small_parts: int) -> None:
+        class Special(nn.Linear):
+            """Whose forward is its own."""
+
+        info = Checkpoint(make("llama")).tensors
+        large, small = info["model.layers.0.mlp.up_proj.weight"], info["model.norm.weight"]
+        assert suits(nn.Linear(16, 24), "weight", large)
+        assert not suits(nn.Linear(16, 1), "weight", small)
+        assert not suits(nn.Linear(16, 24), "bias", large)
+        assert not suits(Special(16, 24), "weight", large)
+        assert not suits(nn.Embedding(24, 16), "weight", large)
+
+
+def test_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    spool = Spool()
+    tensors = [torch.arange(5.0).double(), torch.ones(2, 3), torch.zeros(4, 4).T]
+    for tensor in tensors:
+        spool.append(tensor)
+    assert len(spool) == 3
+    for index in (0, 1, 2, -1, -3):
+        assert spool[index].equal(tensors[index])
+        assert spool[index].dtype == tensors[index].dtype
+    with pytest.raises(IndexError):
+        spool[3]
+    assert list(tmp_path.iterdir())
+    del spool
+    gc.collect()
+    assert not list(tmp_path.iterdir())
