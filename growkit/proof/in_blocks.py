@@ -52,8 +52,11 @@ class InBlocks(nn.Linear):
 
 
 def suits(module: nn.Module, name: str, info: TensorInfo) -> bool:
-    """Whether a parameter, stored as a tensor like this, can be lent in blocks, and is large."""
-    return info.elements > AT_ONCE and name == "weight" and type(module) is nn.Linear
+    """Whether a parameter, stored as a tensor like this, can be lent in blocks, and is large.
+
+    Two blocks would save little, and casting them anew for every product takes time.
+    """
+    return info.elements > 2 * AT_ONCE and name == "weight" and type(module) is nn.Linear
 
 
 def lend(module: nn.Module, stored: Rows, shape: tuple[int, ...], buffer: Tensor) -> None:
