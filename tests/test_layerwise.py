@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, Gemma3nTextConfig
 
 from growkit.checkpoint.reading import Checkpoint
+from growkit.errors import InputError
 from growkit.proof.layerwise import Call, Layerwise
 from growkit.proof.spool import Spool
 from growkit.proof.strict import strict_float64
@@ -147,6 +148,26 @@ def test_gradients(folder: Path) -> None:
     for name, parameter in model.named_parameters():
         rows = prompt.unique() if parameter is embedding or parameter is head else slice(None)
         assert close(found[name], expected[name][rows]), name
+
+
+def test_what_is_no_stack_of_layers(tmp_path: Path) -> None:
+    """Gemma 3n carries several states side by side."""
+    config = Gemma3nTextConfig(
+        vocab_size=64,
+        vocab_size_per_layer_input=64,
+        hidden_size=16,
+        hidden_size_per_layer_input=8,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_kv_shared_layers=0,
+        head_dim=8,
+        layer_types=["full_attention", "full_attention"],
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match=r"one layer at a time \(layers hand on \[4, 1, 5, 16\]\)"):
+        run(tmp_path / "model", [Call(ids(5))])
 
 
 def test_a_changed_weight_shows(make: Callable[..., Path]) -> None:

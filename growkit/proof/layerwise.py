@@ -299,6 +299,8 @@ class Layerwise:
         if given[-1].dim() < given[0].dim():  # it took the first of what was no tuple
             self._tuples = True
             return self._note(call, place, cache)
+        if given[0].shape[:2] != place[None].shape:
+            raise self._no_stack(f"layers hand on {list(given[0].shape)}")
         return given[0][0], noted
 
     def _new_cache(self) -> Any:
@@ -312,10 +314,10 @@ class Layerwise:
         try:
             for layer in range(len(self._layers)):
                 cache.update(nothing, nothing, layer)
-        except AttributeError as error:  # a recurrent state
+        except (AttributeError, NotImplementedError) as error:  # a recurrent state, or none
             raise InputError(
-                f"{type(self.model).__name__} of {self._weights.where()} remembers more than keys "
-                "and values; such models cannot be proved"
+                f"{type(self.model).__name__} of {self._weights.where()} remembers something else "
+                "than keys and values of every layer; such models cannot be proved"
             ) from error
 
     @torch.no_grad()
@@ -342,10 +344,13 @@ class Layerwise:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # what is no stack of layers between embedding and head
-            raise InputError(
-                f"{type(self.model).__name__} of {self._weights.where()} cannot be run one layer "
-                f"at a time ({type(error).__name__}: {reason(error)}); such models cannot be proved"
-            ) from error
+            raise self._no_stack(f"{type(error).__name__}: {reason(error)}") from error
+
+    def _no_stack(self, why: str) -> InputError:
+        return InputError(
+            f"{type(self.model).__name__} of {self._weights.where()} cannot be run one layer at a "
+            f"time ({why}); such models cannot be proved"
+        )
 
     @contextmanager
     def _standing_aside(self, stand_in: Callable[..., Any]) -> Iterator[None]:
