@@ -4,9 +4,9 @@
 
 A random float32 Llama (hidden 2048, ffn 5632, 12 layers, 16 heads, vocabulary 32000: 3 GB) is grown
 by two to 11 GB, without the proof. Then ``growkit.verify`` runs on 8 random prompts of 512 tokens,
-in a process of its own, whose peaks of resident memory are read from /proc. So it does for 4 and
-8 layers of half the width, which should need the same. Files that are mapped count while they are
-looked at. Needs Linux and about 14 GB of disk, and prints Markdown.
+in a process of its own, whose peaks of resident memory are read from /proc. So it does for a pair
+twice as deep, which should need the same. Files that are mapped count while they are looked at.
+Needs Linux and about 27 GB of disk, and prints Markdown.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument(
         "--pairs",
         nargs="*",
-        default=["12x1", "4x2", "8x2"],
+        default=["12x1", "24x1"],
         help="layers x what the width is divided by",
     )
     parser.add_argument("--folder", type=Path, help="where the models are made")
