@@ -1,6 +1,6 @@
 """Memory of the proof of a model and of what it grew to.
 
-    python benchmarks/proof_memory.py [--scale 1] [--folder FOLDER]
+    python benchmarks/proof_memory.py [--pairs 12x1 24x1] [--folder FOLDER]
 
 A random float32 Llama (hidden 2048, ffn 5632, 12 layers, 16 heads, vocabulary 32000: 3 GB) is grown
 by two to 11 GB, without the proof. Then ``growkit.verify`` runs on 8 random prompts of 512 tokens,
