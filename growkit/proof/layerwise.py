@@ -314,7 +314,10 @@ class Layerwise:
         try:
             for layer in range(len(self._layers)):
                 cache.update(nothing, nothing, layer)
-        except (AttributeError, NotImplementedError) as error:  # a recurrent state, or none
+        except (
+            AttributeError,
+            NotImplementedError,
+        ) as error:  # a recurrent state, or keys of others
             raise InputError(
                 f"{type(self.model).__name__} of {self._weights.where()} remembers something else "
                 "than keys and values of every layer; such models cannot be proved"
