@@ -314,10 +314,8 @@ class Layerwise:
         try:
             for layer in range(len(self._layers)):
                 cache.update(nothing, nothing, layer)
-        except (
-            AttributeError,
-            NotImplementedError,
-        ) as error:  # a recurrent state, or keys of others
+        # A recurrent state has no keys, and some layers read those of others.
+        except (AttributeError, NotImplementedError) as error:
             raise InputError(
                 f"{type(self.model).__name__} of {self._weights.where()} remembers something else "
                 "than keys and values of every layer; such models cannot be proved"
