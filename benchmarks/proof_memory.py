@@ -3,7 +3,7 @@
     python benchmarks/proof_memory.py [--pairs 12x1 24x1] [--folder FOLDER]
 
 A random float32 Llama (hidden 2048, ffn 5632, 12 layers, 16 heads, vocabulary 32000: 3 GB) is grown
-by two to 11 GB, without the proof. Then ``growkit.verify`` runs on 8 random prompts of 512 tokens,
+by two to 11 GB, without the proof. Then `growkit verify` runs on 8 random prompts of 512 tokens,
 in a process of its own, whose peaks of resident memory are read from /proc. So it does for a pair
 twice as deep, which should need the same. Files that are mapped count while they are looked at.
 Needs Linux and about 27 GB of disk, and prints Markdown.
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,8 @@ def make_source(folder: Path, layers: int, scale: int) -> None:
 
 
 def peaks(source: Path, grown: Path) -> dict[str, float]:
-    """Run the proof here, and take the peak of every phase in GB."""
+    """Run the command here, and take the peak of every phase in GB."""
+    from growkit.cli import main as growkit
     from growkit.proof import verdict
     from growkit.proof.layerwise import Layerwise
 
@@ -94,9 +95,13 @@ def peaks(source: Path, grown: Path) -> dict[str, float]:
     named(verdict._Proof, "strict", "strict float64")
     named(verdict._Proof, "native", "as it runs")
     named(Layerwise, "gradients", "gradients")
-    with phase("else"):
-        result = verdict.verify(source, grown, device="cpu")
-    assert result["kept"]
+    sys.argv = ["growkit", "verify", str(source), str(grown), "--device", "cpu"]
+    try:
+        with phase("else"), redirect_stdout(sys.stderr):
+            growkit()
+    except SystemExit as ended:
+        if ended.code:
+            raise
     return found
 
 
