@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import growkit
+from growkit.proof import layerwise
 from growkit.proof.layerwise import Layerwise
-from growkit.proof.reproducible import reproducible
+from growkit.proof.reproducible import MKL_FUNCTIONS, choose_kernels, reproducible
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 AMOUNT = {"prompts": 2, "length": 16}
@@ -63,6 +66,35 @@ def test_what_was_chosen_comes_back(strictly: bool, monkeypatch: pytest.MonkeyPa
     assert torch.get_float32_matmul_precision() == "high"
     with reproducible(CPU):
         assert torch.are_deterministic_algorithms_enabled() == strictly
+
+
+class FirstCalls(TorchDispatchMode):
+    """Notes how many elements every function is first given, in every dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: dict[tuple[str, torch.dtype], int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__.removesuffix("_")
+        if args and isinstance(args[0], Tensor):
+            self.elements.setdefault((name, args[0].dtype), args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_mkl_chooses_its_kernels_before_threads_share_a_call(
+    chosen: bool, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not chosen:
+        monkeypatch.setattr(layerwise, "choose_kernels", lambda: None)
+    choose_kernels.cache_clear()
+    with FirstCalls() as first:
+        assert growkit.verify(*pair, **AMOUNT)["kept"]
+    for dtype in (torch.float32, torch.float64):
+        assert (first.elements["cos", dtype] == 1) == chosen
+        for function in MKL_FUNCTIONS if chosen else ():
+            assert first.elements[function.__name__, dtype] == 1
 
 
 @pytest.mark.gpu

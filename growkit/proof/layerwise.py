@@ -24,6 +24,7 @@ from growkit.errors import InputError, reason
 from growkit.proof.in_blocks import InBlocks
 from growkit.proof.lending import Lender
 from growkit.proof.oracle import blocks, empty_model
+from growkit.proof.reproducible import choose_kernels
 from growkit.proof.spool import Spool
 
 Named = tuple[str, nn.Module]
@@ -97,6 +98,7 @@ class Layerwise:
     def __init__(
         self, weights: Weights, dtype: torch.dtype, device: torch.device, attention: str | None
     ) -> None:
+        choose_kernels()
         self.model, self._weights, self._stored = empty_model(weights, dtype, attention)
         self._lender = Lender(self._weights, self._stored, dtype, device)
         self.device = device

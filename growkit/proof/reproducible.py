@@ -6,8 +6,16 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
+
+MKL_FUNCTIONS = (
+    *(torch.exp, torch.log, torch.log2, torch.log10, torch.sqrt, torch.trunc),
+    *(torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.tanh),
+    *(torch.erf, torch.erfc, torch.erfinv),
+)
+"""What torch leaves to MKL's vector functions, where it has MKL (ATen/cpu/vml.h)."""
 
 
 @contextmanager
@@ -33,3 +41,18 @@ def reproducible(device: torch.device) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(chosen, warn_only=warn_only)
+
+
+@cache
+def choose_kernels() -> None:
+    """Let MKL choose kernels for its functions while a single thread asks for them, once.
+
+    It chooses when a function is first called. If two threads are the first together, one of them
+    may get a kernel with half of the digits, for that call alone (pytorch/pytorch#188792). Rotary
+    angles of the first prompt are such a call.
+    """
+    with torch._C.DisableTorchFunction():  # float32 is float32 here
+        for dtype in (torch.float32, torch.float64):
+            one = torch.ones(1, dtype=dtype)
+            for function in MKL_FUNCTIONS:
+                function(one)
