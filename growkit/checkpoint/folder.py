@@ -1,0 +1,162 @@
+"""One opening of a model folder: what growkit reads of folders that nobody vouches for.
+
+Every file of a source or a target is found and opened here (``docs/trust.md``). A name leads to a
+regular file inside the folder, or inside the blobs of the cache that the folder belongs to, or the
+folder is refused: links to anywhere else, named pipes and devices are never opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from growkit.errors import InputError, reason
+
+MOST_BYTES = 1 << 28
+"""Size of a file, at most, that is read as a whole; weights are not."""
+
+MOST_ENTRIES = 100_000
+"""Files and folders, at most, that a model folder holds."""
+
+
+class Folder:
+    """A model folder.
+
+    Args:
+        path: where it is; a link to a folder is followed once, here.
+
+    Raises:
+        InputError: there is no folder.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise InputError(
+                f"{self.path} is not a folder; give a model folder with config.json and weights"
+            )
+        self._inside = [self.path.resolve()]
+        snapshots = self._inside[0].parent
+        if snapshots.name == "snapshots":  # of a hub cache: the files are links into its blobs
+            self._inside.append(snapshots.parent / "blobs")
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def has(self, name: str) -> bool:
+        """Whether there is anything of this name, usable or not."""
+        return os.path.lexists(self.path / name)
+
+    def find(self, name: str) -> Path | None:
+        """The path of a regular file, by its name relative to the folder; None if there is none.
+
+        Raises:
+            InputError: what has this name is a folder, a pipe or a device, or a link that leads
+                nowhere or out of the folder.
+        """
+        path = self.path / name
+        if not os.path.lexists(path):
+            return None
+        try:
+            real = path.resolve(strict=True)
+            mode = real.stat().st_mode
+        except (OSError, RuntimeError) as error:
+            raise InputError(
+                f"{path} is a link that leads nowhere ({reason(error)}); copy the file itself there"
+            ) from None
+        if not any(real.is_relative_to(inside) for inside in self._inside):
+            raise InputError(
+                f"{path} leads out of the folder, to {real}; copy the file itself there"
+            )
+        if not stat.S_ISREG(mode):
+            raise InputError(f"{path} is no regular file; replace it by one")
+        return path
+
+    def require(self, name: str) -> Path:
+        """As ``find``.
+
+        Raises:
+            InputError: there is no such file either.
+        """
+        path = self.find(name)
+        if path is None:
+            raise InputError(f"{self.path / name} does not exist; is {self.path} a model folder?")
+        return path
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """A regular file, to be read; see ``require``."""
+        path = self.require(name)
+        # Not to wait for a pipe that has taken the file's place since.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(descriptor, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InputError(f"{path} is no regular file; replace it by one")
+            yield stream
+
+    def bytes(self, name: str) -> bytes:
+        """The contents of a file of at most ``MOST_BYTES``.
+
+        Raises:
+            InputError: see ``require``; or it is larger, or cannot be read.
+        """
+        try:
+            with self.open(name) as stream:
+                content = stream.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise InputError(
+                f"{self.path / name} cannot be read ({error.strerror}); make it readable"
+            ) from None
+        if len(content) > MOST_BYTES:
+            raise InputError(
+                f"{self.path / name} is larger than {MOST_BYTES >> 20} MiB; "
+                "a file of this kind should be small, copy it again"
+            )
+        return content
+
+    def json(self, name: str) -> dict[str, Any]:
+        """A JSON object.
+
+        Raises:
+            InputError: see ``bytes``; or it is not a JSON object.
+        """
+        content = self.bytes(name)
+        try:
+            parsed = json.loads(content.decode("utf-8"), parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"{self.path / name} cannot be read as JSON ({reason(error)}); copy it again"
+            ) from None
+        if not isinstance(parsed, dict):
+            raise InputError(
+                f"{self.path / name} holds a JSON {type(parsed).__name__}; an object was expected"
+            )
+        return parsed
+
+    def names(self) -> list[str]:
+        """Everything in the folder that is no folder itself, relative to it; links are not followed.
+
+        Raises:
+            InputError: there are more than ``MOST_ENTRIES``.
+        """
+        found: list[str] = []
+        for where, _, files in os.walk(self.path, onerror=_unreadable):
+            found += [Path(where, file).relative_to(self.path).as_posix() for file in files]
+            if len(found) > MOST_ENTRIES:
+                raise InputError(
+                    f"{self.path} holds more than {MOST_ENTRIES:,} files; give a model folder"
+                )
+        return sorted(found)
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is not a number that JSON has")
+
+
+def _unreadable(error: OSError) -> None:
+    raise InputError(f"{error.filename} cannot be read ({error.strerror}); make it readable")
