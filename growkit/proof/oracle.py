@@ -221,11 +221,11 @@ def gradients_as_stored(checkpoint: Checkpoint) -> Callable[[str, Tensor], tuple
     rules = {rule.target: rule for rule in read_layout(checkpoint).rules}
 
     def stored(name: str, gradient: Tensor) -> tuple[str, Tensor]:
-        collapse = rules[name].collapse
-        assert collapse is not None
-        arranged = collapse(gradient)
+        (source,) = rules[name].sources
+        rows = slice(0, checkpoint.tensors[source].shape[0])
+        arranged = rules[name].transform.undo(gradient.__getitem__, rows)
         assert arranged is not None
-        return rules[name].sources[0], arranged
+        return source, arranged
 
     return stored
 

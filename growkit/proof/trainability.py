@@ -56,8 +56,8 @@ class Gradients:
             self._with_gradient.add(name)
         grown = self._as_grown(*self._as_stored(name, gradient)) if self._rules else None
         rule = self._rules.get(grown[0]) if grown else None
-        if grown and rule and rule.copies:
-            for copies in rule.copies(grown[1]):
+        if grown and rule:
+            for copies in rule.transform.copies(grown[1]):
                 distance = _compare(grown[0], copies, self._count)
                 self.symmetry.append(
                     CopyDistance(
@@ -84,11 +84,14 @@ class Gradients:
     def _as_grown(self, name: str, gradient: Tensor) -> Named | None:
         """As the growth left it: what came after it is undone; None for what is no tensor of it."""
         for plan in reversed(self._later):
-            rule = plan.rule(name)
-            back = rule.collapse(gradient) if rule.collapse else None
+            rule = plan.by_target[name]
+            if not rule.transform.holds:
+                return None
+            (name,) = rule.sources
+            back = rule.transform.undo(gradient.__getitem__, slice(0, len(gradient)))
             if back is None:
                 return None
-            name, gradient = rule.sources[0], back
+            gradient = back
         return name, gradient
 
 
