@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Dimension, Layout, Role
-from growkit.algebra.expansion import Expansion, IndexMap, in_blocks, index_map, side_by_side
 from growkit.algebra.orders import Order
 from growkit.algebra.shares import Shares
 from growkit.checkpoint import Config, TensorInfo, Weights
@@ -21,6 +21,9 @@ from growkit.families import Tensor as Described
 from growkit.growth import Size, SizeOption
 from growkit.plan import Plan, Rule, unused_tensors
 from growkit.transforms import Kept, Mapped
+
+if TYPE_CHECKING:
+    from growkit.algebra.expansion import Expansion, IndexMap
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class CopyMethod:
 
     def plan(self, source: Weights, sizes: Mapping[str, Size | None], shares: Shares) -> Plan:
         """See ``growkit.growth.Method``."""
+        from growkit.algebra.expansion import in_blocks, side_by_side
+
         family = family_of(source.config, source.where())
         for axis in self.needs:
             if not family.sizes(source.config).get(axis):
@@ -187,6 +192,8 @@ class _Maps:
         return Rule(name, grown, Mapped(name, maps, why, name, self._shares))
 
     def _map(self, dimension: Dimension, order: Order | None) -> IndexMap:
+        from growkit.algebra.expansion import index_map
+
         if (dimension, order) not in self._made:
             orders = (order(self._old), order(self._new)) if order else None
             self._made[dimension, order] = index_map(dimension, self._old, self._expansions, orders)

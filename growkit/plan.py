@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from growkit.proof import Spectrum
 
 
-AT_A_TIME = 1 << 19
-"""Elements of a tensor that are made at a time."""
+AT_A_TIME = 1 << 18
+"""Elements of a tensor that are made at a time: few enough to stay in a core's cache."""
 
 SMALL = 1 << 26
 """Bytes of a source tensor that is read once, rather than in parts as they are needed."""

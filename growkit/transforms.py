@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from growkit.algebra.axes import Role
-from growkit.algebra.expansion import Expansion, IndexMap, in_blocks, placed
 from growkit.algebra.shares import Shares
 from growkit.checkpoint import TORCH_NAMES, TensorInfo, Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from growkit.algebra.expansion import Expansion, IndexMap
     from growkit.algebra.law import Rows
 
 PLAIN = Shares(None)
@@ -104,7 +104,8 @@ class Kept:
         rows, *columns = where
         found = source.read(self.source, rows)
         if columns:
-            found = found[(slice(None), *columns)]
+            cut = (slice(None), *columns)
+            found = found[cut]
         return found if self.factor == 1 else found * self.factor
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
@@ -168,19 +169,24 @@ class Mapped:
 
 def reordered(source: str, shape: Sequence[int], order: Sequence[int]) -> Mapped:
     """A tensor whose rows stand in another order; ``order`` says for each where it came from."""
+    from growkit.algebra.expansion import placed
+
     return _rows_mapped(source, shape, placed(shape[0], order), "rows in another order")
 
 
 def twice(source: str, shape: Sequence[int], why: str) -> Mapped:
     """A tensor whose rows come twice; ``shape`` is that of the source."""
+    from growkit.algebra.expansion import in_blocks
+
     return _rows_mapped(source, shape, in_blocks(shape[0], 2), why)
 
 
 def _rows_mapped(source: str, shape: Sequence[int], rows: Expansion, why: str) -> Mapped:
-    first = IndexMap(Role.WRITTEN, rows.size, rows.source, rows.share)
-    others = (in_blocks(size, 1) for size in shape[1:])
-    plain = (IndexMap(Role.WRITTEN, each.size, each.source, each.share) for each in others)
-    return Mapped(source, (first, *plain), why)
+    from growkit.algebra.expansion import IndexMap, in_blocks
+
+    every = (rows, *(in_blocks(size, 1) for size in shape[1:]))
+    maps = (IndexMap(Role.WRITTEN, each.size, each.source, each.share) for each in every)
+    return Mapped(source, tuple(maps), why)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ are named. A slice of the target needs only what it copies of the source.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -79,7 +79,8 @@ def grow(
             assert split_at is None, f"{name} reads two spaces that grow"
             split_at = position
         else:
-            tensor = _arranged(tensor, position, each.place)
+            end = each.begin + len(each.place)
+            tensor = _arrangement(mapped, each.begin, end)([tensor], position)
     if split_at is None:
         return tensor
     return _spread(tensor, split_at, maps, slices, name, shares)
@@ -97,43 +98,97 @@ def _read(rows: Rows, needed: Index) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _arranged(tensor: Tensor, position: int, place: Index) -> Tensor:
-    """Coordinates of one dimension at their places; zeros where there is nothing."""
-    if len(place) == tensor.shape[position] and bool((place == np.arange(len(place))).all()):
-        return tensor
-    return _filled([tensor], position, np.zeros_like(place), place)
+@dataclass(frozen=True)
+class Arrangement:
+    """How a dimension is put together from pieces.
 
+    Attributes:
+        piece: for each coordinate the piece that it comes from.
+        place: its place there, or ``NOTHING``.
+        runs: begin and end of neighbours that lie side by side in one piece, or hold nothing.
+    """
 
-def _filled(pieces: Sequence[Tensor], position: int, piece: Index, place: Index) -> Tensor:
-    """Put a dimension together: of each coordinate's piece the coordinate at its place."""
-    shape = list(pieces[0].shape)
-    length = shape[position]
-    shape[position] = len(place)
-    runs = _runs(piece, place)
-    if len(runs) > FEW:
+    piece: Index
+    place: Index
+    runs: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, piece: Index, place: Index) -> Arrangement:
+        """Find the runs."""
+        nothing = place == NOTHING
+        beside = np.where(nothing[1:], nothing[:-1], (np.diff(place) == 1) & ~nothing[:-1])
+        breaks = (np.flatnonzero(~beside | (np.diff(piece) != 0)) + 1).tolist()
+        runs = list(zip([0, *breaks], [*breaks, len(place)], strict=True)) if len(place) else []
+        return cls(piece, place, runs)
+
+    def __call__(self, pieces: Sequence[Tensor], position: int) -> Tensor:
+        """Put a dimension of tensors together."""
+        if self.runs == [(0, pieces[0].shape[position])] and self.place[0] == self.piece[0] == 0:
+            return pieces[0]
+        if len(self.runs) > FEW:
+            return self._gathered(pieces, position)
+        shape = list(pieces[0].shape)
+        shape[position] = len(self.place)
+        found = pieces[0].new_empty(shape)
+        for begin, end in self.runs:
+            target, place = found.narrow(position, begin, end - begin), int(self.place[begin])
+            if place == NOTHING:
+                target.zero_()
+            else:
+                target.copy_(pieces[self.piece[begin]].narrow(position, place, end - begin))
+        return found
+
+    def _gathered(self, pieces: Sequence[Tensor], position: int) -> Tensor:
+        begins = np.cumsum([0, *(piece.shape[position] for piece in pieces)])
         joined = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), position)
-        index = torch.from_numpy(np.maximum(piece * length + place, 0))
-        found = joined.index_select(position, index)
-        empty = torch.from_numpy(place == NOTHING)
-        return found.index_fill_(position, empty.nonzero()[:, 0], 0) if empty.any() else found
-    found = pieces[0].new_empty(shape)
-    for begin, end in runs:
-        target = found.narrow(position, begin, end - begin)
-        if place[begin] == NOTHING:
-            target.zero_()
-        else:
-            of = pieces[piece[begin]]
-            target.copy_(of.narrow(position, int(place[begin]), end - begin))
-    return found
+        index = np.maximum(begins[self.piece] + self.place, 0)
+        found = joined.index_select(position, torch.from_numpy(index))
+        nothing = np.flatnonzero(self.place == NOTHING)
+        return found.index_fill_(position, torch.from_numpy(nothing), 0) if len(nothing) else found
 
 
-def _runs(piece: Index, place: Index) -> list[tuple[int, int]]:
-    """Neighbours that lie side by side in one piece, or hold nothing."""
-    nothing = place == NOTHING
-    together = np.where(nothing[1:], nothing[:-1], (np.diff(place) == 1) & ~nothing[:-1])
-    breaks = np.flatnonzero(~(together & (np.diff(piece) == 0))) + 1
-    ends = [*breaks.tolist(), len(place)]
-    return list(zip([0, *breaks.tolist()], ends, strict=True)) if len(place) else []
+@lru_cache(maxsize=256)
+def _arrangement(mapped: IndexMap, begin: int, end: int) -> Arrangement:
+    place = _slice(mapped, begin, end).place
+    return Arrangement.of(np.zeros_like(place), place)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a slice of a read dimension is made of.
+
+    Attributes:
+        columns: for each kind of reading the places, in what is needed of the source, that it is
+            for; None for all of them.
+        parts: for each kind, into how many parts the weight is split; 0 for given factors.
+        factors: for each kind, the factors that are given.
+        arrangement: of all parts and products, in order.
+    """
+
+    columns: list[Index | None]
+    parts: list[int]
+    factors: list[list[float]]
+    arrangement: Arrangement
+
+
+@lru_cache(maxsize=256)
+def _reading(mapped: IndexMap, begin: int, end: int) -> Reading:
+    sliced, here = _slice(mapped, begin, end), slice(begin, end)
+    parts, which, share = mapped.parts[here], mapped.part[here], mapped.share[here]
+    some = sliced.place != NOTHING
+    found = Reading([], [], [], Arrangement.of(sliced.place, sliced.place))
+    piece, place, pieces = np.zeros_like(sliced.place), sliced.place.copy(), 0
+    for count in np.unique(parts[some]).tolist():
+        chosen = np.flatnonzero((parts == count) & some)
+        columns = np.unique(sliced.place[chosen])
+        factors, number = np.unique(share[chosen], return_inverse=True)
+        piece[chosen] = pieces + (which[chosen] if count else number)
+        pieces += count or len(factors)
+        place[chosen] = np.searchsorted(columns, sliced.place[chosen])
+        found.columns.append(None if len(columns) == len(sliced.needed) else columns)
+        found.parts.append(count)
+        found.factors.append([] if count else factors.tolist())
+    return replace(found, arrangement=Arrangement.of(piece, place))
 
 
 def _spread(
@@ -145,39 +200,21 @@ def _spread(
     shares: Shares,
 ) -> Tensor:
     """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
-    mapped, part = maps[position], slices[position]
-    here = slice(part.begin, part.begin + len(part.place))
-    parts, which, share = mapped.parts[here], mapped.part[here], mapped.share[here]
+    begin = slices[position].begin
+    reading = _reading(maps[position], begin, begin + len(slices[position].place))
     draws = _Draws(maps, slices, position, name, shares)
     pieces: list[Tensor] = []
-    piece, place = np.zeros_like(part.place), part.place.copy()
-    for count in np.unique(parts[part.place != NOTHING]).tolist():
-        chosen = np.flatnonzero((parts == count) & (part.place != NOTHING))
-        columns = np.unique(part.place[chosen])
+    for columns, count, factors in zip(
+        reading.columns, reading.parts, reading.factors, strict=True
+    ):
         weight = tensor
-        if len(columns) < tensor.shape[position]:
+        if columns is not None:
             weight = tensor.index_select(position, torch.from_numpy(columns))
         if count:
-            made = draws.split(weight, count, columns)
-            piece[chosen] = len(pieces) + which[chosen]
-        else:  # factors that are given
-            factors, number = np.unique(share[chosen], return_inverse=True)
-            made = [_multiplied(weight, factor) for factor in factors.tolist()]
-            piece[chosen] = len(pieces) + number
-        place[chosen] = np.searchsorted(columns, part.place[chosen])
-        pieces += made
-    return _joined(pieces, position, piece, place) if pieces else _arranged(tensor, position, place)
-
-
-def _joined(pieces: Sequence[Tensor], position: int, piece: Index, place: Index) -> Tensor:
-    """As ``_filled``, of pieces that need not be equally long."""
-    lengths = {each.shape[position] for each in pieces}
-    if len(lengths) == 1:
-        return _filled(pieces, position, piece, place)
-    offsets = np.cumsum([0, *(each.shape[position] for each in pieces)])
-    joined = torch.cat(list(pieces), position)
-    moved = np.where(place == NOTHING, NOTHING, offsets[piece] + place)
-    return _filled([joined], position, np.zeros_like(piece), moved)
+            pieces += draws.split(weight, count, columns)
+        else:
+            pieces += [_multiplied(weight, factor) for factor in factors]
+    return reading.arrangement(pieces or [tensor], position)
 
 
 class _Draws:
@@ -198,8 +235,14 @@ class _Draws:
         self._maps, self._slices, self._position = maps, slices, position
         self._name, self._shares = name, shares
 
-    def split(self, weight: Tensor, count: int, columns: Index) -> list[Tensor]:
-        """Parts of a weight; ``columns`` are places in what the slice needs of the source."""
+    def split(self, weight: Tensor, count: int, columns: Index | None) -> list[Tensor]:
+        """Parts of a weight.
+
+        Args:
+            weight: what is split.
+            count: number of parts.
+            columns: places in what the slice needs of the source; None for all of it.
+        """
         if not self._shares.amplitude:
             return split(weight, count, lambda node: None)
         drawn: dict[str, Tensor] = {}
@@ -214,11 +257,11 @@ class _Draws:
             return split_apart(weight, count, draw)
         return split(weight, count, draw)
 
-    def _share(self, key: str, columns: Index) -> Tensor:
+    def _share(self, key: str, columns: Index | None) -> Tensor:
         coordinates, lengths = [], []
         for position, (mapped, each) in enumerate(zip(self._maps, self._slices, strict=True)):
             if position == self._position:
-                coordinates.append(each.needed[columns])
+                coordinates.append(each.needed if columns is None else each.needed[columns])
                 lengths.append(mapped.size)
             else:
                 coordinates.append(np.arange(each.begin, each.begin + len(each.place)))
@@ -232,8 +275,8 @@ class _Draws:
             field = field[:, last]
         amplitude = self._shares.amplitude
         numbers = torch.from_numpy(np.ascontiguousarray(field)).float()
-        step = amplitude / 2**15
-        share = numbers.mul_(step).add_(0.5 + step / 2)
+        step = amplitude / 2**15  # between neighbours, of which there are 2¹⁶ around ½
+        share = torch.add(torch.tensor(0.5 + step / 2), numbers, alpha=step)
         return share.view([len(each) for each in coordinates])
 
 

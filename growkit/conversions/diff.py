@@ -16,9 +16,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from growkit.algebra.noise import noise
 from growkit.algebra.shares import Shares
 from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights
 from growkit.conversions import Choice, Converted, Row, refuse
@@ -185,7 +182,10 @@ def _sized(output: Tensor, *values: Tensor) -> Tensor:
 
 
 def _vector(name: str, info: TensorInfo) -> Tensor:
+    import numpy as np
     import torch
+
+    from growkit.algebra.noise import noise
 
     (length,) = info.shape
     numbers = noise(Shares(None).key(name, 1, 0), np.zeros(1, np.int64), length)
