@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from growkit.checkpoint import Weights
 from growkit.plan import Plan, Planned, Rule
-from growkit.transforms import Transform
+from growkit.transforms import Slices, Transform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,13 @@ class Lineage:
     def target(self) -> Weights:
         """What the last step makes."""
         return self.stages[-1]
+
+    def part(self, target: str, where: Slices) -> Tensor:
+        """A part of a tensor that the last step makes, by begin and end in every dimension.
+
+        Of the source it needs only what it copies, where every step allows that.
+        """
+        return self.plans[-1].by_target[target].transform.part(self.stages[-2], where)
 
     def steps(self, target: str) -> list[list[Rule]]:
         """The rules on the way to a tensor, the last step first."""

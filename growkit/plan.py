@@ -16,7 +16,7 @@ from growkit.algebra.axes import Layout
 from growkit.checkpoint import FLOAT_BYTES, Config, TensorInfo, Weights, parts
 from growkit.errors import InputError
 from growkit.families import Family
-from growkit.transforms import Slices, Transform
+from growkit.transforms import Transform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,10 +164,6 @@ class Planned:
             made = list(self.blocks(name))
             return made[0] if len(made) == 1 else torch.cat(made)
         return self._rows(self._source, rule, rows)
-
-    def part(self, name: str, where: Slices) -> Tensor:
-        """Make a part of a tensor, given by begin and end in every dimension."""
-        return self._rules[name].transform.part(self._source, where)
 
     def by_rows(self, name: str) -> bool:
         """Whether some rows are made without the others."""
