@@ -18,11 +18,10 @@ from typing import Any
 
 from growkit import __version__
 from growkit.checkpoint import Weights
+from growkit.checkpoint.carrying import carry_code, carry_over
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.publishing import (
     MANIFEST,
-    carry_code,
-    carry_over,
     check_output,
     check_space,
     files_of,
@@ -173,7 +172,7 @@ def run(
         started = time.perf_counter()
         with progress.bytes("writing", result["bytes"]) as advance:
             write_weights(grown, staging.folder, shard_bytes, advance)
-        carry_over(source.folder, staging.folder)
+        carry_over(source.opened, staging.folder)
         _write_config(source, grown, staging.folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
@@ -193,7 +192,7 @@ def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
     if family.write_code:
         family.write_code(folder)
     elif grown.config.get("auto_map") and grown.config["auto_map"] == source.config.get("auto_map"):
-        carry_code(source.folder, folder)
+        carry_code(source.opened, folder)
 
 
 def _rehearse(recipe: Recipe, source: Checkpoint, grown: Weights) -> None:

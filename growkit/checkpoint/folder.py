@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
@@ -92,8 +93,11 @@ class Folder:
     def open(self, name: str) -> Iterator[IO[bytes]]:
         """A regular file, to be read; see ``require``."""
         path = self.require(name)
-        # Not to wait for a pipe that has taken the file's place since.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        try:
+            # Not to wait for a pipe that has taken the file's place since.
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        except OSError as error:
+            raise _unreadable(path, error) from None
         with os.fdopen(descriptor, "rb") as stream:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise InputError(f"{path} is no regular file; replace it by one")
@@ -105,13 +109,8 @@ class Folder:
         Raises:
             InputError: see ``require``; or it is larger, or cannot be read.
         """
-        try:
-            with self.open(name) as stream:
-                content = stream.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise InputError(
-                f"{self.path / name} cannot be read ({error.strerror}); make it readable"
-            ) from None
+        with self.open(name) as stream:
+            content = read(stream, MOST_BYTES + 1, self.path / name)
         if len(content) > MOST_BYTES:
             raise InputError(
                 f"{self.path / name} is larger than {MOST_BYTES >> 20} MiB; "
@@ -138,15 +137,29 @@ class Folder:
             )
         return parsed
 
-    def names(self) -> list[str]:
-        """Everything in the folder that is no folder itself, relative to it; links are not followed.
+    def names(self, *patterns: str) -> list[str]:
+        """Everything in the folder that is no folder itself, relative to it.
+
+        Links are not followed: one to a folder is listed, what lies behind it is not.
+
+        Args:
+            *patterns: of what stands at the top, only what matches one of these, and what is in it.
 
         Raises:
-            InputError: there are more than ``MOST_ENTRIES``.
+            InputError: there are more than ``MOST_ENTRIES``, or a folder cannot be read.
         """
+
+        def stop(error: OSError) -> None:
+            raise _unreadable(Path(error.filename), error)
+
         found: list[str] = []
-        for where, _, files in os.walk(self.path, onerror=_unreadable):
-            found += [Path(where, file).relative_to(self.path).as_posix() for file in files]
+        for where, folders, files in os.walk(self.path, onerror=stop):
+            at = Path(where)
+            if at == self.path and patterns:
+                folders[:] = [name for name in folders if _matches(name, patterns)]
+                files = [name for name in files if _matches(name, patterns)]
+            links = [name for name in folders if (at / name).is_symlink()]
+            found += [(at / name).relative_to(self.path).as_posix() for name in (*links, *files)]
             if len(found) > MOST_ENTRIES:
                 raise InputError(
                     f"{self.path} holds more than {MOST_ENTRIES:,} files; give a model folder"
@@ -154,9 +167,25 @@ class Folder:
         return sorted(found)
 
 
+def read(stream: IO[bytes], count: int, path: Path) -> bytes:
+    """As many bytes, at most.
+
+    Raises:
+        InputError: they cannot be read.
+    """
+    try:
+        return stream.read(count)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is not a number that JSON has")
 
 
-def _unreadable(error: OSError) -> None:
-    raise InputError(f"{error.filename} cannot be read ({error.strerror}); make it readable")
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path} cannot be read ({error.strerror}); make it readable")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo
+from growkit.checkpoint.carrying import carried, code_of
+from growkit.checkpoint.folder import Folder
 from growkit.errors import InputError, reason
 
 if TYPE_CHECKING:
@@ -32,12 +33,11 @@ class Checkpoint:
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        if not self.folder.is_dir():
-            raise InputError(
-                f"{self.folder} is not a folder; give a model folder with config.json and weights"
-            )
-        self.config: Config = read_json(self.folder / "config.json")
-        self.files, listed = _weight_files(self.folder)
+        self.opened = Folder(folder)
+        self.config: Config = self.opened.json("config.json")
+        self.files, listed = _weight_files(self.opened)
+        for name in (*carried(self.opened), *code_of(self.opened)):
+            self.opened.require(name)  # before anything is written
         self.tensors: dict[str, TensorInfo] = {}
         self._file_of: dict[str, Path] = {}
         self._known_finite: dict[str, int] = {}  # how many rows from the first on
@@ -90,44 +90,27 @@ class Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        InputError: the file is missing, or is not a JSON object.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_number)
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist; is {file.parent} a model folder?") from None
-    except (ValueError, OSError, RecursionError) as error:
-        raise InputError(
-            f"{file} cannot be read as JSON ({reason(error)}); copy it again"
-        ) from None
-    if not isinstance(content, dict):
-        raise InputError(f"{file} holds a JSON {type(content).__name__}; an object was expected")
-    return content
+    """A JSON object; see ``Folder.json``."""
+    return Folder(file.parent).json(file.name)
 
 
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is not a number that JSON has")
-
-
-def _weight_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+def _weight_files(folder: Folder) -> tuple[list[Path], dict[str, Path]]:
     """The files with the weights, in order, and where the index (if any) says each tensor is."""
     for single in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / single).exists():  # transformers as well prefers it to an index
-            return [folder / single], {}
-        index = folder / f"{single}.index.json"
-        if index.exists():
-            weight_map = read_json(index).get("weight_map")
+        file = folder.find(single)
+        if file:  # transformers as well prefers it to an index
+            return [file], {}
+        index = f"{single}.index.json"
+        if folder.has(index):
+            weight_map = folder.json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
-                raise InputError(f"{index} has no weight_map; copy the index again")
-            listed = {name: folder / str(file) for name, file in weight_map.items()}
+                raise InputError(f"{folder.path / index} has no weight_map; copy the index again")
+            listed = {name: folder.path / str(file) for name, file in weight_map.items()}
             files = sorted(set(listed.values()))
             for file in files:
-                if not file.exists():
+                if not folder.find(file.name):
                     raise InputError(
-                        f"shard {file} is missing, {index.name} lists it; copy it into the folder"
+                        f"shard {file} is missing, {index} lists it; copy it into the folder"
                     )
             return files, listed
     raise InputError(
