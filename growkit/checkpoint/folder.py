@@ -40,8 +40,13 @@ class Folder:
     """
 
     def __init__(self, path: Path | str) -> None:
+        check_name(path)
         self.path = Path(path)
-        if not self.path.is_dir():
+        try:
+            is_folder = self.path.is_dir()
+        except OSError:  # its name is too long, say
+            is_folder = False
+        if not is_folder:
             raise InputError(
                 f"{self.path} is not a folder; give a model folder with config.json and weights"
             )
@@ -64,6 +69,7 @@ class Folder:
             InputError: what has this name is a folder, a pipe or a device, or a link that leads
                 nowhere or out of the folder.
         """
+        check_name(name)
         path = self.path / name
         if not os.path.lexists(path):
             return None
@@ -96,15 +102,7 @@ class Folder:
     @contextmanager
     def open(self, name: str) -> Iterator[BufferedReader]:
         """A regular file, to be read; see ``require``."""
-        path = self.require(name)
-        try:
-            # Not to wait for a pipe that has taken the file's place since.
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        except OSError as error:
-            raise _unreadable(path, error) from None
-        with os.fdopen(descriptor, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InputError(f"{path} is no regular file; replace it by one")
+        with open_regular(self.require(name)) as stream:
             yield stream
 
     def bytes(self, name: str, most: int = MOST_BYTES) -> bytes:
@@ -171,6 +169,35 @@ class Folder:
         return sorted(found)
 
 
+def check_name(path: Path | str) -> None:
+    """Refuse a path that cannot be written down in a manifest.
+
+    Raises:
+        InputError: it is empty, or has what UTF-8 or the system has no place for.
+    """
+    text = str(path)
+    if not text or "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise InputError(f"{text!r} is no name of a file or folder; give one in UTF-8")
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """A regular file, to be read; nothing is waited for, as behind a pipe.
+
+    Raises:
+        InputError: it cannot be opened, or is something else.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path} is no regular file; replace it by one")
+    with os.fdopen(descriptor, "rb") as stream:
+        yield stream
+
+
 def check_size(path: Path, size: int, most: int = MOST_BYTES) -> None:
     """Refuse a file that is larger than one of its kind can be."""
     if size > most:
@@ -196,5 +223,6 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be read ({error.strerror}); make it readable")
+def _unreadable(path: Path, error: OSError | ValueError) -> InputError:
+    why = error.strerror if isinstance(error, OSError) else error
+    return InputError(f"{path} cannot be read ({why}); make it readable")
