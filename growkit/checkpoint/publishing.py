@@ -140,9 +140,15 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
         raise
     finally:
         if scratch:
-            for path in tidy(scratch.path, replaceable.values()):
+            try:
+                stays = tidy(scratch.path, replaceable.values())
+            except BaseException:  # an interrupt; the next one is ignored
+                stays = tidy(scratch.path, replaceable.values())
+                raise
+            finally:
+                scratch.release()
+            for path in stays:
                 _log.warning("%s holds what was replaced; keep what you need of it", path)
-            scratch.release()
         for parent in missing:
             with suppress(OSError):
                 parent.rmdir()

@@ -6,6 +6,7 @@ ends, however it ends. A folder with a lock that nobody holds is what a killed r
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-from growkit.errors import InputError
+from growkit.errors import InputError, reason
 
 fcntl: ModuleType | None
 try:
@@ -76,6 +77,11 @@ def temporary(kind: str) -> Iterator[Path]:
     scratch = temporary_scratch(kind)
     try:
         yield scratch.path
+    except Exception as error:  # safetensors has an error of its own, with the number in its words
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or f"(os error {errno.ENOSPC})" in str(error):
+            raise _no_room(scratch.path.parent, error) from error
+        raise
     finally:
         scratch.close()
 
@@ -90,10 +96,14 @@ def temporary_scratch(kind: str) -> Scratch:
     try:
         return Scratch(place / f"growkit-{kind}-")
     except OSError as error:
-        raise InputError(
-            f"{place} cannot take temporary files ({error.strerror}); "
-            "set TMPDIR to a folder that has room"
-        ) from error
+        raise _no_room(place, error) from error
+
+
+def _no_room(place: Path, error: Exception) -> InputError:
+    return InputError(
+        f"{place} cannot take temporary files ({reason(error)}); set TMPDIR to a folder that has "
+        "room"
+    )
 
 
 def noted(folder: Path) -> str:
