@@ -27,7 +27,11 @@ def flush(path: Path) -> None:
 
 def flush_tree(folder: Path) -> None:
     """The same for everything in a folder, and then for the folder: data before names."""
-    for where, _, files in os.walk(folder, topdown=False):
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for where, _, files in os.walk(folder, topdown=False, onerror=stop):
         for name in files:
             flush(Path(where, name))
         flush(Path(where))

@@ -47,7 +47,9 @@ def _candidates(place: Path) -> Iterator[Path]:
 def _remove(folder: Path) -> None:
     stays = tidy(folder)
     if stays:
-        _log.warning("%s is left of a run that was killed; keep what you need of it", stays[0])
+        _log.warning(
+            "%s is left of a run that was killed; keep what you need of it, and delete it", stays[0]
+        )
     elif os.path.lexists(folder):
         _log.warning("%s is left of a run that was killed and cannot be deleted; do so", folder)
     else:

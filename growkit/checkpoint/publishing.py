@@ -148,7 +148,7 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
             finally:
                 scratch.release()
             for path in stays:
-                _log.warning("%s holds what was replaced; keep what you need of it", path)
+                _log.warning("%s is left; keep what you need of it, and delete it", path)
         for parent in missing:
             with suppress(OSError):
                 parent.rmdir()
@@ -238,8 +238,8 @@ def tidy(scratch: Path, known: Collection[Contents] = ()) -> list[Path]:
         Earlier outputs that stay, since they cannot be deleted or somebody has changed them.
     """
     stays = []
-    own = noted(scratch)  # without it nothing was begun, and nothing can be an earlier output
-    with suppress(OSError):
+    try:
+        own = noted(scratch)  # without it nothing was begun, and nothing can be an earlier output
         for old in scratch.glob(f"{OLD}*"):
             _finish(scratch / NEW, old, scratch.with_name(old.name.removeprefix(OLD)))
         unpublished = _inode(scratch / NEW) == own
@@ -247,6 +247,8 @@ def tidy(scratch: Path, known: Collection[Contents] = ()) -> list[Path]:
             earlier = own and path.is_dir() and _inode(path) != own
             if earlier and (unpublished or not _removed(path, known)):
                 stays.append(path)
+    except OSError:
+        return [scratch]
     if not stays:
         clear(scratch)
     return stays

@@ -107,10 +107,14 @@ def _no_room(place: Path, error: Exception) -> InputError:
 
 
 def noted(folder: Path) -> str:
-    """What a run left word of; empty if it left none."""
+    """What a run left word of; empty if it left none.
+
+    Raises:
+        OSError: that cannot be read.
+    """
     try:
-        return (folder / LOCK).read_text(encoding="utf-8")
-    except (OSError, ValueError):
+        return (folder / LOCK).read_bytes().decode("utf-8", "replace")
+    except FileNotFoundError:
         return ""
 
 
