@@ -16,6 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from growkit import InputError, grow
 from tests.faults.world import Hook, World, count_calls, in_child, without_exchange
 
 ANYWHERE, PUBLISHING, ANY_TIME = "anywhere", "publishing", "any time"
@@ -102,7 +105,7 @@ class Kills:
         assert state in allowed, f"the output is {state}"
         self.seen[f"{where}: {state}{'' if exchanging else ', with a journal'}"] += 1
         if state == "none" and overwrite:
-            self._check_finished()
+            self.check_finished()
         world.check_next_run()
 
     def calls(self, where: str, overwrite: bool, exchanging: bool) -> int:
@@ -115,18 +118,13 @@ class Kills:
             self._counts[key] = count_calls(run, where if where == PUBLISHING else "")
         return self._counts[key]
 
-    def _check_finished(self) -> None:
+    def check_finished(self) -> None:
         """The next run finishes what was begun, also one that refuses to overwrite."""
-        from growkit import InputError, grow
 
         def refused() -> None:
             tempfile.tempdir = str(self.world.temporary)
-            try:
+            with pytest.raises(InputError, match="--overwrite"):
                 grow(self.world.source, self.world.out, hidden="x2", verify=False)
-            except InputError as error:
-                assert "--overwrite" in str(error)
-            else:
-                raise AssertionError("the output is lost")
 
         code, said = in_child(refused)
         assert code == 0, said

@@ -46,18 +46,22 @@ class World:
     def __init__(self, place: Path) -> None:
         self.place = place / "beside"
         self.place.mkdir()
-        self.temporary = place / "temporary"
+        self.temporary = place / "scratch"
         self.temporary.mkdir()
         self.source = save_model(self.place / "source", "llama")
         self.out = self.place / "out"
         self.source_bytes = folder_bytes(self.source)
         self._earlier = place / "earlier"
-        self.grow(0)
+        self._grown(0)
         self.out.rename(self._earlier)
         self.old = folder_bytes(self._earlier)
-        self.grow(1)
+        self._grown(1)
         self.new = folder_bytes(self.out)
         shutil.rmtree(self.out)
+
+    def _grown(self, seed: int) -> None:
+        code, said = in_child(lambda: self.grow(seed))
+        assert code == DONE, said
 
     def reset(self, *, overwrite: bool) -> None:
         """Only the source, and an earlier output if it is to be replaced."""
