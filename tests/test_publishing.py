@@ -497,6 +497,22 @@ class TestOrder:
         assert not isinstance(error.value, InputError)
         assert names(place) == ["source"]
 
+    def test_a_name_that_cannot_be_given(
+        self,
+        source: Path,
+        place: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        def fails(*arguments: Any) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(publishing, "move", fails)
+        with pytest.raises(InputError, match="cannot be written"):
+            grow(source, place / "out")
+        assert names(place) == ["source"]
+        assert not caplog.text
+
     def test_what_is_said_of_an_interrupt_is_true(
         self, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -52,10 +52,15 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
         if os.path.lexists(folder):
             # Before the look at its files: nothing that changes during the look is overlooked.
             before = contents(folder) if os.path.lexists(folder / MANIFEST) else {}
-            if not as_made(folder) or not (folder == output or _is_rejected(folder)):
+            if not as_made(folder):
                 raise InputError(
                     f"{folder} holds what growkit did not write, or has been changed since, so it "
                     "is not overwritten; move it away or choose another name"
+                )
+            if folder != output and not _is_rejected(folder):
+                raise InputError(
+                    f"{folder} broke no promise, and would be replaced if {output} did; "
+                    "move it away or choose another name"
                 )
             _check_apart(folder, inputs.among(folder))
             found[folder] = before
@@ -65,7 +70,8 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
 def _check_apart(folder: Path, read: Path | None) -> None:
     if read is not None:
         raise InputError(
-            f"{folder} and {read}, which is read, overlap; choose another output folder"
+            f"this run would write {folder} and read {read}, which overlap; "
+            "choose another output folder"
         )
 
 
@@ -248,7 +254,7 @@ def tidy(scratch: Path, known: Collection[Contents] = ()) -> list[Path]:
             if earlier and (unpublished or not _removed(path, known)):
                 stays.append(path)
     except OSError:
-        return [scratch]
+        return [scratch] if os.path.lexists(scratch) else []
     if not stays:
         clear(scratch)
     return stays
