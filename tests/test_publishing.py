@@ -159,7 +159,7 @@ class TestWhatIsRead:
             os.replace(other / "model.safetensors", source / "model.safetensors")
 
         monkeypatch.setattr(surgery, "import_module", replaced)
-        with pytest.raises(InputError, match=r"model\.safetensors was changed while it was read"):
+        with pytest.raises(InputError, match=r"model\.safetensors (was|has) changed while"):
             grow(source, place / "out")
         assert names(place) == ["other", "source"]
 
@@ -178,7 +178,7 @@ class TestWhatIsRead:
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
         monkeypatch.setattr(surgery, "import_module", edit)
-        with pytest.raises(InputError, match=rf"{name} was changed while it was read"):
+        with pytest.raises(InputError, match=rf"{name} (was|has) changed while"):
             grow(source, place / "out")
         assert names(place) == ["source"]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import tidy
 from growkit.checkpoint.scratch import NAMES, dead
+from growkit.errors import plain
 
 _log = getLogger("growkit")
 
@@ -47,10 +48,9 @@ def _candidates(place: Path) -> Iterator[Path]:
 def _remove(folder: Path) -> None:
     stays = tidy(folder)
     if stays:
-        _log.warning(
-            "%s is left of a run that was killed; keep what you need of it, and delete it", stays[0]
-        )
+        said = f"{stays[0]} is left of a killed run; keep what you need of it, and delete it"
     elif os.path.lexists(folder):
-        _log.warning("%s is left of a run that was killed and cannot be deleted; do so", folder)
+        said = f"{folder} is left of a killed run and cannot be deleted; do so"
     else:
-        _log.warning("deleted %s, which was left of a run that was killed", folder)
+        said = f"deleted {folder}, which was left of a killed run"
+    _log.warning("%s", plain(said))

@@ -22,7 +22,7 @@ from growkit.checkpoint.made import MANIFEST as MANIFEST
 from growkit.checkpoint.made import Contents, as_made, contents, remove
 from growkit.checkpoint.reading import read_json
 from growkit.checkpoint.scratch import Scratch, clear, noted
-from growkit.errors import InputError
+from growkit.errors import InputError, plain
 
 NEW, OLD = "new", "old."
 
@@ -154,7 +154,9 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
             finally:
                 scratch.release()
             for path in stays:
-                _log.warning("%s is left; keep what you need of it, and delete it", path)
+                _log.warning(
+                    "%s is left; keep what you need of it, and delete it", plain(str(path))
+                )
         for parent in missing:
             with suppress(OSError):
                 parent.rmdir()
