@@ -7,13 +7,12 @@ growkit writes.
 
 from __future__ import annotations
 
-import tempfile
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 from growkit.checkpoint import Config
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
 from growkit.families import family_of
 from growkit.modeling import register
 from growkit.proof.companions import first_changed_companion
@@ -43,8 +42,7 @@ def first_changed_file(target: Checkpoint, planned: Config, source: Checkpoint) 
     key = _first_changed_key(wanted, target.config)
     if key is not None:
         return f"{key} in config.json"
-    with tempfile.TemporaryDirectory(prefix="growkit-code-") as scratch:
-        code = Path(scratch)
+    with temporary("code") as code:
         if family.write_code:
             family.write_code(code)
         elif wanted.get("auto_map") and wanted["auto_map"] == source.config.get("auto_map"):

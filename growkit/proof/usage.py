@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 
 from growkit.checkpoint import total_parameters
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
 from growkit.proof import ModeResult
 from growkit.proof.modes import SHORT, result
 from growkit.proof.oracle import load, quiet
@@ -56,9 +55,9 @@ def used(
 def _reloaded(after: Checkpoint, prompt: Tensor, device: torch.device) -> ModeResult:
     model = load(after.folder, torch.float64, device, "eager")
     expected = _logits(model, prompt)
-    with tempfile.TemporaryDirectory(prefix="growkit-reload-") as scratch:
+    with temporary("reload") as scratch:
         model.save_pretrained(scratch)  # type: ignore[operator]
-        again = load(Path(scratch), torch.float64, device, "eager")
+        again = load(scratch, torch.float64, device, "eager")
     # torch compares bits; the weights' addresses may change the order of sums.
     read, written = again.state_dict(), model.state_dict()
     same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)
