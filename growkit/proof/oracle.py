@@ -6,6 +6,8 @@ into, ``growkit.modeling``.
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ from growkit.families import families
 from growkit.layouts import as_diff_transformer, read_layout
 from growkit.modeling import register
 from growkit.plan import Planned
+from growkit.proof.inert import check_config_runs_nothing, without_kernels
 
 CPU = torch.device("cpu")
 
@@ -42,8 +45,8 @@ def load(
     """
     checkpoint = Checkpoint(folder)
     weights = readable(checkpoint)
-    with quiet():
-        try:
+    try:
+        with quiet():
             loaded = _from_pretrained(
                 folder,
                 None if weights is checkpoint else weights,
@@ -54,11 +57,11 @@ def load(
                 ignore_mismatched_sizes=True,  # reported below, with the tensor's name
                 output_loading_info=True,
             )
-        except Exception as error:  # a config that does not fit may raise anything
-            raise InputError(
-                f"transformers cannot load {folder}: {type(error).__name__}, {reason(error)}; "
-                "correct its config.json or its weights"
-            ) from error
+    except Exception as error:  # a config that does not fit may raise anything
+        raise InputError(
+            f"transformers cannot load {folder}: {type(error).__name__}, {reason(error)}; "
+            "correct its config.json or its weights"
+        ) from error
     model, loading = loaded
     for problem in ("missing_keys", "mismatched_keys"):
         keys = loading[problem]
@@ -142,7 +145,7 @@ def empty_model(
     weights = readable(weights)
     with quiet(), _without_parameters():
         try:
-            config = _parsed(weights.config)
+            config = parsed(weights.config)
             if type(config) not in AutoModelForCausalLM._model_mapping:
                 raise InputError(
                     f"{weights.where()} holds a model of type {config.model_type}, which "
@@ -197,16 +200,18 @@ def check_config(config: Config, name: str) -> None:
     """
     from transformers import AutoModelForCausalLM
 
-    if _lacks_class(config):
+    if lacks_class(config):
         config = as_diff_transformer(config, name)
-    with quiet(), torch.device("meta"):
-        try:
-            AutoModelForCausalLM.from_config(_parsed(config), trust_remote_code=False)
-        except Exception as error:  # a config that does not fit may raise anything
-            raise InputError(
-                f"transformers does not accept {name} ({type(error).__name__}: {reason(error)}); "
-                "correct that value"
-            ) from error
+    try:
+        with quiet(), torch.device("meta"):
+            AutoModelForCausalLM.from_config(parsed(config, name), trust_remote_code=False)
+    except InputError:
+        raise
+    except Exception as error:  # a config that does not fit may raise anything
+        raise InputError(
+            f"transformers does not accept {name} ({type(error).__name__}: {reason(error)}); "
+            "correct that value"
+        ) from error
 
 
 def gradients_as_stored(checkpoint: Checkpoint) -> Callable[[str, Tensor], tuple[str, Tensor]]:
@@ -216,7 +221,7 @@ def gradients_as_stored(checkpoint: Checkpoint) -> Callable[[str, Tensor], tuple
         A function that takes the name of a parameter and a tensor of its shape, and gives the name
         and the arrangement of the tensor that is stored.
     """
-    if not _lacks_class(checkpoint.config):
+    if not lacks_class(checkpoint.config):
         return lambda name, gradient: (name, gradient)
     rules = {rule.target: rule for rule in read_layout(checkpoint).rules}
 
@@ -230,7 +235,7 @@ def gradients_as_stored(checkpoint: Checkpoint) -> Callable[[str, Tensor], tuple
     return stored
 
 
-def _lacks_class(config: Config) -> bool:
+def lacks_class(config: Config) -> bool:
     """Whether transformers has no class for a model, but growkit has."""
     from transformers import CONFIG_MAPPING
 
@@ -254,7 +259,7 @@ def _without_parameters() -> Iterator[None]:
 
 def readable(weights: Weights) -> Weights:
     """A checkpoint, as a DIFF Transformer where transformers has no class for it."""
-    return Planned(weights, read_layout(weights)) if _lacks_class(weights.config) else weights
+    return Planned(weights, read_layout(weights)) if lacks_class(weights.config) else weights
 
 
 def _from_pretrained(folder: Path, weights: Weights | None, **options: Any) -> Any:
@@ -268,14 +273,23 @@ def _from_pretrained(folder: Path, weights: Weights | None, **options: Any) -> A
     with torch._C.DisableTorchFunction():
         state = {name: weights.read(name) for name in weights.tensors}
     return DiffTransformerForCausalLM.from_pretrained(
-        None, config=_parsed(weights.config), state_dict=state, **options
+        None, config=parsed(weights.config), state_dict=state, **options
     )
 
 
-def _parsed(config: Config) -> Any:
+def parsed(config: Config, name: str = "config.json") -> Any:
+    """What transformers makes of a config, as if it lay in a folder.
+
+    Raises:
+        InputError: it names code or kernels.
+    """
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(**{k: v for k, v in config.items() if k != "auto_map"})
+    check_config_runs_nothing(config, name)
+    plain = without_kernels({key: value for key, value in config.items() if key != "auto_map"})
+    with tempfile.TemporaryDirectory(prefix="growkit-config-") as scratch:
+        (Path(scratch) / "config.json").write_text(json.dumps(plain), encoding="utf-8")
+        return AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
 
 
 def blocks(model: Any) -> list[tuple[str, nn.Module]]:
@@ -299,14 +313,24 @@ def blocks(model: Any) -> list[tuple[str, nn.Module]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bars and warnings: what matters is reported as an error."""
+    """Without transformers' progress bars, warnings and network.
+
+    What matters is reported as an error, and every error as an ``Exception``: torch's
+    ``CheckpointException`` is none, nor is a panic in Rust.
+    """
+    from huggingface_hub import constants
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with patch.object(constants, "HF_HUB_OFFLINE", True):
+            yield
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
     finally:
         logging.set_verbosity(verbosity)
         if bars:
