@@ -80,6 +80,7 @@ def loading(checkpoint: Checkpoint) -> Loading:
     try:
         with quiet():
             config = _config(checkpoint, lacking)
+            _check_class(checkpoint, config)
             seen = _asked(checkpoint, config if lacking else None)
             resolved = seen.model.config.to_dict()
             wanted = type(config)
@@ -128,8 +129,18 @@ def _config(checkpoint: Checkpoint, lacking: bool) -> Any:
     return config
 
 
+def _check_class(checkpoint: Checkpoint, config: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise InputError(
+            f"{checkpoint.folder} holds a model of type {config.model_type}, which "
+            "transformers has no causal language model for; only these can be compared"
+        )
+
+
 def _asked(checkpoint: Checkpoint, config: Any) -> _Seen:
-    """Load a folder without its weights; as a DIFF Transformer with this config, if there is one."""
+    """Load a folder without its weights; with this config as a DIFF Transformer, if it is given."""
     from transformers import AutoModelForCausalLM
 
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM

@@ -89,9 +89,9 @@ def first_difference(first: Any, second: Any, steps: bool = True) -> str | None:
     if first.get_vocab() != second.get_vocab():
         return "the vocabulary"
     one, other = _settings(first), _settings(second)
-    changed = next((key for key in one | other if one.get(key) != other.get(key)), None)
-    if changed:
-        return changed
+    for key in one | other:
+        if one.get(key) != other.get(key):
+            return key
     if steps and _steps(first) != _steps(second):
         return "the way from texts to ids"
     for text in (*PROBES, " ".join(first.all_special_tokens), *first.all_special_tokens):
@@ -111,7 +111,7 @@ def _outcome(tokenizer: Any, text: str) -> Any:
         return None
 
 
-def _settings(tokenizer: Any) -> Mapping[str, Any]:
+def _settings(tokenizer: Any) -> dict[str, Any]:
     special: dict[str, Any] = {}
     for name, token in tokenizer.special_tokens_map.items():
         tokens = token if isinstance(token, list) else [token]
