@@ -231,7 +231,7 @@ class VerifyResult(TypedDict):
         reason: the verdict in a sentence.
         weights_recovered: whether the target's weights give the source's back, every element of
             every tensor, bit for bit; null if it is not known how the target was made, so that
-            the verdict rests on logits alone.
+            the verdict rests on logits and on what the files beside the weights do.
         first_lost_tensor: the first tensor that does not; null if there is none.
         changed: files of the target, and keys of its config, that are not what growkit writes; or,
             where it is not known how the target was made, that do not do what the source's do.
