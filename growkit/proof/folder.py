@@ -132,7 +132,9 @@ def beside_source(
     code = foreign_code(target.opened)
     if code and loaded.own_class and not same_code(source.opened, target.opened):
         changed += code
-    known = {*WRITTEN, *code, *code_of(target.opened), *_weights_of(target)}
+    changed += _changed_buffers(source, target, loads, loaded)
+    own_code = code_of(target.opened) if target.config.get("auto_map") else []
+    known = {*WRITTEN, *code, *own_code, *_weights_of(target)}
     compared = (*FILES, GENERATION, "LICENSE*", "NOTICE*", "USE_POLICY*", ".gitattributes")
     names = [name for name in target.opened.names() if name not in known]
     unknown = [n for n in names if not (_matches(n, compared) or _same(source, target, n))]
@@ -167,6 +169,15 @@ def rests_on(
     if beside.unknown:
         notes.append(f"of other files nothing is known: {listed(beside.unknown)}")
     return [*notes, *beside.named]
+
+
+def _changed_buffers(
+    source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading
+) -> list[str]:
+    """Buffers in the files of both, of the same shape, that hold something else."""
+    names = sorted(loads.buffers & loaded.buffers)
+    same_shape = [n for n in names if source.tensors[n].shape == target.tensors[n].shape]
+    return [name for name in same_shape if not source.read(name).equal(target.read(name))]
 
 
 def listed(names: Sequence[str]) -> str:

@@ -25,7 +25,11 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError, reason
 from growkit.layouts import as_diff_transformer
-from growkit.proof.inert import check_config_runs_nothing, check_files_run_nothing
+from growkit.proof.inert import (
+    check_config_runs_nothing,
+    check_files_run_nothing,
+    check_tokenizer_reads_nothing_else,
+)
 from growkit.proof.oracle import lacks_class, parsed, quiet
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
@@ -74,6 +78,7 @@ def loading(checkpoint: Checkpoint) -> Loading:
             names, or does not take the folder at all.
     """
     check_files_run_nothing(checkpoint.opened)
+    check_tokenizer_reads_nothing_else(checkpoint.opened)
     check_config_runs_nothing(checkpoint.config, str(checkpoint.folder / "config.json"))
     _check_layers(checkpoint)
     folder, lacking = checkpoint.folder, lacks_class(checkpoint.config)

@@ -116,6 +116,7 @@ def _settings(tokenizer: Any) -> dict[str, Any]:
     for name, token in tokenizer.special_tokens_map.items():
         tokens = token if isinstance(token, list) else [token]
         special[name] = [(str(each), tokenizer.convert_tokens_to_ids(str(each))) for each in tokens]
+    special["special tokens"] = sorted(map(str, tokenizer.all_special_tokens))
     return special | {name: getattr(tokenizer, name, None) for name in SETTINGS}
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from growkit.checkpoint import TORCH_NAMES, Config, main_dtype, total_bytes
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError
+from growkit.plan import Plan
 from growkit.proof import (
     Fault,
     LayerError,
@@ -316,7 +317,7 @@ class _Proof:
         control = Control()
         widest = max(max(info.shape, default=1) for info in self.before.tensors.values())
         rounding = Rounding(torch.finfo(torch.float64).eps * math.sqrt(widest))
-        gradients = Gradients(self.origin.plans, gradients_as_stored(self.after))
+        gradients = Gradients(self._plans_that_fit(), gradients_as_stored(self.after))
         probe = Probe(
             Call(asked[0].calls[0].ids[:PROBE]),
             control,
@@ -345,6 +346,13 @@ class _Proof:
             gradients.symmetry,
             promised,
         )
+
+    def _plans_that_fit(self) -> Sequence[Plan]:
+        """The plans, if what they make has the shapes of the target."""
+        plans = self.origin.plans
+        rules = plans[-1].rules if plans else ()
+        fits = all(self.after.tensors.get(rule.target) == rule.info for rule in rules)
+        return plans if fits else ()
 
     def fault(self, strict: Strict, weights: Recovered, asked: Sequence[Mode]) -> Fault | None:
         """Where and why the two differ; None if they do not, or were not to be the same."""
