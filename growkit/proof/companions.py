@@ -17,14 +17,20 @@ from growkit.checkpoint.folder import Folder
 from growkit.errors import InputError
 from growkit.proof.loader import generation
 from growkit.proof.oracle import quiet
-from growkit.proof.tokenizing import FILES, first_difference, load_tokenizer
+from growkit.proof.tokenizing import (
+    FILES,
+    TEMPLATES,
+    first_difference,
+    is_of_tokenizer,
+    load_tokenizer,
+)
 
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
 ADDED = "added_tokens.json"
-SAVED = (TOKENIZER, SETTINGS, "chat_template.jinja", "additional_chat_templates/*")
+SAVED = (TOKENIZER, SETTINGS, "chat_template.jinja", f"{TEMPLATES}/*")
 """What transformers writes when it saves a tokenizer."""
 
 VOCABULARIES = ("vocab.*", "merges.txt", "*.model", "*.tiktoken")
@@ -61,12 +67,12 @@ def changed_companions(source: Folder, target: Folder) -> list[str]:
     had = set(source.names())
     added = [name for name in target.names(*FILES, GENERATION, *PROCESSORS) if name not in had]
     lost = [name for name in source.names(*FILES) if name not in names and not target.has(name)]
-    read = [name for name in (*changed, *added, *lost) if _matches(name, FILES)]
+    read = [name for name in (*changed, *added, *lost) if is_of_tokenizer(name)]
     found: list[str] = []
     if read and has_tokenizer(source):
         found = _changed_in_tokenizer(source, target, changed, added, read)
-        changed = [name for name in changed if not _matches(name, FILES)]
-        added = [name for name in added if not _matches(name, FILES)]
+        changed = [name for name in changed if not is_of_tokenizer(name)]
+        added = [name for name in added if not is_of_tokenizer(name)]
     found += [name for name in changed if not _same_json(source, target, name)]
     found += [name for name in added if name != GENERATION or not _same_json(source, target, name)]
     return found

@@ -31,7 +31,7 @@ from growkit.proof.companions import (
 from growkit.proof.loader import Loading
 from growkit.proof.oracle import parsed, quiet
 from growkit.proof.settings import different_settings
-from growkit.proof.tokenizing import FILES
+from growkit.proof.tokenizing import is_of_tokenizer
 
 FREE = frozenset({"use_cache", "transformers_version", "_name_or_path"})
 """Keys that change nothing of what a model computes."""
@@ -46,6 +46,9 @@ WRITTEN = frozenset({"config.json", "README.md", MANIFEST})
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "*.gguf", "consolidated*")
 """Weights that some engine or other would read."""
 
+
+INERT = ("LICENSE*", "NOTICE*", "USE_POLICY*", ".gitattributes")
+"""Files that no engine reads."""
 
 LISTED = 6
 """Names in a sentence, at most."""
@@ -95,8 +98,8 @@ def beside_plan(source: Checkpoint, target: Checkpoint, planned: Config) -> Besi
     extra = [name for name in target.opened.names() if name not in expected]
     runs = bool(target.config.get("auto_map"))
     changed += [name for name in extra if _is_read(name, runs)]
-    compared = (*FILES, GENERATION, *PROCESSORS)
-    unknown = [name for name in extra if not _is_read(name, runs) and not _matches(name, compared)]
+    others = [name for name in extra if not _is_read(name, runs)]
+    unknown = [name for name in others if not _is_compared(name, PROCESSORS)]
     return Beside(tuple(dict.fromkeys(changed)), (), tuple(unknown))
 
 
@@ -135,9 +138,8 @@ def beside_source(
     changed += _changed_buffers(source, target, loads, loaded)
     own_code = code_of(target.opened) if target.config.get("auto_map") else []
     known = {*WRITTEN, *code, *own_code, *_weights_of(target)}
-    compared = (*FILES, GENERATION, "LICENSE*", "NOTICE*", "USE_POLICY*", ".gitattributes")
     names = [name for name in target.opened.names() if name not in known]
-    unknown = [n for n in names if not (_matches(n, compared) or _same(source, target, n))]
+    unknown = [n for n in names if not (_is_compared(n, INERT) or _same(source, target, n))]
     return Beside(tuple(dict.fromkeys(changed)), tuple(named), tuple(unknown))
 
 
@@ -200,6 +202,11 @@ def _is_read(name: str, runs: bool) -> bool:
     if "/" in name:
         return False
     return _matches(name, WEIGHTS) or (runs and name.endswith(".py"))
+
+
+def _is_compared(name: str, others: tuple[str, ...]) -> bool:
+    """Whether a file is compared by what is done with it, or is one of these others."""
+    return is_of_tokenizer(name) or ("/" not in name and _matches(name, (GENERATION, *others)))
 
 
 def _same(source: Checkpoint, target: Checkpoint, name: str) -> bool:
