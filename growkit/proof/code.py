@@ -6,6 +6,7 @@ growkit's own, byte for byte, or it is named.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +42,9 @@ def foreign_code(folder: Folder) -> list[str]:
     named = named_code(folder)
     if not named or (named.keys() == {"config.json"} and _is_growkits(folder)):
         return []
-    return [*named, *code_of(folder)]
+    text = json.dumps(named)
+    called = [name for name in code_of(folder) if name.removesuffix(".py") in text]
+    return [*named, *called, *(name for name in code_of(folder) if name not in called)]
 
 
 def same_code(first: Folder, second: Folder) -> bool:

@@ -234,11 +234,11 @@ def _check_files(checkpoint: Checkpoint, seen: _Seen) -> None:
     ours = {os.path.realpath(file) for file in checkpoint.files}
     if theirs == ours:
         return
-    other = Path(min(theirs ^ ours))
-    does, does_not = ("growkit", "transformers")[:: 1 if str(other) in ours else -1]
+    read = [sorted(Path(file).name for file in files)[:3] for files in (theirs, ours)]
     raise InputError(
-        f"{does_not} does not read weights from {checkpoint.folder / other.name}, {does} does; "
-        "keep only model.safetensors, or the shards that its index lists"
+        f"transformers reads the weights of {checkpoint.folder} from {', '.join(read[0])}, growkit "
+        f"from {', '.join(read[1])}; keep only model.safetensors, or the shards that its index "
+        "lists, and no transformers_weights in config.json"
     )
 
 
