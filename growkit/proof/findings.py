@@ -61,7 +61,8 @@ class Recovered:
     @property
     def told(self) -> str:
         """How a verdict ends: with what it does not cover."""
-        return "".join(f"; {note}" for note in self.notes)
+        weights = [f"weights were not compared, because {self.unknown}"] if self.unknown else []
+        return "".join(f"; {note}" for note in (*weights, *self.notes))
 
     @property
     def kept(self) -> bool:
@@ -235,8 +236,6 @@ def exact_reason(
             f"every weight is recovered ({weights.in_effect} in what they were computed to), and "
         )
     verdict = f"preserved: {half}the logits differ by at most {_strict_error(strict)}"
-    if weights.unknown:
-        verdict += f"; weights were not compared, because {weights.unknown}"
     if native.tolerance is None:
         verdict += f"; but in {native.dtype} the source itself computes no usable logits"
     return verdict + weights.told
