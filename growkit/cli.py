@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from growkit import __version__
+from growkit.checkpoint.folder import check_name
 from growkit.conversions import conversions, targets
-from growkit.errors import InputError, reason
+from growkit.errors import InputError, plain, reason
 from growkit.growth import methods
 from growkit.proof import Settings
 from growkit.recipe import DEFAULT_SHARD_SIZE, DEFAULT_SNR_DB
@@ -42,13 +43,29 @@ app = typer.Typer(
 recipes_app = typer.Typer(help="Recipes that ship with growkit.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
 
+
+def _path(text: str) -> Path:
+    try:
+        check_name(text)
+    except InputError as error:
+        _say(f"error: {error}")
+        raise typer.Exit(2) from None
+    return Path(text)
+
+
 Source = Annotated[
-    Path, typer.Argument(metavar="SRC", help="Model folder: config.json and weights.")
+    Path,
+    typer.Argument(parser=_path, metavar="SRC", help="Model folder: config.json and weights."),
 ]
-Output = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")]
+Output = Annotated[Path, typer.Argument(parser=_path, metavar="OUT", help="Folder to make.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
-Text = Annotated[Path | None, typer.Option(help="UTF-8 text to compare on; random tokens without.")]
+Text = Annotated[
+    Path | None,
+    typer.Option(
+        parser=_path, metavar="FILE", help="UTF-8 text to compare on; random tokens without."
+    ),
+]
 Device = Annotated[str, typer.Option(help="Where the proof runs: auto, cpu or cuda.")]
 Prompts = Annotated[int, typer.Option(help="Windows of text, or random prompts, to compare.")]
 Length = Annotated[int, typer.Option(help="Tokens in each.")]
@@ -57,10 +74,15 @@ Trainability = Annotated[
 ]
 Report = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the proof as one HTML page (.html) or as .json."),
+    typer.Option(
+        parser=_path, metavar="FILE", help="Write the proof as one HTML page (.html) or as .json."
+    ),
 ]
 Figures = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Write the charts of the proof as SVG files.")
+    Path | None,
+    typer.Option(
+        parser=_path, metavar="FOLDER", help="Write the charts of the proof as SVG files."
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an OUT that growkit wrote.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, touch nothing.")]
@@ -109,7 +131,9 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             _say("interrupted: nothing half-written is left")
             code = 130
-        except Exception as error:
+        except (SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # torch and Rust raise some that are no Exception
             if os.environ.get("GROWKIT_DEBUG"):
                 raise
             if isinstance(error, InputError):
@@ -289,7 +313,9 @@ def convert(
 @command
 def verify(
     source: Source,
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the grown model.")],
+    target: Annotated[
+        Path, typer.Argument(parser=_path, metavar="OUT", help="Folder of the grown model.")
+    ],
     text: Text = None,
     device: Device = "auto",
     prompts: Prompts = Settings.prompts,
@@ -321,7 +347,9 @@ def verify(
 @app.command()
 @command
 def run(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML).")],
+    recipe: Annotated[
+        Path, typer.Argument(parser=_path, metavar="RECIPE", help="Recipe file (YAML).")
+    ],
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
     output: Annotated[str | None, typer.Option(help="Replaces the recipe's output.")] = None,
     report: Report = None,
@@ -341,7 +369,7 @@ def run(
 @command
 def demo(
     output: Annotated[
-        Path | None, typer.Argument(metavar="OUT", help="Keep the grown model there.")
+        Path | None, typer.Argument(parser=_path, metavar="OUT", help="Keep the grown model there.")
     ] = None,
     hidden: Annotated[str, typer.Option(help="How much the hidden size grows.")] = "x2",
     signal_heads: Annotated[str, typer.Option(help="How much the signal heads grow.")] = "x4",
@@ -384,7 +412,9 @@ def recipes_show(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
 @command
 def recipes_copy(
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put it.")] = Path("."),
+    folder: Annotated[
+        Path, typer.Argument(parser=_path, metavar="FOLDER", help="Where to put it.")
+    ] = Path("."),
 ) -> None:
     """Copy a recipe into a folder, to be changed there."""
     from growkit.recipe import shipped_recipe
@@ -432,15 +462,17 @@ def _text(file: Path | None) -> str | None:
 
 
 def _print_json(result: Any) -> None:
-    typer.echo(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
+    # What steers a terminal stands in texts alone, where JSON has another way to write it.
+    typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def _console() -> Console:
-    from rich.console import Console
+    from growkit.report.terminal import PlainConsole
 
     # Into a file or a pipe, lines stay whole.
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200)
+    return PlainConsole(width=None if sys.stdout.isatty() else 200)
 
 
 def _say(message: str) -> None:
-    typer.echo(message, err=True)
+    typer.echo(plain(message, keep="\n"), err=True)

@@ -23,6 +23,7 @@ from typing import Any, Literal, cast
 
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
 from growkit.checkpoint import Weights
+from growkit.checkpoint.folder import check_name, open_regular, read
 from growkit.checkpoint.widening import Widened
 from growkit.conversions import Converted, Value, complete_options, conversions, convert
 from growkit.copying import as_factors
@@ -38,6 +39,11 @@ Symmetry = Literal["break", "keep"]
 DEFAULT_SNR_DB = 10.0
 MOST_SNR_DB = 300
 DEFAULT_SHARD_SIZE = "5GB"
+
+MOST_BYTES = 1 << 17
+"""Of a recipe file; larger ones take long to understand."""
+
+MOST_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -185,6 +191,11 @@ class Recipe:
         for name in ("source", "output"):
             if not getattr(self, name):
                 raise InputError(f"the recipe's {name} is empty; name a folder")
+            check_name(getattr(self, name))
+        if len(self.steps) > MOST_STEPS:
+            raise InputError(
+                f"the recipe has {len(self.steps):,} steps; at most {MOST_STEPS} can be taken"
+            )
 
     def plan(self, source: Weights) -> Way:
         """Plan all steps, from headers alone (and the few numbers that decide on a promise).
@@ -211,6 +222,15 @@ class Recipe:
             lost += [taken.lost] if taken.lost else []
         promise = max(promises, key=PROMISES.index)
         return Way(wide, grown, plans, promise, "; ".join(lost), tuple(steps), kl_by_rank)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts that are read on the way."""
+        calibrations = [
+            step.options.get("calibration") for step in self.steps if isinstance(step, ConvertStep)
+        ]
+        proof = self.verify.text if self.verify else None
+        return [str(text) for text in (*calibrations, proof) if text is not None]
 
     def as_dict(self) -> dict[str, Any]:
         """The recipe as it would stand in YAML."""
@@ -239,20 +259,21 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
     Raises:
         InputError: names the key that is unknown, missing or of the wrong kind.
     """
-    import yaml
+    from growkit.strict_yaml import parse_yaml
 
+    shipped = str(file) in shipped_recipes()
+    hint = f"; 'growkit recipes copy {file}' makes a copy to run" if shipped else ""
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        shipped = str(file) in shipped_recipes()
-        hint = f"; 'growkit recipes copy {file}' makes a copy to run" if shipped else ""
+        with open_regular(file) as stream:
+            text = read(stream, MOST_BYTES + 1, file).decode("utf-8")
+    except (InputError, UnicodeDecodeError) as error:
         raise InputError(f"recipe {file} cannot be read ({reason(error)}){hint}") from None
+    if len(text) > MOST_BYTES:
+        raise InputError(f"recipe {file} is larger than {MOST_BYTES >> 10} KiB; give a recipe")
     try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"recipe {file} is not valid YAML: {' '.join(str(error).split())}"
-        ) from None
+        content = parse_yaml(text)
+    except ValueError as error:
+        raise InputError(f"recipe {file} is not valid YAML: {reason(error)}") from None
     if not isinstance(content, dict):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
     given = {

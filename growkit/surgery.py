@@ -33,6 +33,7 @@ from growkit.conversions import Value
 from growkit.families import family_of
 from growkit.growth import Size
 from growkit.proof import RankCost, Settings, VerifyResult, versions
+from growkit.proof.texts import read_text
 from growkit.recipe import (
     DEFAULT_SHARD_SIZE,
     DEFAULT_SNR_DB,
@@ -155,6 +156,8 @@ def run(
     source = Checkpoint(recipe.source)
     check_output(output, source.folder, overwrite)
     shard_bytes = parse_bytes(recipe.shard_size)
+    for text in recipe.texts:
+        read_text(text)  # also a dry run says that it is missing
 
     way = recipe.plan(source)
     grown, plans = way.target, way.plans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from growkit.checkpoint.folder import Folder, read
+from growkit.checkpoint.folder import Folder, check_size, read
 
 BLOCK = 1 << 20
 """Bytes that are copied at a time."""
@@ -17,6 +17,7 @@ CARRIED = (
     "vocab.*",
     "merges.txt",
     "*.tiktoken",
+    "tekken.json",
     "spiece.model",
     "sentencepiece*.model",
     "chat_template*",
@@ -27,6 +28,20 @@ CARRIED = (
     "USE_POLICY*",
 )
 """What a model folder holds beside weights and config that growth leaves as it is."""
+
+
+READ = ("*.json", "*.jinja", "*.model", "*.py")
+"""What transformers may read in a folder besides."""
+
+
+def check_companions(folder: Folder) -> None:
+    """Refuse links that lead nowhere or elsewhere, pipes and the like, before they are read.
+
+    Raises:
+        InputError: names the file.
+    """
+    for name in {*folder.names(*CARRIED), *folder.names(*READ)}:
+        check_size(folder.path / name, folder.require(name).stat().st_size)
 
 
 def carried(source: Folder) -> list[str]:

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from growkit.checkpoint import AT_ONCE, TORCH_NAMES, TensorInfo, Weights, parts, total_bytes
+from growkit.checkpoint import AT_ONCE, STORED_NAMES, TensorInfo, Weights, parts, total_bytes
 from growkit.proof.in_blocks import Rows, lend, suits, take_back
 
 LARGE = 1 << 30
@@ -109,7 +109,7 @@ class Lender:
 
     def _in_blocks(self, owner: nn.Module, last: str, name: str, *, head: bool = False) -> bool:
         # Products of layers are taken as they will run, if nothing is cast.
-        cast = getattr(torch, TORCH_NAMES[self._info(name).dtype]) != self._dtype
+        cast = getattr(torch, STORED_NAMES[self._info(name).dtype]) != self._dtype
         return (cast or head) and suits(owner, last, self._info(name))
 
     def _stored_rows(self, name: str) -> Rows:
