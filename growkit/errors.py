@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 LONGEST_QUOTE = 240
 LONGEST_SENTENCE = 2000
 
@@ -20,6 +23,30 @@ def reason(error: BaseException) -> str:
     """Another library's error on one line, to be quoted in a sentence of ours."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:LONGEST_QUOTE].rstrip(".")
+
+
+@contextmanager
+def foreign(failure: str, remedy: str) -> Iterator[None]:
+    """Whatever another library raises in here becomes a sentence, also what is no ``Exception``.
+
+    But for Ctrl-C and the like, and for memory that ran out.
+
+    Args:
+        failure: what it could not do.
+        remedy: what to do about that.
+
+    Raises:
+        InputError: something was raised.
+    """
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:
+        kind = type(error).__name__
+        if kind == "OutOfMemoryError":  # of torch, which commands import late
+            raise
+        raise InputError(f"{failure} ({kind}: {reason(error)}); {remedy}") from error
 
 
 def shortened(text: str, longest: int = LONGEST_SENTENCE) -> str:

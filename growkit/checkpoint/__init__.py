@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -48,7 +49,13 @@ class TensorInfo:
     @property
     def bytes(self) -> int:
         """Size of the data."""
-        return self.elements * FLOAT_BYTES[self.dtype]
+        return self.elements * _bits(self.dtype) // 8
+
+
+def _bits(dtype: str) -> int:
+    """Of an element; names of dtypes begin with them, but for BOOL, which takes a byte."""
+    found = re.search(r"\d+", dtype)
+    return int(found[0]) if found else 8
 
 
 class Weights(Protocol):
@@ -99,8 +106,9 @@ def total_parameters(tensors: Mapping[str, TensorInfo]) -> int:
 
 
 def main_dtype(tensors: Mapping[str, TensorInfo]) -> str:
-    """The dtype that holds most of the parameters."""
-    elements: dict[str, int] = {}
+    """The float dtype that holds most of the parameters."""
+    elements: dict[str, int] = {"F32": 0}  # where nothing is a float
     for info in tensors.values():
-        elements[info.dtype] = elements.get(info.dtype, 0) + info.elements
+        if info.dtype in FLOAT_BYTES:
+            elements[info.dtype] = elements.get(info.dtype, 0) + info.elements
     return max(elements, key=lambda dtype: elements[dtype])
