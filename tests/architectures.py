@@ -124,7 +124,11 @@ def _small(config_class: Any) -> dict[str, Any]:
     known = {each.name: each for each in fields(config_class)}
     subs = getattr(config_class, "sub_configs", {}) or {}
     for name, sub in subs.items():
-        if isinstance(sub, type) and hasattr(sub, "sub_configs") and sub.model_type in CONFIG_MAPPING:
+        if (
+            isinstance(sub, type)
+            and hasattr(sub, "sub_configs")
+            and sub.model_type in CONFIG_MAPPING
+        ):
             found[name] = _small(sub)
     mapped = set((getattr(config_class, "attribute_map", None) or {}))
     for name, each in known.items():

@@ -203,8 +203,13 @@ class Layerwise:
         Args:
             ids: token ids, [tokens]; the loss is the cross-entropy of all but the first.
             given: what every layer, and then the head, is given on them, each [tokens, hidden].
-            look: takes the name of a parameter and its gradient.
+            look: takes the name of a parameter and its gradient; of tied parameters, that of the
+                tensor they are stored as, and the gradient of each.
         """
+
+        def tied_look(name: str, gradient: Tensor) -> None:
+            look(self._stored(name), gradient)
+
         call = Call(ids)
         embedding, head = (f"{name}.weight" for name, _ in (self._embedding, self._head))
         tied = self._stored(embedding) == self._stored(head)
@@ -213,7 +218,7 @@ class Layerwise:
         with (
             self._behind_the_layers() as run,
             self._gradient_of_head(ids.unique(), of_head.append),
-            _handing_over(self._outside(), look),
+            _handing_over(self._outside(), tied_look),
             torch.enable_grad(),
         ):
             logits = run(state)
@@ -223,7 +228,7 @@ class Layerwise:
             look(head, of_head.pop())
         with (
             self._rows([call]) as rows,
-            _handing_over(self._outside(), look),
+            _handing_over(self._outside(), tied_look),
             torch.enable_grad(),
         ):
             first = self._begin([call])[0]

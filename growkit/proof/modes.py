@@ -11,6 +11,7 @@ from growkit.checkpoint import Config
 from growkit.errors import InputError
 from growkit.proof import ModeResult
 from growkit.proof.layerwise import Call
+from growkit.proof.oracle import longest_context
 from growkit.report.sentences import NOT_TRIED
 
 SHORT = 48
@@ -70,7 +71,7 @@ def modes(windows: tuple[Tensor, ...], config: Config) -> list[Mode]:
     inputs = {"attention_mask": mask, "position_ids": positions}
     note = f"{PADDING} tokens of padding before {count}"
     found.append(Mode("left padding", (Call(padded, inputs),), PADDING, note))
-    longest = config.get("max_position_embeddings")
+    longest = longest_context(config)
     if isinstance(longest, int) and longest > count:
         begin = min(SHIFT, longest - count)
         shifted = torch.arange(begin, begin + count)[None]

@@ -7,7 +7,7 @@ into, ``growkit.modeling``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import reduce
 from pathlib import Path
@@ -212,6 +212,15 @@ def check_config(config: Config, name: str) -> None:
         foreign(f"transformers does not accept {name}", "correct that value"),
     ):
         AutoModelForCausalLM.from_config(_parsed(config), trust_remote_code=False)
+
+
+def longest_context(config: Config) -> Any:
+    """``max_position_embeddings``, as the class of a model finds it; None if it has none."""
+    if not _lacks_class(config):
+        with quiet(), suppress(InputError), foreign("the config is not understood", "correct it"):
+            text = _parsed(config).get_text_config(decoder=True)
+            return getattr(text, "max_position_embeddings", None)
+    return config.get("max_position_embeddings")
 
 
 def gradients_as_stored(checkpoint: Checkpoint) -> Callable[[str, Tensor], tuple[str, Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from growkit.checkpoint import Config
 from growkit.errors import InputError, reason
 from growkit.proof import Settings
-from growkit.proof.oracle import quiet
+from growkit.proof.oracle import longest_context, quiet
 
 DOCUMENT_SEPARATOR = "<|endoftext|>"
 """What separates documents in text files by convention; each document is read on its own."""
@@ -43,7 +43,7 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         InputError: the text cannot be read or is too short, there is no tokenizer for it, or the
             config has no usable context length.
     """
-    longest = config.get("max_position_embeddings") or settings.length
+    longest = longest_context(config) or settings.length
     if not isinstance(longest, int) or longest < 2:
         raise InputError(
             f"max_position_embeddings is {longest!r} in {folder}; at least 2 was expected"

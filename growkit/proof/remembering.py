@@ -29,7 +29,8 @@ def lengthen(cache: Any, layers: int, tokens: int) -> None:
         recurrent = getattr(layer, "has_previous_state", None)
         if recurrent is not None:
             recurrent.update(dict.fromkeys(recurrent, True))
-        if recurrent is None or hasattr(layer, "update"):
+        # Layers that remember nothing have a place in the cache, too.
+        if layer is None or (hasattr(layer, "update") and hasattr(layer, "lazy_initialization")):
             cache.update(nothing, nothing, index)
 
 

@@ -18,7 +18,7 @@ from growkit.errors import InputError, foreign
 from growkit.proof import ModeResult
 from growkit.proof.metrics import finite
 from growkit.proof.modes import SHORT, result
-from growkit.proof.oracle import load, quiet
+from growkit.proof.oracle import load, longest_context, quiet
 from growkit.proof.strict import strict_float64
 from growkit.report.sentences import NOT_TRIED
 
@@ -108,7 +108,7 @@ def _generated(model: Checkpoint, prompt: Tensor, device: torch.device) -> list[
     from transformers import GenerationConfig
 
     loaded: Any = load(model.folder, torch.float64, device, "eager")
-    longest = model.config.get("max_position_embeddings")
+    longest = longest_context(model.config)
     if isinstance(longest, int):  # what comes behind it may have no embedding
         prompt = prompt[: max(1, longest - NEW_TOKENS)]
         count = max(1, min(NEW_TOKENS, longest - len(prompt)))
