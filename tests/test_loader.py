@@ -46,7 +46,7 @@ def a_distributed_shard(folder: Path) -> str:
 def weights_of_another_name(folder: Path) -> str:
     doubled(folder, "other.safetensors")
     configure(folder, transformers_weights="other.safetensors")
-    return "other.safetensors"
+    return "transformers_weights"
 
 
 def an_adapter(folder: Path) -> str:
@@ -162,7 +162,7 @@ def test_a_layout_that_transformers_lacks(make: Make, tmp_path: Path) -> None:
     found = loading(Checkpoint(tmp_path / "motif"))
     assert not found.own_class
     weights_of_another_name(tmp_path / "motif")
-    with pytest.raises(InputError, match=r"other\.safetensors"):
+    with pytest.raises(InputError, match="transformers_weights"):
         loading(Checkpoint(tmp_path / "motif"))
 
 

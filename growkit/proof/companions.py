@@ -14,7 +14,7 @@ from typing import Any
 
 from growkit.checkpoint.carrying import carried
 from growkit.checkpoint.folder import Folder
-from growkit.errors import InputError
+from growkit.errors import InputError, foreign
 from growkit.proof.loader import generation
 from growkit.proof.oracle import quiet
 from growkit.proof.tokenizing import (
@@ -117,9 +117,9 @@ def different_tokenizers(before: Path, after: Path) -> str | None:
 
 def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
     """In what the tokenizers of two folders differ, and why that was not looked at; or None."""
-    for folder in (before, after):
-        if not has_tokenizer(folder):
-            return None, f"the tokenizer, because {folder} has none"
+    without = [folder for folder in (before, after) if not has_tokenizer(folder)]
+    if without:
+        return None, f"the tokenizer, because {without[0]} has none" if len(without) == 1 else None
     first, second = _loaded(before), _loaded(after)
     if first is None or second is None:
         return None, "the tokenizers, because they do not load"
@@ -203,10 +203,10 @@ def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:
     """The settings that transformers writes when it saves a tokenizer."""
     with tempfile.TemporaryDirectory(prefix="growkit-tokenizer-") as scratch:
         try:
-            with quiet():
+            with quiet(), foreign("the tokenizer cannot be saved", "repair its files"):
                 tokenizer.save_pretrained(scratch)
             return Folder(scratch).json(SETTINGS)
-        except Exception:  # a tokenizer may raise anything
+        except InputError:
             return {}
 
 

@@ -16,7 +16,7 @@ from growkit.checkpoint import Config
 from growkit.checkpoint.carrying import carried, code_of
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
-from growkit.errors import InputError
+from growkit.errors import InputError, foreign
 from growkit.families import family_of
 from growkit.modeling import register
 from growkit.proof.code import GENERATE, foreign_code, growkits_code, same_code
@@ -176,10 +176,11 @@ def rests_on(
 def _changed_buffers(
     source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading
 ) -> list[str]:
-    """Buffers in the files of both, of the same shape, that hold something else."""
+    """Buffers in the files of only one, or of the same shape in both, but with other values."""
     names = sorted(loads.buffers & loaded.buffers)
+    apart = sorted(loads.made_buffers ^ loaded.made_buffers)
     same_shape = [n for n in names if source.tensors[n].shape == target.tensors[n].shape]
-    return [name for name in same_shape if not source.read(name).equal(target.read(name))]
+    return apart + [n for n in same_shape if not source.read(n).equal(target.read(n))]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -247,8 +248,8 @@ def _complete(config: Config) -> Config | None:
     """
     register()
     try:
-        with quiet():
+        with quiet(), foreign("the config is not understood", "correct it"):
             complete: Config = parsed(config).to_dict()
-    except Exception:  # a config that does not fit may raise anything
+    except InputError:
         return None
     return complete | {key: config[key] for key in ("auto_map",) if key in config}

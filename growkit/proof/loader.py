@@ -23,7 +23,7 @@ from torch import nn
 from growkit.checkpoint import Config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
-from growkit.errors import InputError, reason
+from growkit.errors import InputError, foreign
 from growkit.layouts import as_diff_transformer
 from growkit.proof.inert import (
     check_config_runs_nothing,
@@ -45,6 +45,7 @@ class Loading:
         config: all that the class resolves from ``config.json``.
         buffers: tensors in the files that become persistent buffers of the model.
         passed_over: tensors in the files that it does not read.
+        made_buffers: persistent buffers that no file holds: the class makes them.
         own_class: whether transformers has the class; else growkit's own stands in for it.
     """
 
@@ -52,6 +53,7 @@ class Loading:
     config: Config
     buffers: frozenset[str] = frozenset()
     passed_over: tuple[str, ...] = ()
+    made_buffers: frozenset[str] = frozenset()
     own_class: bool = True
 
 
@@ -82,35 +84,26 @@ def loading(checkpoint: Checkpoint) -> Loading:
     check_config_runs_nothing(checkpoint.config, str(checkpoint.folder / "config.json"))
     _check_layers(checkpoint)
     folder, lacking = checkpoint.folder, lacks_class(checkpoint.config)
-    try:
-        with quiet():
-            config = _config(checkpoint, lacking)
-            _check_class(checkpoint, config)
-            seen = _asked(checkpoint, config if lacking else None)
-            resolved = seen.model.config.to_dict()
-            wanted = type(config)
-    except InputError:
-        raise
-    except Exception as error:  # what a folder says may make it raise anything
-        raise InputError(
-            f"transformers cannot load {folder}: {type(error).__name__}, {reason(error)}; "
-            "correct its config.json or its weights"
-        ) from None
+    with (
+        quiet(),
+        foreign(f"transformers cannot load {folder}", "correct its config.json or its weights"),
+    ):
+        config = _config(checkpoint, lacking)
+        _check_class(checkpoint, config)
+        seen = _asked(checkpoint, config if lacking else None)
+        resolved = config.to_dict()
+        _check_config(checkpoint, resolved, seen)
     _check_files(checkpoint, seen)
     model = type(seen.model).__name__
     if lacking:
         return Loading(model, resolved, own_class=False)
-    if not isinstance(seen.model.config, wanted):
-        raise InputError(
-            f"transformers loads {folder} as {model}, which is not what its config.json says by "
-            f"itself ({wanted.__name__}); correct model_type"
-        )
     _check_names(checkpoint, seen)
     buffers = {name for name, _ in seen.model.named_buffers()}
     held = frozenset(t for name, tensors in seen.named.items() if name in buffers for t in tensors)
     read = {tensor for tensors in seen.named.values() for tensor in tensors}
     passed_over = tuple(sorted(checkpoint.tensors.keys() - read))
-    return Loading(model, resolved, held, passed_over)
+    made = frozenset(seen.missing & buffers)
+    return Loading(model, resolved, held, passed_over, made)
 
 
 def _check_layers(checkpoint: Checkpoint) -> None:
@@ -142,6 +135,20 @@ def _check_class(checkpoint: Checkpoint, config: Any) -> None:
             f"{checkpoint.folder} holds a model of type {config.model_type}, which "
             "transformers has no causal language model for; only these can be compared"
         )
+
+
+def _check_config(checkpoint: Checkpoint, resolved: Config, seen: _Seen) -> None:
+    """Both make the same of ``config.json``: growkit's proof, and the loader."""
+    theirs = seen.model.config.to_dict()
+    theirs = resolved.get("text_config", theirs) if "text_config" in resolved else theirs
+    ours = resolved.get("text_config", resolved)
+    apart = ("dtype", "_name_or_path", "architectures", "transformers_weights", "auto_map")
+    for key in sorted((ours.keys() | theirs.keys()) - {*apart, "transformers_version"}):
+        if ours.get(key) != theirs.get(key):
+            raise InputError(
+                f"transformers resolves {key} in the config.json of {checkpoint.folder} to "
+                f"{theirs.get(key)!r}, not {ours.get(key)!r}; correct it"
+            )
 
 
 def _asked(checkpoint: Checkpoint, config: Any) -> _Seen:
@@ -243,7 +250,7 @@ def _check_files(checkpoint: Checkpoint, seen: _Seen) -> None:
 
 
 def _check_names(checkpoint: Checkpoint, seen: _Seen) -> None:
-    """Every tensor that is read goes to one place, and every buffer comes from the files."""
+    """Every tensor that is read goes to a place of its own."""
     folder = checkpoint.folder
     for name, tensors in sorted(seen.named.items()):
         if name not in seen.converted and len(tensors) > 1:
@@ -251,12 +258,6 @@ def _check_names(checkpoint: Checkpoint, seen: _Seen) -> None:
                 f"{' and '.join(sorted(tensors))} in {folder} are both loaded as {name} by "
                 "transformers, which keeps only one of them; remove the other"
             )
-    buffers = {name for name, _ in seen.model.named_buffers()}
-    for name in sorted(seen.missing & buffers):
-        raise InputError(
-            f"{type(seen.model).__name__} reports missing keys in {folder}: {name}; the model "
-            "would run with a buffer that nobody trained, correct config.json or the weights"
-        )
 
 
 def generation(folder: Folder) -> Config | None:
@@ -271,8 +272,8 @@ def generation(folder: Folder) -> Config | None:
     try:
         content = folder.json(name) if own or folder.has(name) else {}
         given = deepcopy(content) | ({} if own else {"_from_model_config": True})
-        with quiet():
+        with quiet(), foreign("the settings of generation are not understood", "correct them"):
             resolved: Config = GenerationConfig.from_dict(given).to_dict()
-    except Exception:  # a value that makes no sense may raise anything
+    except InputError:
         return None
     return resolved

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint import Config
-from growkit.errors import InputError, reason
+from growkit.errors import InputError
 from growkit.proof import Settings
+from growkit.proof.oracle import longest_context
 from growkit.proof.texts import documents, read_text
 from growkit.proof.tokenizing import ids_of, load_tokenizer
 
@@ -44,7 +45,7 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         InputError: the text cannot be read or is too short, there is no tokenizer for it, or the
             config has no usable context length.
     """
-    longest = config.get("max_position_embeddings") or settings.length
+    longest = longest_context(config) or settings.length
     if not isinstance(longest, int) or longest < 2:
         raise InputError(
             f"max_position_embeddings is {longest!r} in {folder}; at least 2 was expected"

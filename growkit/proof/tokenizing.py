@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from growkit.checkpoint.folder import Folder
-from growkit.errors import InputError, reason
+from growkit.errors import InputError, foreign
 from growkit.proof.inert import check_files_run_nothing, check_tokenizer_reads_nothing_else
 from growkit.proof.oracle import quiet
 
@@ -61,15 +61,10 @@ def load_tokenizer(folder: Folder | Path) -> Any:
     opened = folder if isinstance(folder, Folder) else Folder(folder)
     check_files_run_nothing(opened)
     check_tokenizer_reads_nothing_else(opened)
-    try:
-        with quiet():
-            return AutoTokenizer.from_pretrained(
-                opened.path, local_files_only=True, trust_remote_code=False
-            )
-    except Exception as error:  # a damaged tokenizer may raise anything
-        raise InputError(
-            f"{opened.path} has no tokenizer that loads ({reason(error)}); add tokenizer.json"
-        ) from error
+    with quiet(), foreign(f"{opened.path} has no tokenizer that loads", "add tokenizer.json"):
+        return AutoTokenizer.from_pretrained(
+            opened.path, local_files_only=True, trust_remote_code=False
+        )
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
@@ -78,14 +73,9 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
     Raises:
         InputError: the tokenizer fails on it.
     """
-    try:
-        with quiet():
-            return list(tokenizer(text)["input_ids"])
-    except Exception as error:  # as above
-        raise InputError(
-            f"the tokenizer in {tokenizer.name_or_path} fails on a text ({reason(error)}); "
-            "repair its files"
-        ) from error
+    failure = f"the tokenizer in {tokenizer.name_or_path} fails on a text"
+    with quiet(), foreign(failure, "repair its files"):
+        return list(tokenizer(text)["input_ids"])
 
 
 def first_difference(first: Any, second: Any, steps: bool = True) -> str | None:
@@ -113,11 +103,9 @@ def first_difference(first: Any, second: Any, steps: bool = True) -> str | None:
 def _outcome(tokenizer: Any, text: str) -> Any:
     try:
         ids = ids_of(tokenizer, text)
-        with quiet():
+        with quiet(), foreign("the tokenizer fails on its own ids", "repair its files"):
             return ids, tokenizer.decode(ids)
     except InputError:
-        return None
-    except Exception:  # a damaged tokenizer may raise anything
         return None
 
 

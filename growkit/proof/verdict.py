@@ -43,7 +43,7 @@ from growkit.proof.localisation import (
     spacing,
 )
 from growkit.proof.metrics import Distance, finite
-from growkit.proof.modes import Mode, modes, result
+from growkit.proof.modes import Mode, NotAskedError, modes, result
 from growkit.proof.oracle import check_config, gradients_as_stored
 from growkit.proof.prompts import make_prompts
 from growkit.proof.record import origin_of, read_record
@@ -149,8 +149,7 @@ def _proved(
     )
     proof = _Proof(before, after, place, origin, advance, trainability=settings.trainability)
     weights = proof.weights(beside, rests_on(before, after, loads, loaded, beside))
-    asked = modes(prompts.windows, after.config)
-    strict = proof.strict(asked)
+    asked, strict = proof.asked(modes(prompts.windows, after.config))
     native = proof.native(asked, strict)
     exact = origin.promise == "exact"
     in_use = list(used(before, after, prompts.windows[0], place, exact))
@@ -307,6 +306,13 @@ class _Proof:
             spectra=compared.spectra,
             unchecked=len(compared.unchecked),
         )
+
+    def asked(self, ways: list[Mode]) -> tuple[list[Mode], Strict]:
+        """The ways in which the source can be asked, and what ``strict`` finds in these."""
+        try:
+            return ways, self.strict(ways)
+        except NotAskedError as error:
+            return self.asked(error.without(ways))
 
     def strict(self, asked: Sequence[Mode]) -> Strict:
         """The comparison in strict float64, with the negative control and the gradients.
