@@ -59,6 +59,11 @@ class Lender:
         """As it is needed, where it is needed."""
         return tensor.to(self._device, self._dtype)
 
+    def buffer(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A buffer where it is needed; of a dtype that is no float, as it was."""
+        tensor = self.tensor(name)
+        return self.cast(tensor) if dtype.is_floating_point else tensor.to(self._device, dtype)
+
     def fetch(self, module: nn.Module, names: Mapping[str, str]) -> None:
         """Copy what ``lent`` will need to the GPU while it computes; nothing without a GPU.
 
