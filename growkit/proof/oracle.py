@@ -6,9 +6,10 @@ into, ``growkit.modeling``.
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from growkit.families import families
 from growkit.layouts import as_diff_transformer, read_layout
 from growkit.modeling import register
 from growkit.plan import Planned
+from growkit.proof.inert import check_config_runs_nothing, without_kernels
 
 CPU = torch.device("cpu")
 
@@ -153,7 +155,7 @@ def empty_model(
             f"transformers cannot build the model of {weights.where()}", "correct its config.json"
         ),
     ):
-        config = _parsed(weights.config)
+        config = parsed(weights.config)
         if type(config) not in AutoModelForCausalLM._model_mapping:
             raise InputError(
                 f"{weights.where()} holds a model of type {config.model_type}, which "
@@ -204,21 +206,21 @@ def check_config(config: Config, name: str) -> None:
     """
     from transformers import AutoModelForCausalLM
 
-    if _lacks_class(config):
+    if lacks_class(config):
         config = as_diff_transformer(config, name)
     with (
         quiet(),
         torch.device("meta"),
         foreign(f"transformers does not accept {name}", "correct that value"),
     ):
-        AutoModelForCausalLM.from_config(_parsed(config), trust_remote_code=False)
+        AutoModelForCausalLM.from_config(parsed(config, name), trust_remote_code=False)
 
 
 def longest_context(config: Config) -> Any:
     """``max_position_embeddings``, as the class of a model finds it; None if it has none."""
-    if not _lacks_class(config):
+    if not lacks_class(config):
         with quiet(), suppress(InputError), foreign("the config is not understood", "correct it"):
-            text = _parsed(config).get_text_config(decoder=True)
+            text = parsed(config).get_text_config(decoder=True)
             return getattr(text, "max_position_embeddings", None)
     return config.get("max_position_embeddings")
 
@@ -230,7 +232,7 @@ def gradients_as_stored(checkpoint: Checkpoint) -> Callable[[str, Tensor], tuple
         A function that takes the name of a parameter and a tensor of its shape, and gives the name
         and the arrangement of the tensor that is stored.
     """
-    if not _lacks_class(checkpoint.config):
+    if not lacks_class(checkpoint.config):
         return lambda name, gradient: (name, gradient)
     rules = {rule.target: rule for rule in read_layout(checkpoint).rules}
 
@@ -244,7 +246,7 @@ def gradients_as_stored(checkpoint: Checkpoint) -> Callable[[str, Tensor], tuple
     return stored
 
 
-def _lacks_class(config: Config) -> bool:
+def lacks_class(config: Config) -> bool:
     """Whether transformers has no class for a model, but growkit has."""
     from transformers import CONFIG_MAPPING
 
@@ -268,7 +270,7 @@ def _without_parameters() -> Iterator[None]:
 
 def readable(weights: Weights) -> Weights:
     """A checkpoint, as a DIFF Transformer where transformers has no class for it."""
-    return Planned(weights, read_layout(weights)) if _lacks_class(weights.config) else weights
+    return Planned(weights, read_layout(weights)) if lacks_class(weights.config) else weights
 
 
 def _from_pretrained(folder: Path, weights: Weights | None, **options: Any) -> Any:
@@ -282,16 +284,23 @@ def _from_pretrained(folder: Path, weights: Weights | None, **options: Any) -> A
     with torch._C.DisableTorchFunction():
         state = {name: weights.read(name) for name in weights.tensors}
     return DiffTransformerForCausalLM.from_pretrained(
-        None, config=_parsed(weights.config), state_dict=state, **options
+        None, config=parsed(weights.config), state_dict=state, **options
     )
 
 
-def _parsed(config: Config) -> Any:
-    """What the loader makes of a ``config.json``, infinities and all."""
-    from transformers import AutoConfig, PreTrainedConfig
+def parsed(config: Config, name: str = "config.json") -> Any:
+    """What transformers makes of a config, as if it lay in a folder.
 
-    plain = {key: value for key, value in deepcopy(config).items() if key != "auto_map"}
-    return AutoConfig.for_model(**PreTrainedConfig._decode_special_floats(plain))
+    Raises:
+        InputError: it names code or kernels.
+    """
+    from transformers import AutoConfig
+
+    check_config_runs_nothing(config, name)
+    plain = without_kernels({key: value for key, value in config.items() if key != "auto_map"})
+    with tempfile.TemporaryDirectory(prefix="growkit-config-") as scratch:
+        (Path(scratch) / "config.json").write_text(json.dumps(plain), encoding="utf-8")
+        return AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
 
 
 def _experts(dtype: torch.dtype) -> str | None:
@@ -323,7 +332,10 @@ def blocks(model: Any, where: str) -> list[tuple[str, nn.Module]]:
         InputError: it has no such parts.
     """
     named = dict(model.named_modules())
-    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    config = model.config.get_text_config(decoder=True)
+    # Some count encoder layers as ``num_hidden_layers``.
+    keys = ("decoder_layers", "num_decoder_layers", "num_hidden_layers")
+    count = next((getattr(config, key) for key in keys if getattr(config, key, None)), 0)
     stacks = [
         name
         for name, module in named.items()
@@ -346,14 +358,24 @@ def blocks(model: Any, where: str) -> list[tuple[str, nn.Module]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bars and warnings: what matters is reported as an error."""
+    """Without transformers' progress bars, warnings and network.
+
+    What matters is reported as an error, and every error as an ``Exception``: torch's
+    ``CheckpointException`` is none, nor is a panic in Rust.
+    """
+    from huggingface_hub import constants
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with patch.object(constants, "HF_HUB_OFFLINE", True):
+            yield
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
     finally:
         logging.set_verbosity(verbosity)
         if bars:

@@ -12,7 +12,8 @@ from torch import Tensor
 from growkit.checkpoint import Config
 from growkit.errors import InputError, reason
 from growkit.proof import Settings
-from growkit.proof.oracle import longest_context, quiet
+from growkit.proof.oracle import longest_context
+from growkit.proof.tokenizing import ids_of, load_tokenizer
 
 DOCUMENT_SEPARATOR = "<|endoftext|>"
 """What separates documents in text files by convention; each document is read on its own."""
@@ -83,19 +84,10 @@ def _spread(windows: list[Tensor], count: int) -> tuple[Tensor, ...]:
 
 def _tokenize(documents: list[str], folder: Path) -> list[Tensor]:
     """Token ids of each document, by the folder's own tokenizer, special tokens included."""
-    from transformers import AutoTokenizer
-
-    with quiet():
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # a damaged tokenizer may raise anything
-            raise InputError(
-                f"{folder} has no tokenizer that loads ({reason(error)}); add tokenizer.json, "
-                "or leave the text away to compare on random tokens"
-            ) from error
-        return [
-            torch.tensor(tokenizer(document)["input_ids"], dtype=torch.long)
-            for document in documents
-        ]
+    try:
+        tokenizer = load_tokenizer(folder)
+    except InputError as error:
+        raise InputError(
+            f"{error}, or leave the text away to compare on random tokens"
+        ) from error.__cause__
+    return [torch.tensor(ids_of(tokenizer, document), dtype=torch.long) for document in documents]

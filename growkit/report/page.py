@@ -13,6 +13,7 @@ from pathlib import Path
 from re import DOTALL, findall, sub
 from typing import Any
 
+from growkit.checkpoint.folder import Folder
 from growkit.errors import InputError
 from growkit.report import drawing
 from growkit.report.drawing import Bar
@@ -74,10 +75,8 @@ def write_report(
         file: an HTML page or JSON, by its name; None for neither.
         figures: folder for the charts as SVG files; None for none.
     """
-    manifest_file = target / "growkit.json"
-    manifest = None
-    if manifest_file.exists():
-        manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+    opened = Folder(target)
+    manifest = opened.json("growkit.json") if opened.has("growkit.json") else None
     page = report_page(result, manifest)
     if file is not None and file.suffix == ".html":
         file.write_text(page, encoding="utf-8")
@@ -165,7 +164,10 @@ def _numbers(result: Found) -> str:
         for label, key, meaning in MEASURES
     ]
     recovered = result.get("weights_recovered")
-    told = "How the target was made is not known: the verdict rests on logits alone."
+    told = (
+        "How the target was made is not known: the verdict rests on logits, and on what config, "
+        "tokenizer and generation settings do."
+    )
     if recovered is not None:
         does, are = ("give", "are") if recovered else ("do not give", "are not")
         told = f"The written weights {does} the source's back, every element, bit for bit."
@@ -197,6 +199,7 @@ def _difference(result: Found) -> str:
         "first difference": result.get("first_difference"),
         "likely cause": fault.get("cause"),
         "factor": fault.get("factor"),
+        "changed files and keys": ", ".join(result.get("changed") or []) or None,
     }
     told = "The first module whose output is not the source's, and what is known of the reason."
     return section("Where and why it differs", told, facts(found))
@@ -351,19 +354,27 @@ def _measured(result: Found) -> str:
         "negative control": f"{control}: {caught}" if control else None,
         "versions": made or None,
     }
+    found["not covered"] = "; ".join(result.get("notes") or []) or None
+    found["unknown files"] = ", ".join(result.get("unknown_files") or []) or None
     told = "The negative control is a deliberate fault; a proof that misses it says nothing."
     return section("How it was measured", told, facts(found))
 
 
 def _manifest(manifest: Found) -> str:
-    steps = (manifest.get("recipe") or {}).get("steps") or []
-    told = [", ".join(f"{key} {value}" for key, value in step.items()) for step in steps]
+    """What a manifest says, as far as it has the form that growkit gives it."""
+    recipe, papers, hashes = (manifest.get(k) for k in ("recipe", "papers", "source_files"))
+    steps = recipe.get("steps") if isinstance(recipe, Mapping) else None
+    listed = (
+        [each for each in steps if isinstance(each, Mapping)] if isinstance(steps, list) else []
+    )
+    told = [", ".join(f"{key} {value}" for key, value in step.items()) for step in listed]
     found = {key.replace("_", " "): manifest.get(key) for key in RECORDED}
-    found["papers"] = "; ".join(dict.fromkeys(manifest.get("papers") or [])) or None
-    hashes = list((manifest.get("source_files") or {}).items())
-    listed = "".join(f"<li><code>{escape(step)}</code></li>" for step in told)
-    inside = f"<ol>{listed}</ol>" if told else ""
-    inside += facts(found) + table(["source file", "SHA-256"], hashes, "cc")
+    names = [str(paper) for paper in papers] if isinstance(papers, list) else []
+    found["papers"] = "; ".join(dict.fromkeys(names)) or None
+    items = list(hashes.items()) if isinstance(hashes, Mapping) else []
+    inside = "".join(f"<li><code>{escape(step)}</code></li>" for step in told)
+    inside = f"<ol>{inside}</ol>" if told else ""
+    inside += facts(found) + table(["source file", "SHA-256"], items, "cc")
     text = "From the manifest beside the weights, growkit.json."
     return section("How it was made", text, more("Recipe and source files", inside))
 
