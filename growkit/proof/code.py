@@ -60,7 +60,7 @@ def growkits_code(model_type: Any) -> Mapping[str, bytes]:
         if model_type in family.model_types and family.write_code:
             with temporary("code") as scratch:
                 family.write_code(scratch)
-                return {path.name: path.read_bytes() for path in sorted(scratch.iterdir())}
+                return {path.name: path.read_bytes() for path in sorted(scratch.glob("*.py"))}
     return {}
 
 

@@ -332,7 +332,10 @@ def blocks(model: Any, where: str) -> list[tuple[str, nn.Module]]:
         InputError: it has no such parts.
     """
     named = dict(model.named_modules())
-    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    config = model.config.get_text_config(decoder=True)
+    # Some count encoder layers as ``num_hidden_layers``.
+    keys = ("decoder_layers", "num_decoder_layers", "num_hidden_layers")
+    count = next((getattr(config, key) for key in keys if getattr(config, key, None)), 0)
     stacks = [
         name
         for name, module in named.items()
