@@ -321,7 +321,9 @@ def verify(
 @app.command()
 @command
 def run(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML).")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="Recipe (YAML), or growkit.json of a model.")
+    ],
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
     output: Annotated[str | None, typer.Option(help="Replaces the recipe's output.")] = None,
     report: Report = None,

@@ -15,6 +15,7 @@ errors that name the nearest match. Paths are relative to the current folder.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -232,7 +233,7 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
     """Read a recipe file.
 
     Args:
-        file: YAML.
+        file: YAML, or the manifest of a model, whose recipe makes it again.
         source: replaces the recipe's source.
         output: replaces the recipe's output.
 
@@ -248,13 +249,16 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
         hint = f"; 'growkit recipes copy {file}' makes a copy to run" if shipped else ""
         raise InputError(f"recipe {file} cannot be read ({reason(error)}){hint}") from None
     try:
-        content = yaml.safe_load(text)
+        content = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(
-            f"recipe {file} is not valid YAML: {' '.join(str(error).split())}"
+            f"recipe {file} is not valid {'JSON' if file.suffix == '.json' else 'YAML'}: "
+            f"{' '.join(str(error).split())}"
         ) from None
     if not isinstance(content, dict):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
+    if "growkit" in content and isinstance(content.get("recipe"), dict):
+        content = content["recipe"]
     given = {
         key: value for key, value in (("source", source), ("output", output)) if value is not None
     }
