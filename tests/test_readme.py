@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +125,8 @@ class Workplace:
             return done.stdout
         if program == "make":
             assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), words
+        elif arguments[-2:] == ["-m", "growkit"]:
+            pass  # see test_modules_of_the_current_folder
         elif program == "python":
             assert (ROOT / arguments[0]).is_file(), words
         else:
@@ -236,6 +241,24 @@ def test_exit_codes(workplace: Workplace) -> None:
     assert nothing.exit_code == 2
     assert nothing.stderr.count("\n") == 1
     assert "nowhere" in nothing.stderr
+
+
+def test_modules_of_the_current_folder(workplace: Workplace, tmp_path: Path) -> None:
+    """What docs/trust.md says of them; the last is the control."""
+    for name in sys.stdlib_module_names | {"typer", "torch", "yaml", "growkit_canary"}:
+        Path(f"{name}.py").write_text("raise SystemExit(77)")
+    command = tmp_path / "bin" / "growkit"
+    command.parent.mkdir()
+    command.write_text("from growkit.cli import main\n\nmain()\n")
+    safe = [["-P", "-m", "growkit"]] if sys.version_info >= (3, 11) else []
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    codes = [
+        subprocess.run(
+            [sys.executable, *start, "--version"], env=environment, stdout=subprocess.DEVNULL
+        ).returncode
+        for start in ([str(command)], *safe, ["-m", "growkit_canary"])
+    ]
+    assert codes == [0, *(0 for _ in safe), 77]
 
 
 # What is named.
