@@ -6,6 +6,7 @@ BIN = .venv/bin
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo "installing torch, transformers and growkit into .venv, which takes minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
