@@ -1,6 +1,12 @@
 """Grow trained language-model checkpoints, and prove that nothing they learned was lost."""
 
-from __future__ import annotations
+import sys
+
+# ``python -m growkit`` puts the current folder first, so that a folder with, say, a typing.py would
+# be run by looking at it. Nothing else may be imported before this; growkit's own files are found
+# without it.
+if getattr(sys, "argv", [""])[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
+    del sys.path[:1]
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -24,7 +24,7 @@ import typer
 
 from growkit import __version__
 from growkit.conversions import conversions, targets
-from growkit.errors import InputError, reason
+from growkit.errors import InputError, plain, reason
 from growkit.growth import methods
 from growkit.proof import Settings
 from growkit.recipe import DEFAULT_SHARD_SIZE, DEFAULT_SNR_DB
@@ -109,7 +109,9 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             _say("interrupted: nothing half-written is left")
             code = 130
-        except Exception as error:
+        except (SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # torch and Rust raise some that are no Exception
             if os.environ.get("GROWKIT_DEBUG"):
                 raise
             if isinstance(error, InputError):
@@ -434,15 +436,17 @@ def _text(file: Path | None) -> str | None:
 
 
 def _print_json(result: Any) -> None:
-    typer.echo(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
+    # What steers a terminal stands in texts alone, where JSON has another way to write it.
+    typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def _console() -> Console:
-    from rich.console import Console
+    from growkit.report.terminal import PlainConsole
 
     # Into a file or a pipe, lines stay whole.
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200)
+    return PlainConsole(width=None if sys.stdout.isatty() else 200)
 
 
 def _say(message: str) -> None:
-    typer.echo(message, err=True)
+    typer.echo(plain(message, keep="\n"), err=True)

@@ -15,7 +15,6 @@ errors that name the nearest match. Paths are relative to the current folder.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -24,6 +23,7 @@ from typing import Any, Literal, cast
 
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
 from growkit.checkpoint import Weights
+from growkit.checkpoint.folder import Folder, check_name, open_regular, read
 from growkit.checkpoint.widening import Widened
 from growkit.conversions import Converted, Value, complete_options, conversions, convert
 from growkit.copying import as_factors
@@ -39,6 +39,11 @@ Symmetry = Literal["break", "keep"]
 DEFAULT_SNR_DB = 10.0
 MOST_SNR_DB = 300
 DEFAULT_SHARD_SIZE = "5GB"
+
+MOST_BYTES = 1 << 17
+"""Of a recipe file; larger ones take long to understand."""
+
+MOST_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -186,6 +191,11 @@ class Recipe:
         for name in ("source", "output"):
             if not getattr(self, name):
                 raise InputError(f"the recipe's {name} is empty; name a folder")
+            check_name(getattr(self, name))
+        if len(self.steps) > MOST_STEPS:
+            raise InputError(
+                f"the recipe has {len(self.steps):,} steps; at most {MOST_STEPS} can be taken"
+            )
 
     def plan(self, source: Weights) -> Way:
         """Plan all steps, from headers alone (and the few numbers that decide on a promise).
@@ -212,6 +222,15 @@ class Recipe:
             lost += [taken.lost] if taken.lost else []
         promise = max(promises, key=PROMISES.index)
         return Way(wide, grown, plans, promise, "; ".join(lost), tuple(steps), kl_by_rank)
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts that are read on the way."""
+        calibrations = [
+            step.options.get("calibration") for step in self.steps if isinstance(step, ConvertStep)
+        ]
+        proof = self.verify.text if self.verify else None
+        return [str(text) for text in (*calibrations, proof) if text is not None]
 
     def as_dict(self) -> dict[str, Any]:
         """The recipe as it would stand in YAML."""
@@ -240,29 +259,38 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
     Raises:
         InputError: names the key that is unknown, missing or of the wrong kind.
     """
-    import yaml
-
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        shipped = str(file) in shipped_recipes()
-        hint = f"; 'growkit recipes copy {file}' makes a copy to run" if shipped else ""
-        raise InputError(f"recipe {file} cannot be read ({reason(error)}){hint}") from None
-    try:
-        content = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"recipe {file} is not valid {'JSON' if file.suffix == '.json' else 'YAML'}: "
-            f"{' '.join(str(error).split())}"
-        ) from None
+    content = _manifest(file) if file.suffix == ".json" else _yaml(file)
     if not isinstance(content, dict):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
-    if "growkit" in content and isinstance(content.get("recipe"), dict):
-        content = content["recipe"]
     given = {
         key: value for key, value in (("source", source), ("output", output)) if value is not None
     }
     return parse_recipe(content | given, str(file))
+
+
+def _manifest(file: Path) -> Any:
+    """The recipe in a manifest; a recipe of its own, where the JSON is no manifest."""
+    content = Folder(file.parent).json(file.name)
+    return content.get("recipe") if "growkit" in content else content
+
+
+def _yaml(file: Path) -> Any:
+    """The value of a YAML file."""
+    from growkit.strict_yaml import parse_yaml
+
+    shipped = str(file) in shipped_recipes()
+    hint = f"; 'growkit recipes copy {file}' makes a copy to run" if shipped else ""
+    try:
+        with open_regular(file) as stream:
+            text = read(stream, MOST_BYTES + 1, file).decode("utf-8")
+    except (InputError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {file} cannot be read ({reason(error)}){hint}") from None
+    if len(text) > MOST_BYTES:
+        raise InputError(f"recipe {file} is larger than {MOST_BYTES >> 10} KiB; give a recipe")
+    try:
+        return parse_yaml(text)
+    except ValueError as error:
+        raise InputError(f"recipe {file} is not valid YAML: {reason(error)}") from None
 
 
 def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:

@@ -18,11 +18,10 @@ from typing import Any
 
 from growkit import __version__
 from growkit.checkpoint import Weights
+from growkit.checkpoint.carrying import carry_code, carry_over
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.publishing import (
     MANIFEST,
-    carry_code,
-    carry_over,
     check_output,
     check_space,
     files_of,
@@ -34,6 +33,7 @@ from growkit.conversions import Value
 from growkit.families import family_of
 from growkit.growth import Size
 from growkit.proof import RankCost, Settings, VerifyResult, versions
+from growkit.proof.texts import read_text
 from growkit.recipe import (
     DEFAULT_SHARD_SIZE,
     DEFAULT_SNR_DB,
@@ -156,6 +156,8 @@ def run(
     source = Checkpoint(recipe.source)
     check_output(output, source.folder, overwrite)
     shard_bytes = parse_bytes(recipe.shard_size)
+    for text in recipe.texts:
+        read_text(text)  # also a dry run says that it is missing
 
     way = recipe.plan(source)
     grown, plans = way.target, way.plans
@@ -173,7 +175,7 @@ def run(
         started = time.perf_counter()
         with progress.bytes("writing", result["bytes"]) as advance:
             write_weights(grown, staging.folder, shard_bytes, advance)
-        carry_over(source.folder, staging.folder)
+        carry_over(source.opened, staging.folder)
         _write_config(source, grown, staging.folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
@@ -193,7 +195,7 @@ def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
     if family.write_code:
         family.write_code(folder)
     elif grown.config.get("auto_map") and grown.config["auto_map"] == source.config.get("auto_map"):
-        carry_code(source.folder, folder)
+        carry_code(source.opened, folder)
 
 
 def _rehearse(recipe: Recipe, source: Checkpoint, grown: Weights) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -28,6 +29,39 @@ TORCH_NAMES = {
 }
 """The torch (and ``config.json``) name of every float dtype, by its safetensors name."""
 
+ELEMENT_BYTES = FLOAT_BYTES | {
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "C64": 8,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
+    "F8_E8M0": 1,
+}
+"""Bytes per element of every dtype that can be read; models are grown in those above alone."""
+
+STORED_NAMES = TORCH_NAMES | {
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "C64": "complex64",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+"""The torch name of each of these."""
 
 AT_ONCE = 1 << 24
 """Elements of a tensor that are looked at a time, where it need not be whole."""
@@ -48,7 +82,13 @@ class TensorInfo:
     @property
     def bytes(self) -> int:
         """Size of the data."""
-        return self.elements * FLOAT_BYTES[self.dtype]
+        return self.elements * _bits(self.dtype) // 8
+
+
+def _bits(dtype: str) -> int:
+    """Of an element; names of dtypes begin with them, but for BOOL, which takes a byte."""
+    found = re.search(r"\d+", dtype)
+    return int(found[0]) if found else 8
 
 
 class Weights(Protocol):
@@ -99,8 +139,9 @@ def total_parameters(tensors: Mapping[str, TensorInfo]) -> int:
 
 
 def main_dtype(tensors: Mapping[str, TensorInfo]) -> str:
-    """The dtype that holds most of the parameters."""
-    elements: dict[str, int] = {}
+    """The float dtype that holds most of the parameters."""
+    elements: dict[str, int] = {"F32": 0}  # where nothing is a float
     for info in tensors.values():
-        elements[info.dtype] = elements.get(info.dtype, 0) + info.elements
+        if info.dtype in FLOAT_BYTES:
+            elements[info.dtype] = elements.get(info.dtype, 0) + info.elements
     return max(elements, key=lambda dtype: elements[dtype])

@@ -7,18 +7,23 @@ folder is refused: links to anywhere else, named pipes and devices are never ope
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
 from growkit.errors import InputError, reason
+from growkit.parsing import parse_json
 
 MOST_BYTES = 1 << 28
 """Size of a file, at most, that is read as a whole; weights are not."""
+
+MOST_JSON = 1 << 26
+"""The same of JSON, which takes more memory than its file."""
 
 MOST_ENTRIES = 100_000
 """Files and folders, at most, that a model folder holds."""
@@ -35,8 +40,13 @@ class Folder:
     """
 
     def __init__(self, path: Path | str) -> None:
+        check_name(path)
         self.path = Path(path)
-        if not self.path.is_dir():
+        try:
+            is_folder = self.path.is_dir()
+        except OSError:  # its name is too long, say
+            is_folder = False
+        if not is_folder:
             raise InputError(
                 f"{self.path} is not a folder; give a model folder with config.json and weights"
             )
@@ -59,6 +69,7 @@ class Folder:
             InputError: what has this name is a folder, a pipe or a device, or a link that leads
                 nowhere or out of the folder.
         """
+        check_name(name)
         path = self.path / name
         if not os.path.lexists(path):
             return None
@@ -89,46 +100,36 @@ class Folder:
         return path
 
     @contextmanager
-    def open(self, name: str) -> Iterator[IO[bytes]]:
+    def open(self, name: str) -> Iterator[BufferedReader]:
         """A regular file, to be read; see ``require``."""
-        path = self.require(name)
-        # Not to wait for a pipe that has taken the file's place since.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        with os.fdopen(descriptor, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InputError(f"{path} is no regular file; replace it by one")
+        with open_regular(self.require(name)) as stream:
             yield stream
 
-    def bytes(self, name: str) -> bytes:
-        """The contents of a file of at most ``MOST_BYTES``.
+    def bytes(self, name: str, most: int = MOST_BYTES) -> bytes:
+        """The contents of a file of at most that many bytes.
 
         Raises:
             InputError: see ``require``; or it is larger, or cannot be read.
         """
-        try:
-            with self.open(name) as stream:
-                content = stream.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise InputError(
-                f"{self.path / name} cannot be read ({error.strerror}); make it readable"
-            ) from None
-        if len(content) > MOST_BYTES:
-            raise InputError(
-                f"{self.path / name} is larger than {MOST_BYTES >> 20} MiB; "
-                "a file of this kind should be small, copy it again"
-            )
+        with self.open(name) as stream:
+            content = read(stream, most + 1, self.path / name)
+        check_size(self.path / name, len(content), most)
         return content
 
-    def json(self, name: str) -> dict[str, Any]:
+    def json(self, name: str, digits: int = 100) -> dict[str, Any]:
         """A JSON object.
 
+        Args:
+            name: of the file.
+            digits: of a whole number in it, at most.
+
         Raises:
-            InputError: see ``bytes``; or it is not a JSON object.
+            InputError: see ``bytes``; or it is not a JSON object, see ``parse_json``.
         """
-        content = self.bytes(name)
+        content = self.bytes(name, MOST_JSON)
         try:
-            parsed = json.loads(content.decode("utf-8"), parse_constant=_no_number)
-        except (ValueError, RecursionError) as error:
+            parsed = parse_json(content, digits)
+        except ValueError as error:
             raise InputError(
                 f"{self.path / name} cannot be read as JSON ({reason(error)}); copy it again"
             ) from None
@@ -138,15 +139,29 @@ class Folder:
             )
         return parsed
 
-    def names(self) -> list[str]:
-        """Everything in the folder that is no folder itself, relative to it; links are not followed.
+    def names(self, *patterns: str) -> list[str]:
+        """Everything in the folder that is no folder itself, relative to it.
+
+        Links are not followed: one to a folder is listed, what lies behind it is not.
+
+        Args:
+            *patterns: of what stands at the top, only what matches one of these, and what is in it.
 
         Raises:
-            InputError: there are more than ``MOST_ENTRIES``.
+            InputError: there are more than ``MOST_ENTRIES``, or a folder cannot be read.
         """
+
+        def stop(error: OSError) -> None:
+            raise _unreadable(Path(error.filename), error)
+
         found: list[str] = []
-        for where, _, files in os.walk(self.path, onerror=_unreadable):
-            found += [Path(where, file).relative_to(self.path).as_posix() for file in files]
+        for where, folders, files in os.walk(self.path, onerror=stop):
+            at = Path(where)
+            if at == self.path and patterns:
+                folders[:] = [name for name in folders if _matches(name, patterns)]
+                files = [name for name in files if _matches(name, patterns)]
+            links = [name for name in folders if (at / name).is_symlink()]
+            found += [(at / name).relative_to(self.path).as_posix() for name in (*links, *files)]
             if len(found) > MOST_ENTRIES:
                 raise InputError(
                     f"{self.path} holds more than {MOST_ENTRIES:,} files; give a model folder"
@@ -154,9 +169,60 @@ class Folder:
         return sorted(found)
 
 
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is not a number that JSON has")
+def check_name(path: Path | str) -> None:
+    """Refuse a path that cannot be written down in a manifest.
+
+    Raises:
+        InputError: it is empty, or has what UTF-8 or the system has no place for.
+    """
+    text = str(path)
+    if not text or "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise InputError(f"{text!r} is no name of a file or folder; give one in UTF-8")
 
 
-def _unreadable(error: OSError) -> None:
-    raise InputError(f"{error.filename} cannot be read ({error.strerror}); make it readable")
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """A regular file, to be read; nothing is waited for, as behind a pipe.
+
+    Raises:
+        InputError: it cannot be opened, or is something else.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path} is no regular file; replace it by one")
+    with os.fdopen(descriptor, "rb") as stream:
+        yield stream
+
+
+def check_size(path: Path, size: int, most: int = MOST_BYTES) -> None:
+    """Refuse a file that is larger than one of its kind can be."""
+    if size > most:
+        raise InputError(
+            f"{path} is larger than {most >> 20} MiB; a file of this kind should be small, "
+            "copy it again"
+        )
+
+
+def read(stream: IO[bytes], count: int, path: Path) -> bytes:
+    """As many bytes, at most.
+
+    Raises:
+        InputError: they cannot be read.
+    """
+    try:
+        return stream.read(count)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> InputError:
+    why = error.strerror if isinstance(error, OSError) else error
+    return InputError(f"{path} cannot be read ({why}); make it readable")

@@ -15,54 +15,6 @@ from growkit.errors import InputError
 
 MANIFEST = "growkit.json"
 
-# What a model folder carries beside weights and config, and what growth leaves as it is.
-CARRIED = (
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.tiktoken",
-    "spiece.model",
-    "sentencepiece*.model",
-    "chat_template*",
-    "additional_chat_templates",
-    "preprocessor_config.json",
-    "LICENSE*",
-    "NOTICE*",
-    "USE_POLICY*",
-)
-
-
-def carried(source: Path) -> list[Path]:
-    """The files and folders of a model folder that go along with its weights."""
-    return sorted({path for pattern in CARRIED for path in source.glob(pattern)})
-
-
-def carry_over(source: Path, folder: Path) -> None:
-    """Copy the tokenizer and its like.
-
-    Raises:
-        InputError: one of these files cannot be read.
-    """
-    for path in carried(source):
-        try:
-            if path.is_dir():
-                shutil.copytree(path, folder / path.name)
-            elif path.is_file():
-                shutil.copyfile(path, folder / path.name)
-        except OSError as error:
-            if error.filename and Path(error.filename).is_relative_to(folder):
-                raise
-            raise InputError(f"{path} cannot be read ({error}); make it readable") from error
-
-
-def carry_code(source: Path, folder: Path) -> None:
-    """Copy the model's own code, to which ``auto_map`` in the config refers; it is never run."""
-    for path in sorted(source.glob("*.py")):
-        shutil.copyfile(path, folder / path.name)
-
 
 def check_output(output: Path, source: Path, overwrite: bool) -> None:
     """Refuse an output that exists (unless growkit wrote it and may overwrite it) or is the source.

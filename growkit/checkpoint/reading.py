@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-
-from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo
-from growkit.errors import InputError, reason
+from growkit.checkpoint import FLOAT_BYTES, Config, TensorInfo
+from growkit.checkpoint.carrying import check_companions
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.safetensors_file import open_safetensors
+from growkit.checkpoint.torch_file import open_torch_file
+from growkit.checkpoint.weight_file import WeightFile
+from growkit.checkpoint.weight_files import weight_files
+from growkit.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SAFETENSORS_NAMES = {name: dtype for dtype, name in TORCH_NAMES.items()}
+MOST_DIGITS = 18
+"""Of a whole number in a config: more do not fit into 64 bits."""
 
 
 class Checkpoint:
@@ -26,54 +28,71 @@ class Checkpoint:
     Weights are ``model.safetensors``, or the shards that ``model.safetensors.index.json`` lists,
     or, where there are none, the same of ``pytorch_model.bin`` (weights-only loading).
 
+    Attributes:
+        folder: its path.
+        opened: the folder, from which all its files are read.
+        config: the contents of ``config.json``.
+        files: the files with the weights.
+        tensors: the header of every tensor, by name.
+
     Raises:
         InputError: the folder is no checkpoint, or a file is missing, truncated or malformed.
     """
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
-        if not self.folder.is_dir():
-            raise InputError(
-                f"{self.folder} is not a folder; give a model folder with config.json and weights"
-            )
-        self.config: Config = read_json(self.folder / "config.json")
-        self.files, listed = _weight_files(self.folder)
+        self.opened = Folder(folder)
+        self.folder = self.opened.path
+        self.config: Config = self.opened.json("config.json", MOST_DIGITS)
+        check_companions(self.opened)
+        names, listed = weight_files(self.opened, self.config)
+        self.files = [self.folder / name for name in names]
         self.tensors: dict[str, TensorInfo] = {}
-        self._file_of: dict[str, Path] = {}
+        self._file_of: dict[str, WeightFile] = {}
         self._known_finite: dict[str, int] = {}  # how many rows from the first on
-        for file in self.files:
-            for name, info in _headers(file).items():
-                if name in self._file_of:
-                    raise InputError(
-                        f"tensor {name} is in both {self._file_of[name]} and {file}; remove one, "
-                        "one of the shards may be left over from another model"
-                    )
-                self.tensors[name] = info
-                self._file_of[name] = file
-        for name, file in listed.items():
-            if self._file_of.get(name) != file:
+        for name in names:
+            self._add(self._open(name))
+        for tensor, name in listed.items():
+            if tensor not in self._file_of or self._file_of[tensor].path.name != name:
                 raise InputError(
-                    f"tensor {name} is missing from {file}, where the index lists it; "
-                    "copy the checkpoint again"
+                    f"tensor {tensor} is missing from {self.folder / name}, where the index lists "
+                    "it; copy the checkpoint again"
                 )
+        if not any(info.dtype in FLOAT_BYTES and info.elements for info in self.tensors.values()):
+            raise InputError(
+                f"{self.folder} has no weights of a float dtype ({', '.join(FLOAT_BYTES)}); "
+                "copy the checkpoint again, or dequantise the model"
+            )
+
+    def _open(self, name: str) -> WeightFile:
+        return (open_torch_file if name.endswith(".bin") else open_safetensors)(self.opened, name)
+
+    def _add(self, file: WeightFile) -> None:
+        for name, info in file.tensors.items():
+            if name in self._file_of:
+                raise InputError(
+                    f"tensor {name} is in both {self._file_of[name].path} and {file.path}; remove "
+                    "one, one of the shards may be left over from another model"
+                )
+            self.tensors[name] = info
+            self._file_of[name] = file
 
     def where(self, name: str | None = None) -> str:
         """The file that holds a tensor; the folder, if none is named."""
-        return str(self._file_of[name] if name else self.folder)
+        return str(self._file_of[name].path if name else self.folder)
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """A tensor in its storage dtype, or some rows of it; its file is closed again.
+        """A tensor in its storage dtype, or some consecutive rows of it.
 
         Raises:
             InputError: they hold NaN or infinity, or the file can no longer be read.
         """
-        tensor = _read(self._file_of[name], name, rows)
+        tensor = self._file_of[name].read(name, rows)
         count = self.tensors[name].shape[0] if self.tensors[name].shape else 1
         begin, end, _ = (rows or slice(None)).indices(count)
         known = self._known_finite.get(name, 0)
         if end > known and not _finite(tensor):
             raise InputError(
-                f"tensor {name} in {self._file_of[name]} holds NaN or infinity; "
+                f"tensor {name} in {self.where(name)} holds NaN or infinity; "
                 "a model like that cannot be grown or proved, use an earlier checkpoint"
             )
         if begin <= known < end:  # a proof reads every tensor several times
@@ -81,8 +100,8 @@ class Checkpoint:
         return tensor
 
     def by_rows(self, name: str) -> bool:
-        """Files of safetensors are mapped, others are read as a whole."""
-        return self._file_of[name].suffix == ".safetensors"
+        """Whether its numbers lie in order; else it is read as a whole."""
+        return self._file_of[name].by_rows(name)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """The tensor, whole."""
@@ -90,127 +109,8 @@ class Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        InputError: the file is missing, or is not a JSON object.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_number)
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist; is {file.parent} a model folder?") from None
-    except (ValueError, OSError, RecursionError) as error:
-        raise InputError(
-            f"{file} cannot be read as JSON ({reason(error)}); copy it again"
-        ) from None
-    if not isinstance(content, dict):
-        raise InputError(f"{file} holds a JSON {type(content).__name__}; an object was expected")
-    return content
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is not a number that JSON has")
-
-
-def _weight_files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
-    """The files with the weights, in order, and where the index (if any) says each tensor is."""
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / single).exists():  # transformers as well prefers it to an index
-            return [folder / single], {}
-        index = folder / f"{single}.index.json"
-        if index.exists():
-            weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict) or not weight_map:
-                raise InputError(f"{index} has no weight_map; copy the index again")
-            listed = {name: folder / str(file) for name, file in weight_map.items()}
-            files = sorted(set(listed.values()))
-            for file in files:
-                if not file.exists():
-                    raise InputError(
-                        f"shard {file} is missing, {index.name} lists it; copy it into the folder"
-                    )
-            return files, listed
-    raise InputError(
-        f"{folder} has no weights; model.safetensors, model.safetensors.index.json or "
-        "pytorch_model.bin was expected"
-    )
-
-
-def _headers(file: Path) -> dict[str, TensorInfo]:
-    _check_readable(file)
-    if file.suffix == ".bin":
-        pickled = _load_pickled(file, "meta").items()
-        return {name: TensorInfo(tuple(t.shape), _dtype_name(t)) for name, t in pickled}
-    try:
-        with safe_open(file, framework="np") as opened:  # no need of torch for headers
-            headers = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            return {
-                name: TensorInfo(tuple(header.get_shape()), header.get_dtype())
-                for name, header in headers.items()
-            }
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{file} is not a whole safetensors file ({reason(error)}); it may be truncated, "
-            "copy it again"
-        ) from None
-
-
-def _check_readable(file: Path) -> None:
-    try:
-        with file.open("rb") as stream:
-            begin = stream.read(40)
-    except OSError as error:
-        raise InputError(f"{file} cannot be read ({error.strerror}); make it readable") from None
-    if begin.startswith(b"version https://git-lfs"):
-        raise InputError(f"{file} only points to the weights; fetch them with 'git lfs pull'")
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    """The safetensors name of a dtype, or torch's for what safetensors has no float name for."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    return _SAFETENSORS_NAMES.get(name, name)
-
-
-def _read(file: Path, name: str, rows: slice | None) -> Tensor:
-    if file.suffix == ".bin":
-        whole = _load_pickled(file, "cpu")[name].contiguous()
-        return whole if rows is None else whole[rows]
-    try:
-        # Opened for this tensor alone, so that its pages are given back with it.
-        with safe_open(file, framework="pt") as opened:
-            tensor: Tensor = (
-                opened.get_tensor(name) if rows is None else opened.get_slice(name)[rows]
-            )
-            return tensor
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"tensor {name} cannot be read from {file} ({reason(error)})") from None
-
-
-def _load_pickled(file: Path, device: str) -> dict[str, Tensor]:
-    import torch
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old formats: nothing that a user could change
-            try:
-                content = torch.load(file, map_location=device, weights_only=True, mmap=True)
-            except RuntimeError:  # files from before torch 1.6 cannot be mapped
-                content = torch.load(file, map_location=device, weights_only=True)
-    except Exception as error:  # a damaged pickle may raise anything
-        why = "it holds more than tensors" if type(error) is UnpicklingError else reason(error)
-        raise InputError(
-            f"{file} cannot be loaded as plain weights ({why}); it may be truncated or hold code, "
-            "save the model as safetensors"
-        ) from None
-    if not isinstance(content, dict) or not all(
-        isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
-        for tensor in content.values()
-    ):
-        raise InputError(
-            f"{file} does not hold a plain dictionary of dense tensors; save the model as "
-            "safetensors"
-        )
-    return content
+    """A JSON object; see ``Folder.json``."""
+    return Folder(file.parent).json(file.name)
 
 
 def _finite(tensor: Tensor) -> bool:

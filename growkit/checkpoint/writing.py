@@ -32,7 +32,9 @@ def parse_bytes(text: str) -> int:
     Raises:
         InputError: the text is not a positive number with a unit.
     """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(KB|MB|GB|TB)", str(text).strip().upper())
+    match = re.fullmatch(
+        r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(KB|MB|GB|TB)", str(text).strip().upper()
+    )
     if not match or float(match[1]) == 0:
         raise InputError(f"shard size {text!r} is not understood; write it like 500MB or 5GB")
     return int(float(match[1]) * SIZE_UNITS[match[2]])

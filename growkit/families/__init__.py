@@ -17,6 +17,13 @@ from growkit.checkpoint import Config
 from growkit.errors import InputError
 from growkit.registry import members
 
+MOST_LAYERS = 10_000
+MOST_ROWS = 1 << 22
+"""Of a tensor, or columns, but for those that stand for the vocabulary."""
+
+MOST_SIZE = 1 << 24
+"""Of any size in a config: a hundred times that of the largest models there are."""
+
 Axes = tuple[str, ...]
 
 
@@ -164,6 +171,22 @@ class Family:
                 )
         return complete
 
+    def check_bounds(self, config: Config, where: str) -> None:
+        """Refuse sizes beyond all models before anything is made that grows with them.
+
+        Raises:
+            InputError: names the key.
+        """
+        for key in self.axes:
+            most = MOST_LAYERS if key == "num_hidden_layers" else MOST_SIZE
+            value = config.get(key)
+            largest = max((v for v in _listed(value) if isinstance(v, int)), default=0)
+            if largest > most:
+                raise InputError(
+                    f"{key} is {largest} in config.json of {where}; at most {most:,} was "
+                    "expected, correct it"
+                )
+
     def sizes(self, config: Config) -> dict[str, int]:
         """The size of every axis."""
         return self._solve(self.complete(config))
@@ -234,6 +257,13 @@ class Family:
             ):
                 resized[key] = value
         found = self.sizes(resized)
+        for name, layout in self.layouts(resized).items():
+            for dimension in layout.dimensions:
+                if "vocab" not in dimension.axes and dimension.size(found) > MOST_ROWS:
+                    raise InputError(
+                        f"{name} would have {dimension.size(found):,} rows or columns; "
+                        f"at most {MOST_ROWS:,} can be made, choose smaller sizes"
+                    )
         for axis, size in sizes.items():
             if found[axis] != size:
                 listed = ", ".join(f"{each} {sizes[each]}" for each in sorted(sizes))
@@ -273,6 +303,10 @@ class Family:
         ]
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 def _is_size(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
@@ -287,7 +321,8 @@ def family_of(config: Config, where: str) -> Family:
     """The family of a config.
 
     Raises:
-        InputError: no family knows this model_type; lists those that are known.
+        InputError: no family knows this model_type (lists those that are known), or a size is
+            beyond all models.
     """
     model_type = config.get("model_type")
     known = {kind: family for family in families().values() for kind in family.model_types}
@@ -298,4 +333,5 @@ def family_of(config: Config, where: str) -> Family:
             f"{where} has model_type {model_type!r}, which no family describes; "
             f"known are {', '.join(sorted(known))}"
         )
+    known[model_type].check_bounds(config, where)
     return known[model_type]

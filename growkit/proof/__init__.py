@@ -54,10 +54,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        if self.prompts < 1 or self.length < 2:
+        if not 1 <= self.prompts < 2**31 or not 2 <= self.length < 2**31:
             raise InputError(
                 f"{self.prompts} prompts of {self.length} tokens cannot be compared; "
-                "at least 1 prompt of 2 tokens is needed"
+                f"at least 1 prompt of 2 tokens is needed, and fewer than {2**31:,} of each"
             )
         if self.device not in ("auto", "cpu", "cuda"):
             raise InputError(f"device {self.device!r} is not known; choose auto, cpu or cuda")

@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from growkit.checkpoint.publishing import carried
+from growkit.checkpoint.carrying import carried
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import read_json
 from growkit.errors import InputError
 from growkit.proof.oracle import quiet
@@ -46,9 +47,9 @@ def first_changed_companion(source: Path, target: Path) -> str | None:
     vocabulary, special tokens, templates, lengths and steps from text to ids. Where no tokenizer
     loads, only bytes count. Files that the source lacks do not count unless they change that.
     """
-    names = [path.name for path in carried(source)]
+    names = carried(Folder(source))
     changed = [name for name in names if not _same_bytes(source / name, target / name)]
-    added = [path.name for path in carried(target) if path.name not in names]
+    added = [name for name in carried(Folder(target)) if name not in names]
     saved = [name for name in (*changed, *added) if _is_saved_with_it(name, target)]
     if saved and _has_tokenizer(source):
         if not _same_tokenizer(source, target):
@@ -95,13 +96,10 @@ def _is_saved_with_it(name: str, target: Path) -> bool:
     """Whether saving a tokenizer explains that a file is another, new or missing."""
     if any(Path(name).match(pattern) for pattern in LEFT_OUT):
         return not (target / name).exists()
-    return name in SAVED
+    return name.split("/")[0] in SAVED
 
 
 def _same_bytes(path: Path, other: Path) -> bool:
-    if path.is_dir():
-        names = {file.relative_to(path) for file in path.rglob("*") if file.is_file()}
-        return other.is_dir() and all(_same_bytes(path / name, other / name) for name in names)
     return other.is_file() and path.read_bytes() == other.read_bytes()
 
 

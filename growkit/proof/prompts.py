@@ -13,14 +13,15 @@ from growkit.checkpoint import Config
 from growkit.errors import InputError, reason
 from growkit.proof import Settings
 from growkit.proof.oracle import quiet
+from growkit.proof.texts import documents, read_text
 
-DOCUMENT_SEPARATOR = "<|endoftext|>"
-"""What separates documents in text files by convention; each document is read on its own."""
+MOST_TOKENS = 1 << 22
+"""Of all prompts together: thirty megabytes of ids, and far more of everything else."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Token ids, one tensor [tokens] per prompt, and the hash of the text they come from."""
+    """Token ids, one tensor [tokens] per prompt, and the hash of what was read of the text."""
 
     windows: tuple[Tensor, ...]
     text_sha256: str | None
@@ -50,19 +51,16 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         )
     length = min(settings.length, longest)
     if settings.text is None:
+        if settings.prompts * length > MOST_TOKENS:
+            raise InputError(
+                f"{settings.prompts:,} prompts of {length:,} tokens are too many to compare; "
+                f"give fewer or shorter ones, of at most {MOST_TOKENS:,} tokens in all"
+            )
         generator = torch.Generator().manual_seed(settings.seed)
         shape = (settings.prompts, length)
         return Prompts(tuple(torch.randint(config["vocab_size"], shape, generator=generator)), None)
-    file = Path(settings.text)
-    try:
-        raw = file.read_bytes()
-        text = raw.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"text {file} cannot be read ({reason(error)}); give a UTF-8 text file"
-        ) from None
-    documents = [document.strip() for document in text.split(DOCUMENT_SEPARATOR)]
-    ids = _tokenize([document for document in documents if document], folder)
+    file, raw = Path(settings.text), read_text(settings.text)
+    ids = _tokenize(documents(raw), folder)
     windows = [part for tokens in ids for part in tokens.split(length) if len(part) > 1]
     if not windows:
         raise InputError(f"text {file} has fewer than 2 tokens in a row; give a longer one")
@@ -81,7 +79,7 @@ def _spread(windows: list[Tensor], count: int) -> tuple[Tensor, ...]:
     return tuple(windows[(2 * i + 1) * len(windows) // (2 * count)] for i in range(count))
 
 
-def _tokenize(documents: list[str], folder: Path) -> list[Tensor]:
+def _tokenize(parts: list[str], folder: Path) -> list[Tensor]:
     """Token ids of each document, by the folder's own tokenizer, special tokens included."""
     from transformers import AutoTokenizer
 
@@ -95,7 +93,4 @@ def _tokenize(documents: list[str], folder: Path) -> list[Tensor]:
                 f"{folder} has no tokenizer that loads ({reason(error)}); add tokenizer.json, "
                 "or leave the text away to compare on random tokens"
             ) from error
-        return [
-            torch.tensor(tokenizer(document)["input_ids"], dtype=torch.long)
-            for document in documents
-        ]
+        return [torch.tensor(tokenizer(part)["input_ids"], dtype=torch.long) for part in parts]

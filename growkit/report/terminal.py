@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from growkit.errors import plain
 from growkit.report import Advance
 from growkit.report.sentences import fault_sentence, modes_sentence, trainability_sentence
 
@@ -19,6 +21,17 @@ if TYPE_CHECKING:
     from growkit.inspection import Attention, Inspection
     from growkit.proof import VerifyResult
     from growkit.results import GrowResult
+
+
+class PlainConsole(Console):
+    """A console that shows names and values of folders as they are, whatever is in them."""
+
+    def __init__(self, width: int | None = None) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, width=width)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """A text, of which nothing steers the terminal."""
+        return super().render_str(plain(text), **options)
 
 
 class Bars:
@@ -173,8 +186,8 @@ def show_demo(console: Console, story: Story) -> None:
         show_verdict(console, verification)
     for title, text in (("before", story["before"]), ("after", story["after"])):
         console.rule(f"{title}, greedily")
-        console.print(story["opening"], style="dim", end="")
-        console.print(text)
+        console.print(Text(story["opening"]), style="dim", end="")
+        console.print(Text(text))
     console.rule()
     if story["kept_in"]:
         console.print(f"the grown model is in {story['kept_in']}", soft_wrap=True)

@@ -1,0 +1,257 @@
+"""Where the tensors lie in a ``pytorch_model.bin``: a zip archive that is not compressed.
+
+``data.pkl`` in it says what is what, and is read by the part of torch that runs no code. The
+numbers are in records of their own, one for each storage, so that a tensor is had without the
+others. Files from before torch 1.6 are no archives; they are read as a whole for every tensor.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import IO, TYPE_CHECKING, Any
+
+from growkit.checkpoint import ELEMENT_BYTES, STORED_NAMES, TensorInfo
+from growkit.checkpoint.folder import Folder, read
+from growkit.checkpoint.weight_file import Place, WeightFile, check_header, row_by_row
+from growkit.errors import InputError, reason
+
+if TYPE_CHECKING:
+    from torch import Tensor, UntypedStorage
+
+MOST_PICKLE = 1 << 22
+"""Bytes of ``data.pkl``; thirty thousand tensors take as many."""
+
+MOST_AT_ONCE = 1 << 24
+"""Bytes of the archive that are read at a time while it is opened: its list of records is one."""
+
+_SAFETENSORS_NAMES = {name: dtype for dtype, name in STORED_NAMES.items()}
+
+
+def open_torch_file(folder: Folder, name: str) -> WeightFile:
+    """Read what a file says of its tensors.
+
+    Raises:
+        InputError: it does not hold plain weights.
+    """
+    path = folder.path / name
+    with folder.open(name) as stream:
+        begin = read(stream, 40, path)
+        if begin.startswith(b"version https://git-lfs"):
+            raise InputError(f"{path} only points to the weights; fetch them with 'git lfs pull'")
+        stream.seek(0)
+        archived = begin.startswith(b"PK\x03\x04")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about old formats: nothing a user could change
+                places = _archived(stream, path) if archived else _legacy(stream, path)
+        except InputError:
+            raise
+        except Exception as error:  # a damaged pickle may raise anything
+            why = "it holds more than tensors" if type(error) is UnpicklingError else reason(error)
+            raise InputError(
+                f"{path} cannot be loaded as plain weights ({why}); it may be truncated or hold "
+                "code, save the model as safetensors"
+            ) from None
+        return (WeightFile if archived else LegacyFile)(folder, name, stream, places)
+
+
+class LegacyFile(WeightFile):
+    """A file from before torch 1.6."""
+
+    def by_rows(self, name: str) -> bool:
+        """It is read as a whole."""
+        return False
+
+    def read(self, name: str, rows: slice | None) -> Tensor:
+        """See ``WeightFile.read``."""
+        with self._folder.open(self.path.name) as stream, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.check_unchanged(stream)
+            try:
+                whole = _load(stream)[name].contiguous()
+            except Exception as error:
+                raise InputError(
+                    f"tensor {name} cannot be read from {self.path} ({reason(error)})"
+                ) from None
+        return whole if rows is None else whole[rows]
+
+
+def _load(stream: IO[bytes]) -> dict[str, Tensor]:
+    import torch
+
+    content: dict[str, Tensor] = torch.load(stream, map_location="cpu", weights_only=True)
+    return content
+
+
+def _legacy(stream: IO[bytes], path: Path) -> dict[str, Place]:
+    tensors = _plain(_load(stream), path)
+    return {
+        name: Place(0, _info(path, name, tensor), row_by_row(tuple(tensor.shape)))
+        for name, tensor in tensors.items()
+    }
+
+
+def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
+    from torch._weights_only_unpickler import Unpickler
+
+    records = _records(stream)
+    order = _record(stream, records, "byteorder", 16) if "byteorder" in records else b"little"
+    if order.decode() != sys.byteorder:
+        raise InputError(
+            f"{path} is of a machine of the other byte order; save the model as safetensors"
+        )
+    storages = _Storages(records)
+
+    class Loader(Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            return storages.load(*pid)
+
+    pickled = io.BytesIO(_record(stream, records, "data.pkl", MOST_PICKLE))
+    loader: Any = Loader(pickled, encoding="utf-8")
+    tensors = _plain(loader.load(), path)
+    return {name: storages.place(path, name, tensor) for name, tensor in tensors.items()}
+
+
+Records = Mapping[str, tuple[int, int]]
+"""Offset and size of every record of an archive, in bytes, by its name."""
+
+
+def _records(stream: IO[bytes]) -> Records:
+    size = os.fstat(stream.fileno()).st_size
+    records: dict[str, tuple[int, int]] = {}
+    with zipfile.ZipFile(_Bounded(stream)) as archive:
+        for record in archive.infolist():
+            name = record.filename.partition("/")[2]
+            if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
+                raise ValueError(f"record {record.filename!r} is compressed")
+            if name.lower() in records:
+                raise ValueError(f"record {record.filename!r} stands twice")
+            stream.seek(record.header_offset)
+            header = stream.read(30)
+            begin = record.header_offset + len(header) + sum(_lengths(header))
+            if begin + record.file_size > size:
+                raise ValueError(f"record {record.filename!r} is not complete")
+            records[name.lower()] = begin, record.file_size
+    return records
+
+
+def _lengths(header: bytes) -> tuple[int, int]:
+    """Of the name and of what follows it, from the 30 bytes that stand before a record."""
+    return int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
+
+
+def _record(stream: IO[bytes], records: Records, name: str, most: int) -> bytes:
+    if name not in records:
+        raise ValueError(f"it has no record {name}")
+    begin, size = records[name]
+    if size > most:
+        raise ValueError(f"its record {name} has {size:,} bytes, more than {most:,}")
+    stream.seek(begin)
+    return stream.read(size)
+
+
+class _Bounded(io.RawIOBase):
+    """A file of which only parts are read: the list of records is no larger than real ones."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(MOST_AT_ONCE + 1 if size < 0 else min(size, MOST_AT_ONCE + 1))
+        if len(data) > MOST_AT_ONCE:
+            raise ValueError(f"its list of records has more than {MOST_AT_ONCE:,} bytes")
+        return data
+
+
+class _Storages:
+    """The storages of an archive, without their numbers."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._known: dict[str, UntypedStorage] = {}
+        self._keys: dict[int, str] = {}
+
+    def load(self, kind: str, storage_type: Any, key: str, location: str, count: int) -> Any:
+        """The storage that a pickle refers to.
+
+        Raises:
+            ValueError: its record is missing, or is not as large as it says.
+        """
+        import torch
+
+        dtype = torch.uint8 if storage_type is torch.UntypedStorage else storage_type.dtype
+        size = int(count) * dtype.itemsize
+        if self._records.get(f"data/{key}".lower(), (0, -1))[1] != size:
+            raise ValueError(f"storage {key!r} does not have the {size:,} bytes it should have")
+        if key not in self._known:
+            self._known[key] = torch.UntypedStorage(size, device="meta")
+            self._keys[self._known[key]._cdata] = key
+        return torch.storage.TypedStorage(
+            wrap_storage=self._known[key], dtype=dtype, _internal=True
+        )
+
+    def place(self, path: Path, name: str, tensor: Tensor) -> Place:
+        """Where a tensor lies.
+
+        Raises:
+            ValueError: it reaches beyond its storage, or repeats numbers.
+        """
+        info = _info(path, name, tensor)
+        key = self._keys.get(tensor.untyped_storage()._cdata)
+        if key is None:
+            raise ValueError(f"tensor {name} has no data")
+        element = ELEMENT_BYTES[info.dtype]
+        begin, size = self._records[f"data/{key}".lower()]
+        first = int(tensor.storage_offset()) * element
+        place = Place(begin + first, info, tuple(tensor.stride()))
+        if info.bytes > size or first + place.extent * element > size:
+            raise ValueError(f"tensor {name} reaches beyond its storage, or repeats parts of it")
+        return place
+
+
+def _plain(content: Any, path: Path) -> dict[str, Tensor]:
+    """A dictionary of dense tensors, and nothing else.
+
+    Raises:
+        InputError: it is something else.
+    """
+    import torch
+
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str)
+        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        for name, tensor in content.items()
+    ):
+        raise InputError(
+            f"{path} does not hold a plain dictionary of dense tensors; save the model as "
+            "safetensors"
+        )
+    return content
+
+
+def _info(path: Path, name: str, tensor: Tensor) -> TensorInfo:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    info = TensorInfo(tuple(tensor.shape), _SAFETENSORS_NAMES.get(dtype, dtype))
+    check_header(path, name, info.shape, info.dtype)
+    return info

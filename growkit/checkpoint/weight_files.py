@@ -1,0 +1,92 @@
+"""Which files of a folder hold the weights: those that ``from_pretrained`` of transformers loads.
+
+What else it would follow, growkit does not read; a folder with it is refused, since a model would
+be proved that nobody gets.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from growkit.checkpoint import Config
+from growkit.checkpoint.folder import Folder
+from growkit.errors import InputError
+
+SINGLE = ("model.safetensors", "pytorch_model.bin")
+"""Files with all weights, in the order in which they are preferred; each before its own index."""
+
+FOLLOWED = {
+    "configuration_files": "other configs",
+    "transformers_weights": "other files of weights",
+    "fusion_config": "other modules",
+}
+"""Keys of a config by which transformers loads something else than the folder's name says."""
+
+DISTRIBUTED = re.compile(r"shard-[0-9]{5}-model-[0-9]{5}-of-[0-9]{5}\.safetensors$")
+"""Beside one of these, transformers takes every file of safetensors for a part of the model."""
+
+ADAPTER = "adapter_config.json"
+
+
+def weight_files(folder: Folder, config: Config) -> tuple[list[str], dict[str, str]]:
+    """The names of the files with the weights, in order.
+
+    Returns:
+        The names, and where the index (if there is one) says that each tensor is.
+
+    Raises:
+        InputError: there are none, one is missing, or transformers would load something else.
+    """
+    _check_plain(folder, config)
+    for single in SINGLE:
+        if folder.find(single):  # transformers as well prefers it to an index
+            return [single], {}
+        index = f"{single}.index.json"
+        if folder.find(index):
+            listed = _listed(folder, index, single.rpartition(".")[2])
+            names = sorted(set(listed.values()))
+            for name in names:
+                if not folder.find(name):
+                    raise InputError(
+                        f"shard {folder.path / name} is missing, {index} lists it; "
+                        "copy it into the folder"
+                    )
+            return names, listed
+    raise InputError(
+        f"{folder} has no weights; model.safetensors, model.safetensors.index.json or "
+        "pytorch_model.bin was expected"
+    )
+
+
+def _check_plain(folder: Folder, config: Config) -> None:
+    for key, what in FOLLOWED.items():
+        if config.get(key) is not None:
+            raise InputError(
+                f"config.json in {folder} has {key}, by which transformers loads {what}; "
+                "load the model with transformers, save it again and take that"
+            )
+    if folder.has(ADAPTER):
+        raise InputError(
+            f"{folder} has {ADAPTER}, and transformers would add its adapter to the weights; "
+            "merge the adapter, or move its files away"
+        )
+    for name in folder.names("shard-*"):
+        if DISTRIBUTED.match(name):
+            raise InputError(
+                f"{folder} has {name}, a part of a distributed checkpoint, and transformers would "
+                "load that instead of the other weights; consolidate it, or move it away"
+            )
+
+
+def _listed(folder: Folder, index: str, ending: str) -> dict[str, str]:
+    weight_map: Any = folder.json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{folder.path / index} has no weight_map; copy the index again")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not re.fullmatch(rf"[^/\\\0]+\.{ending}", name):
+            raise InputError(
+                f"{folder.path / index} lists tensor {tensor} in {name!r}; the name of a "
+                f".{ending} file beside it was expected, copy the index again"
+            )
+    return weight_map

@@ -1,0 +1,54 @@
+"""Texts to compare on: read once, as much as is needed, from a file that nobody vouches for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from growkit.checkpoint.folder import open_regular, read
+from growkit.errors import InputError, reason
+
+MOST_TEXT = 1 << 22
+"""Bytes that are read of a text; a million tokens are far more than a proof takes."""
+
+LONGEST_DOCUMENT = 1 << 16
+"""Characters; tokenizers take far more than twice as long for twice as many without a break."""
+
+DOCUMENT_SEPARATOR = "<|endoftext|>"
+"""What separates documents in text files by convention; each document is read on its own."""
+
+
+def read_text(path: str) -> bytes:
+    """A UTF-8 text; of a large one, its beginning.
+
+    Raises:
+        InputError: it cannot be read, or is something else.
+    """
+    file = Path(path)
+    try:
+        with open_regular(file) as stream:
+            content = read(stream, MOST_TEXT + 1, file)
+    except InputError as error:
+        raise InputError(f"text {error}, or give another UTF-8 text") from None
+    if len(content) > MOST_TEXT:
+        content = content[:MOST_TEXT].decode("utf-8", "ignore").encode() or content
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"text {file} cannot be read ({reason(error)}); give a UTF-8 text file"
+        ) from None
+    return content
+
+
+def documents(content: bytes) -> list[str]:
+    """The documents of a text, and long ones in parts that begin with a word where they can."""
+    parts: list[str] = []
+    for document in content.decode("utf-8").split(DOCUMENT_SEPARATOR):
+        rest = document.strip()
+        while len(rest) > LONGEST_DOCUMENT:
+            end = rest.rfind(" ", LONGEST_DOCUMENT // 2, LONGEST_DOCUMENT)
+            end = LONGEST_DOCUMENT if end < 0 else end
+            parts.append(rest[:end])
+            rest = rest[end:].strip()
+        parts.append(rest)
+    return [part for part in parts if part]

@@ -1,0 +1,68 @@
+"""YAML that nobody vouches for: keys are texts that stand once, and everything has an end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+
+from growkit.parsing import TOO_DEEP, check_extent
+
+MOST_VALUES = 10_000
+"""Values that a text stands for, aliases followed."""
+
+
+def parse_yaml(text: str) -> Any:
+    """The value that a YAML text stands for; keys are texts.
+
+    Raises:
+        ValueError: it is no YAML, a key stands twice in a mapping or is no text, a number is not
+            finite or does not fit into 64 bits, or there is too much of it, aliases followed.
+    """
+    try:
+        parsed = yaml.load(text, _Loader)  # noqa: S506 - a safe one
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except Exception as error:  # a tag that does not fit its value may raise anything
+        raise ValueError(str(error) or repr(error)) from None
+    check_extent(parsed, most=MOST_VALUES)
+    return parsed
+
+
+class _Loader(yaml.SafeLoader):
+    """What stands for plain data, and says of it what a recipe may not have."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        found: dict[Hashable, Any] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if key_node.tag != "tag:yaml.org,2002:str":
+                raise ConstructorError(
+                    None, None, f"key {str(key)[:100]!r} is no text", key_node.start_mark
+                )
+            if key in found:
+                raise ConstructorError(
+                    None, None, f"key {key[:100]!r} stands twice", key_node.start_mark
+                )
+            found[key] = self.construct_object(value_node, deep=deep)
+        return found
+
+    def construct_number(self, node: Any) -> float:
+        whole = node.tag.endswith(":int")
+        number = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+        if not (-(2**63) <= number < 2**63 if whole else math.isfinite(number)):
+            raise ValueError(f"{node.value[:100]} is no number that fits into 64 bits")
+        return number
+
+
+_Loader.yaml_constructors = yaml.SafeLoader.yaml_constructors | {
+    **{f"tag:yaml.org,2002:{kind}": _Loader.construct_number for kind in ("int", "float")},
+    # Nothing in a recipe is one of these.
+    **{
+        f"tag:yaml.org,2002:{kind}": _Loader.construct_undefined
+        for kind in ("binary", "omap", "pairs", "set")
+    },
+}
