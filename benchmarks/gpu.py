@@ -180,7 +180,7 @@ class Model:
 
     Attributes:
         config: of a random source; None for the model that ships with growkit.
-        change: from source and target folder to the target.
+        change: options of a growth, or of a conversion.
     """
 
     name: str
@@ -197,10 +197,11 @@ def models(quick: bool) -> list[Model]:
     large: dict[str, Any] = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816}
     large |= {"num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8}
     sizes = tiny if quick else large
-    grown, grouped = {"hidden": "x2"}, {"method": "group-diff", "hidden": "x2"}
-    every = [
+    grown = {"hidden": "x2"}
+    grouped = {"method": "group-diff", "hidden": "x2", "signal_heads": "x4"}
+    return [
         Model("Llama, twice as wide", lambda: LlamaConfig(**sizes), grown),
-        Model("the demo's DiffLlama, 1:1 to 4:1", None, grouped | {"signal_heads": "x4"}),
+        Model("the demo's DiffLlama, 1:1 to 4:1", None, grouped),
         Model(
             "Mistral, a window of 256", lambda: MistralConfig(**sizes, sliding_window=256), grown
         ),
@@ -208,7 +209,6 @@ def models(quick: bool) -> list[Model]:
         Model("Llama to DIFF V2", lambda: LlamaConfig(**sizes), {"to": "diff-v2"}),
         Model("DiffLlama to DINT, gated", lambda: DiffLlamaConfig(**sizes), {"to": "dint"}),
     ]
-    return every[:1] if quick else every
 
 
 def prove(device: str, quick: bool) -> int:
