@@ -354,7 +354,10 @@ def verify(
 @command
 def run(
     recipe: Annotated[
-        Path, typer.Argument(parser=_path, metavar="RECIPE", help="Recipe file (YAML).")
+        Path,
+        typer.Argument(
+            parser=_path, metavar="RECIPE", help="Recipe (YAML), or growkit.json of a model."
+        ),
     ],
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
     output: Annotated[str | None, typer.Option(help="Replaces the recipe's output.")] = None,
