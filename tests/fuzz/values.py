@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
+
+
+def words(text: str) -> list[str]:
+    """The words of a text."""
+    return text.split()
+
 
 WHOLE = [
     *(0, 1, -1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 64, 255, 1000, 65_536, 99_999_999, 10**9, 10**12),
@@ -40,53 +46,15 @@ HOSTILE = [
         "auto",
     ),
 ]
-WORDS = [
-    *("linear", "dynamic", "yarn", "longrope", "llama3", "default", "proportional", "su", "mrope"),
-    *("silu", "gelu", "relu", "poly_norm", "polynorm", "swish", "gelu_pytorch_tanh", "linear"),
-    *(
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "float8_e4m3fn",
-        "torch.float16",
-        "int8",
-        "auto",
-    ),
-    *(
-        "eager",
-        "sdpa",
-        "flash_attention_2",
-        "flex_attention",
-        "paged|sdpa",
-        "none",
-        "own",
-        "shared",
-    ),
-    *(
-        "vectors",
-        "projected",
-        "affine",
-        "plain",
-        "causal",
-        "column_mean",
-        "gated",
-        "unified",
-        "full",
-    ),
-    *(
-        "llama",
-        "mistral",
-        "diffllama",
-        "diff_transformer",
-        "Motif",
-        "microsoft_diff",
-        "gpt2",
-        "bert",
-    ),
-    *("microsoft_diff_v2", "mixtral", "qwen3_moe", "full_attention", "sliding_attention", "bnb"),
-    *("LlamaForCausalLM", "DiffLlamaForCausalLM", "LlamaModel", "GPT2LMHeadModel", "NoSuchClass"),
-]
+WORDS = words(
+    "linear dynamic yarn longrope llama3 default proportional su mrope silu gelu relu poly_norm "
+    "polynorm swish gelu_pytorch_tanh linear float16 bfloat16 float32 float64 float8_e4m3fn "
+    "torch.float16 int8 auto eager sdpa flash_attention_2 flex_attention paged|sdpa none own "
+    "shared vectors projected affine plain causal column_mean gated unified full llama mistral "
+    "diffllama diff_transformer Motif microsoft_diff gpt2 bert microsoft_diff_v2 mixtral "
+    "qwen3_moe full_attention sliding_attention bnb LlamaForCausalLM DiffLlamaForCausalLM "
+    "LlamaModel GPT2LMHeadModel NoSuchClass"
+)
 # What only text can say: it takes the place of a string once the rest is text.
 RAW = {
     "§digits§": "1" + "0" * 5000,
@@ -98,8 +66,6 @@ RAW = {
     "§bare§": "bare",
     "§comment§": "1 /* one */",
 }
-
-Change = Callable[[Random, Any], Any]
 
 
 def odd(random: Random, depth: int = 0) -> Any:
@@ -180,12 +146,7 @@ def change(random: Random, tree: Any, keys: Sequence[str]) -> Any:
 def _change_once(random: Random, tree: Any, keys: Sequence[str]) -> Any:
     if not isinstance(tree, dict | list) or random.random() < 0.005:
         return odd(random)
-    node = tree
-    while True:
-        below = [v for v in (node.values() if isinstance(node, dict) else node) if _holds(v)]
-        if not below or random.random() < 0.4:
-            break
-        node = random.choice(below)
+    node = _somewhere(random, tree)
     places = list(node) if isinstance(node, dict) else list(range(len(node)))
     if isinstance(node, dict) and (not places or random.random() < 0.25):
         key = random.choice(keys) if keys and random.random() < 0.9 else random.choice(HOSTILE)
@@ -209,6 +170,14 @@ def _change_once(random: Random, tree: Any, keys: Sequence[str]) -> Any:
     else:
         node.insert(at, odd(random))
     return tree
+
+
+def _somewhere(random: Random, tree: Any) -> Any:
+    """A dictionary or a list in a tree, or the tree itself."""
+    below = [v for v in (tree.values() if isinstance(tree, dict) else tree) if _holds(v)]
+    if not below or random.random() < 0.4:
+        return tree
+    return _somewhere(random, random.choice(below))
 
 
 def _holds(value: Any) -> bool:

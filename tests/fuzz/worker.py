@@ -37,7 +37,7 @@ WAIT = 12.0
 MEMORY = 600 << 20
 """Bytes that an input may take beyond the 0.4 GiB that imports take: 1 GiB in all."""
 ROOM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Memory, if it can be had as a folder: on a disk, to write and remove takes as long as the rest."""
+"""Memory, where it can be had as a folder: on a disk, writing takes as long as all the rest."""
 RENEW = 75
 NOBODY = "/proc", "/dev/null"
 RUNS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect")
@@ -98,6 +98,7 @@ class Worker:
         for name in ("places", "tmp", "home"):
             (self.root / name).mkdir()
         self.places = build(self.root / "places")
+        self.command = typer.main.get_command(app)
         self._prepare = prepare
 
     def close(self) -> None:
@@ -180,6 +181,7 @@ class _Child:
 
     def __init__(self, worker: Worker, shared: mmap.mmap, log: Path, until: float) -> None:
         self.root, self.places, self.shared = worker.root, worker.places, shared
+        self.command = worker.command
         self.log = log.open("a", encoding="utf-8")
         self.until = until
         self.watching = False
@@ -204,11 +206,11 @@ class _Child:
         self.most = _resident() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (mapped + (3 << 30),) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        warnings.resetwarnings()
+        warnings.showwarning = _show  # not to whoever collects them in a test
+        warnings.simplefilter("always")
         for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning):
             warnings.simplefilter("ignore", ignored)
         gc.set_threshold(10_000)  # as the command does
-        self.command = typer.main.get_command(app)
         sys.addaudithook(self._audit)
 
     def run(self, make: Make, first: int, end: int) -> int:
@@ -324,6 +326,12 @@ class _Child:
         if not real.startswith((f"{self.root}/", *NOBODY)):
             self.strays.append(f"{event} {real}"[:300])
             raise PermissionError(13, "not here", str(path))
+
+
+def _show(
+    message: Warning | str, category: type[Warning], file: str, line: int, *rest: Any
+) -> None:
+    sys.stderr.write(warnings.formatwarning(message, category, file, line))
 
 
 def _resident() -> int:
