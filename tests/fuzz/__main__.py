@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +44,7 @@ def main(
                 first,
                 first + inputs,
                 until,
-                lambda tally: _say(_line(tally)),
+                _progress(set()),
             )
         kinds: dict[str, list[Found]] = {}
         for found in tally.found:
@@ -70,6 +71,20 @@ def _keep(worker: Worker, found: Found, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"\W+", "-", found.fault.kind).strip("-").lower()[:80]
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _progress(known: set[str]) -> Callable[[Tally], None]:
+    """How far it is, and every kind of fault when it is first seen."""
+
+    def tell(tally: Tally) -> None:
+        for found in tally.found:
+            if found.fault.kind not in known:
+                known.add(found.fault.kind)
+                line = " ".join(found.case.arguments)[:200]
+                _say(f"{found.fault.kind} (input {found.number}, {found.target}: {line!r})")
+        _say(_line(tally))
+
+    return tell
 
 
 def _table(tally: Tally) -> None:
