@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LONGEST_SENTENCE = 2000
-LONGEST_BOX = 20_000
+LONGEST_SENTENCE = 2100
+LONGEST_BOX = 5000
+"""Beyond three times the arguments: the box in which a wrong option is shown quotes them."""
 WRITERS = ("grow", "convert", "run", "demo")
 NAMED = ("--report", "--figures")
 FLAGS = ("--json", "--dry-run", "--overwrite", "--trainability", "--no-verify")
@@ -103,9 +104,11 @@ def _refusal(arguments: tuple[str, ...], answer: Answer) -> Fault | None:
             return Fault(f"several lines {_words(text)}", text[:2000])
         if len(text) > LONGEST_SENTENCE:
             return Fault(f"long sentence {_words(text)}", f"{len(text)} characters: {text[:500]}")
-    elif len(text) > LONGEST_BOX:
+        return _unprintable(text)
+    if len(text) > LONGEST_BOX + 3 * sum(map(len, arguments)):
         return Fault("long box", f"{len(text)} characters: {text[:500]}")
-    return _unprintable(text)
+    steering = sorted(set(re.findall(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)))
+    return Fault("a box steers the terminal", f"{steering} in {text!r}") if steering else None
 
 
 def _result(arguments: tuple[str, ...], answer: Answer) -> Fault | None:
@@ -155,7 +158,7 @@ def _unprintable(text: str) -> Fault | None:
 def _words(text: str) -> str:
     """The first words of a sentence, without what it quotes."""
     plain = re.sub(r"'[^']*'?|\"[^\"]*\"?|\S*[/\d\\]\S*", "…", text)
-    return " ".join(re.findall(r"[A-Za-z_…]+", plain)[:9])
+    return " ".join(word[:20] for word in re.findall(r"[A-Za-z_…]+", plain)[:9])
 
 
 def _no_constant(text: str) -> None:
