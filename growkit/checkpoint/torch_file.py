@@ -111,6 +111,7 @@ def _legacy(stream: IO[bytes], path: Path) -> dict[str, Place]:
 def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
     import torch
     from torch._weights_only_unpickler import Unpickler
+    from torch.overrides import TorchFunctionMode
 
     records = _records(stream)
     order = _record(stream, records, "byteorder", 16) if "byteorder" in records else b"little"
@@ -126,7 +127,17 @@ def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
 
     pickled = io.BytesIO(_record(stream, records, "data.pkl", MOST_PICKLE))
     loader: Any = Loader(pickled, encoding="utf-8")
-    with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+
+    class Forward(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if func is torch.Tensor.set_ and min(args[4], default=0) < 0:  # unseen without data
+                raise ValueError(f"a tensor runs backwards, with strides {args[4]}")
+            with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+                return func(*args, **(kwargs or {}))
+
+    with Forward():
         tensors = _plain(loader.load(), path)
     return {name: storages.place(path, name, tensor) for name, tensor in tensors.items()}
 
@@ -235,8 +246,6 @@ class _Storages:
         begin, size = self._records[f"data/{key}".lower()]
         first = int(tensor.storage_offset()) * element
         place = Place(begin + first, info, tuple(tensor.stride()))
-        if min(place.strides, default=0) < 0:
-            raise ValueError(f"tensor {name} runs backwards")
         if info.bytes > size or first + place.extent * element > size:
             raise ValueError(f"tensor {name} reaches beyond its storage, or repeats parts of it")
         return place
