@@ -12,10 +12,11 @@ import os
 import sys
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import IO, TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from growkit.checkpoint import ELEMENT_BYTES, STORED_NAMES, TensorInfo
 from growkit.checkpoint.folder import Folder, read
@@ -111,7 +112,6 @@ def _legacy(stream: IO[bytes], path: Path) -> dict[str, Place]:
 def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
     import torch
     from torch._weights_only_unpickler import Unpickler
-    from torch.overrides import TorchFunctionMode
 
     records = _records(stream)
     order = _record(stream, records, "byteorder", 16) if "byteorder" in records else b"little"
@@ -128,18 +128,20 @@ def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
     pickled = io.BytesIO(_record(stream, records, "data.pkl", MOST_PICKLE))
     loader: Any = Loader(pickled, encoding="utf-8")
 
-    class Forward(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-        ) -> Any:
-            if func is torch.Tensor.set_ and min(args[4], default=0) < 0:  # unseen without data
-                raise ValueError(f"a tensor runs backwards, with strides {args[4]}")
-            with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
-                return func(*args, **(kwargs or {}))
-
-    with Forward():
+    # Where there is no data, torch takes strides that it refuses where there is.
+    forward = patch.object(torch._utils, "_rebuild_tensor", _forward(torch._utils._rebuild_tensor))
+    with forward, torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
         tensors = _plain(loader.load(), path)
     return {name: storages.place(path, name, tensor) for name, tensor in tensors.items()}
+
+
+def _forward(rebuild: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def checked(storage: Any, begin: Any, size: Any, strides: Any) -> Tensor:
+        if min(strides, default=0) < 0:
+            raise ValueError(f"a tensor runs backwards, with strides {strides}")
+        return rebuild(storage, begin, size, strides)
+
+    return checked
 
 
 Records = Mapping[str, tuple[int, int]]
