@@ -12,10 +12,11 @@ import os
 import sys
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import IO, TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from growkit.checkpoint import ELEMENT_BYTES, STORED_NAMES, TensorInfo
 from growkit.checkpoint.folder import Folder, read
@@ -126,9 +127,21 @@ def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
 
     pickled = io.BytesIO(_record(stream, records, "data.pkl", MOST_PICKLE))
     loader: Any = Loader(pickled, encoding="utf-8")
-    with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+
+    # Where there is no data, torch takes strides that it refuses where there is.
+    forward = patch.object(torch._utils, "_rebuild_tensor", _forward(torch._utils._rebuild_tensor))
+    with forward, torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
         tensors = _plain(loader.load(), path)
     return {name: storages.place(path, name, tensor) for name, tensor in tensors.items()}
+
+
+def _forward(rebuild: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def checked(storage: Any, begin: Any, size: Any, strides: Any) -> Tensor:
+        if min(strides, default=0) < 0:
+            raise ValueError(f"a tensor runs backwards, with strides {strides}")
+        return rebuild(storage, begin, size, strides)
+
+    return checked
 
 
 Records = Mapping[str, tuple[int, int]]
@@ -235,8 +248,6 @@ class _Storages:
         begin, size = self._records[f"data/{key}".lower()]
         first = int(tensor.storage_offset()) * element
         place = Place(begin + first, info, tuple(tensor.stride()))
-        if min(place.strides, default=0) < 0:
-            raise ValueError(f"tensor {name} runs backwards")
         if info.bytes > size or first + place.extent * element > size:
             raise ValueError(f"tensor {name} reaches beyond its storage, or repeats parts of it")
         return place
