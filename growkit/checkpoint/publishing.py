@@ -171,6 +171,7 @@ class Staging:
         self.folder = scratch.path / NEW
         self._output = output
         self._replaceable = replaceable
+        self._named: Path | None = None
         self.folder.mkdir()
         self._inode = _inode(self.folder)
         scratch.note(self._inode)
@@ -178,6 +179,9 @@ class Staging:
     @property
     def final(self) -> Path | None:
         """The name that the folder has got; None if it has none yet."""
+        if self._named:
+            return self._named
+        # An interrupt may come between the act and the note of it.
         names = (self._output, rejected_name(self._output))
         return next((name for name in names if _inode(name) == self._inode), None)
 
@@ -201,6 +205,7 @@ class Staging:
                     self._replace(final)
                 else:
                     move(self.folder, final)
+                self._named = final
             except FileExistsError:
                 raise _appeared(final) from None
             except OSError:
@@ -222,8 +227,10 @@ class Staging:
         if expected is None or contents(final) != expected:
             raise _appeared(final)
         if exchange(self.folder, final):
+            self._named = final
             if contents(self.folder) != expected:
                 exchange(self.folder, final)
+                self._named = None
                 raise _appeared(final)
             return
         old = self.folder.with_name(f"{OLD}{final.name}")
