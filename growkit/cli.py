@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import gc
 import inspect as introspection
-import io
 import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -29,6 +29,7 @@ from growkit.errors import InputError, plain, reason
 from growkit.growth import methods
 from growkit.proof import Settings
 from growkit.recipe import DEFAULT_SHARD_SIZE, DEFAULT_SNR_DB
+from growkit.streams import make_patient
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,6 +92,9 @@ Proof = Annotated[
 ]
 
 
+INTERRUPTED = "interrupted: nothing half-written is left"
+
+
 def main() -> None:
     """The ``growkit`` command."""
     handlers = {"SIGINT": _interrupt, "SIGTERM": _terminate, "SIGHUP": _terminate}
@@ -98,9 +102,7 @@ def main() -> None:
         signum = getattr(signal, name, None)  # Windows has no SIGHUP
         if signum and signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
             signal.signal(signum, handler)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal without → is no error
+    make_patient()
     # Torch and transformers make half a million objects that stay: to look through them again and
     # again during imports takes 0.4 s, and to take them apart at the end 0.5 s (measured).
     gc.set_threshold(10_000)
@@ -128,8 +130,8 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
         code = 2
         try:
             code = function(*args, **kwargs) or 0
-        except KeyboardInterrupt:
-            _say("interrupted: nothing half-written is left")
+        except KeyboardInterrupt as interrupt:
+            _say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
             code = 130
         except (SystemExit, GeneratorExit):
             raise
@@ -143,7 +145,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
             elif isinstance(error, OSError):
                 _say(f"error: {reason(error)}")
             else:
-                traceback.print_exc()
+                _say(traceback.format_exc())
                 _say("error: this is a fault of growkit itself; please report it with the above")
         raise typer.Exit(code)
 
@@ -327,16 +329,20 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
+    from growkit.checkpoint.inputs import Inputs
+    from growkit.checkpoint.leftovers import sweep
     from growkit.proof.verdict import proof_bytes
     from growkit.proof.verdict import verify as prove
-    from growkit.report.page import check_report, write_report
+    from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
 
     settings = Settings(_text(text), prompts, length, seed, device, trainability)
-    check_report(report, figures)
+    inputs = Inputs([source, target, *([text] if text else [])])
+    sweep([source, target], inputs)
+    check_report(report, figures, inputs)
     with Bars().bytes("proving", proof_bytes(source, target)) as advance:
         result = prove(source, target, **vars(settings), advance=advance)
-    write_report(result, target, report, figures)
+    write_report(result, target, report, figures, inputs)
     if as_json:
         _print_json(result)
     else:
@@ -348,7 +354,10 @@ def verify(
 @command
 def run(
     recipe: Annotated[
-        Path, typer.Argument(parser=_path, metavar="RECIPE", help="Recipe file (YAML).")
+        Path,
+        typer.Argument(
+            parser=_path, metavar="RECIPE", help="Recipe (YAML), or growkit.json of a model."
+        ),
     ],
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
     output: Annotated[str | None, typer.Option(help="Replaces the recipe's output.")] = None,
@@ -362,7 +371,7 @@ def run(
     from growkit.recipe import load_recipe
 
     chosen = load_recipe(recipe, source, output)
-    return _run(chosen, overwrite, dry_run, as_json, report, figures)
+    return _run(chosen, overwrite, dry_run, as_json, report, figures, [recipe])
 
 
 @app.command()
@@ -417,15 +426,16 @@ def recipes_copy(
     ] = Path("."),
 ) -> None:
     """Copy a recipe into a folder, to be changed there."""
+    from growkit.checkpoint.whole import write_whole
     from growkit.recipe import shipped_recipe
 
     file = shipped_recipe(name)
     destination = folder / file.name
-    if destination.exists():
+    if os.path.lexists(destination):
         raise InputError(f"{destination} already exists; choose another folder")
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; make it first")
-    destination.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    write_whole(destination, file.read_text(encoding="utf-8"), new=True)
     typer.echo(str(destination))
 
 
@@ -436,25 +446,42 @@ def _run(
     as_json: bool,
     report: Path | None,
     figures: Path | None,
+    reads: Sequence[Path] = (),
 ) -> int:
-    from growkit.report.page import check_report, write_report
+    from growkit.checkpoint.publishing import rejected_name
+    from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_growth, show_verdict
+    from growkit.surgery import inputs_of, output_path
     from growkit.surgery import run as carry_out
 
-    check_report(report, figures)
-    result = carry_out(recipe, overwrite=overwrite, dry_run=dry_run, progress=Bars())
-    if result["verification"]:
-        write_report(result["verification"], Path(result["output"]), report, figures)
-    if as_json:
-        _print_json(result)
-    else:
-        console = _console()
-        show_growth(console, result)
+    inputs, output = inputs_of(recipe, reads), output_path(recipe)
+    check_report(report, figures, inputs, [output, rejected_name(output)])
+    result = carry_out(recipe, reads=reads, overwrite=overwrite, dry_run=dry_run, progress=Bars())
+    written = "" if dry_run else f"{result['output']} is written"
+    with _told(written):
         if result["verification"]:
-            show_verdict(console, result["verification"])
-        if not dry_run:
-            console.print(f"written to {result['output']}", soft_wrap=True)
+            write_report(result["verification"], Path(result["output"]), report, figures, inputs)
+        if as_json:
+            _print_json(result)
+        else:
+            console = _console()
+            show_growth(console, result)
+            if result["verification"]:
+                show_verdict(console, result["verification"])
+            if not dry_run:
+                console.print(f"written to {result['output']}", soft_wrap=True)
     return 1 if result["kept"] is False else 0
+
+
+@contextmanager
+def _told(done: str) -> Iterator[None]:
+    """Whatever goes wrong in here, it is told what has been done before."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{done}; {error}" if done else str(error)) from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*filter(None, [done])) from None
 
 
 def _text(file: Path | None) -> str | None:

@@ -6,26 +6,24 @@ Shared by every method whose growth is a choice of copies (``growkit.algebra.law
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from growkit.algebra.axes import Layout, Role
-from growkit.algebra.expansion import Expansion
-from growkit.algebra.orders import from_order
+from growkit.algebra.axes import Dimension, Layout, Role
+from growkit.algebra.orders import Order
+from growkit.algebra.shares import Shares
 from growkit.checkpoint import Config, TensorInfo, Weights
 from growkit.errors import InputError
 from growkit.families import Family, family_of
 from growkit.families import Tensor as Described
 from growkit.growth import Size, SizeOption
 from growkit.plan import Plan, Rule, unused_tensors
+from growkit.transforms import Kept, Mapped
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from growkit.algebra.shares import Shares
+    from growkit.algebra.expansion import Expansion, IndexMap
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,8 @@ class CopyMethod:
 
     def plan(self, source: Weights, sizes: Mapping[str, Size | None], shares: Shares) -> Plan:
         """See ``growkit.growth.Method``."""
+        from growkit.algebra.expansion import in_blocks, side_by_side
+
         family = family_of(source.config, source.where())
         for axis in self.needs:
             if not family.sizes(source.config).get(axis):
@@ -53,17 +53,18 @@ class CopyMethod:
                 )
         dropped, duplicates = unused_tensors(source, family)
         copies = self.copies(family, source.config, sizes)
+        old = family.sizes(source.config)
         expansions = {
-            axis: Expansion(count, side_by_side=axis in family.grouped)
+            axis: (side_by_side if axis in family.grouped else in_blocks)(old[axis], count)
             for axis, count in copies.items()
         }
-        old = family.sizes(source.config)
         new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
         config = family.resized(source.config, new)
+        maps = _Maps(old, new, expansions, shares)
         plan = Plan(
             config=config,
             rules=tuple(
-                _rule(name, tensor, source.tensors[name], old, new, expansions, shares)
+                maps.rule(name, tensor, source.tensors[name])
                 for name, tensor, _ in family.members(source.config)
             ),
             copies=copies,
@@ -165,87 +166,49 @@ def _current_size(family: Family, config: Config, axes: list[str]) -> int:
     return sum(sizes[axis] for axis in distinct or axes)
 
 
-def _rule(
-    name: str,
-    tensor: Described,
-    info: TensorInfo,
-    old: Mapping[str, int],
-    new: Mapping[str, int],
-    expansions: Mapping[str, Expansion],
-    shares: Shares,
-) -> Rule:
-    layout = Layout.parse(tensor.layout)
-    orders = (tensor.order(old), tensor.order(new)) if tensor.order else None
-    return Rule(
-        target=name,
-        info=TensorInfo(layout.shape(new), info.dtype),
-        sources=(name,),
-        why=_why(layout, expansions),
-        compute=partial(_grow, name, layout, old, expansions, shares, orders),
-        collapse=partial(_collapse, layout, old, expansions, orders),
-        copies=partial(_copies, layout, old, expansions, orders),
-        row_by_row=orders is None and layout.dimensions[0].axes.isdisjoint(expansions),
-    )
+class _Maps:
+    """The index maps of a growth, each made once: layers are alike."""
 
+    def __init__(
+        self,
+        old: Mapping[str, int],
+        new: Mapping[str, int],
+        expansions: Mapping[str, Expansion],
+        shares: Shares,
+    ) -> None:
+        self._old, self._new = old, new
+        self._expansions, self._shares = expansions, shares
+        self._made: dict[tuple[Dimension, Order | None], IndexMap] = {}
 
-Orders = tuple[list[int], list[int]]
-"""In which order the rows of the source and those of the target are stored."""
+    def rule(self, name: str, tensor: Described, info: TensorInfo) -> Rule:
+        """How a tensor grows."""
+        layout = Layout.parse(tensor.layout)
+        grown = TensorInfo(layout.shape(self._new), info.dtype)
+        why = _why(layout, self._expansions)
+        if all(each.axes.isdisjoint(self._expansions) for each in layout.dimensions):
+            return Rule(name, grown, Kept(name))
+        first, *others = layout.dimensions
+        maps = (self._map(first, tensor.order), *(self._map(each, None) for each in others))
+        return Rule(name, grown, Mapped(name, maps, why, name, self._shares))
 
+    def _map(self, dimension: Dimension, order: Order | None) -> IndexMap:
+        from growkit.algebra.expansion import index_map
 
-def _grow(
-    name: str,
-    layout: Layout,
-    sizes: Mapping[str, int],
-    expansions: Mapping[str, Expansion],
-    shares: Shares,
-    orders: Orders | None,
-    weight: Tensor,
-) -> Iterator[Tensor]:
-    from growkit.algebra.law import grow_tensor
-
-    if orders is None:
-        yield from grow_tensor(weight, name, layout, sizes, expansions, shares)
-    else:
-        import torch
-
-        canonical = from_order(weight, orders[0])
-        blocks = grow_tensor(canonical, name, layout, sizes, expansions, shares)
-        yield torch.cat(list(blocks))[orders[1]]
-
-
-def _collapse(
-    layout: Layout,
-    sizes: Mapping[str, int],
-    expansions: Mapping[str, Expansion],
-    orders: Orders | None,
-    grown: Tensor,
-) -> Tensor | None:
-    from growkit.algebra.law import collapse_tensor
-
-    if orders is None:
-        return collapse_tensor(grown, layout, sizes, expansions)
-    source = collapse_tensor(from_order(grown, orders[1]), layout, sizes, expansions)
-    return None if source is None else source[orders[0]]
-
-
-def _copies(
-    layout: Layout,
-    sizes: Mapping[str, int],
-    expansions: Mapping[str, Expansion],
-    orders: Orders | None,
-    grown: Tensor,
-) -> Iterator[list[Tensor]]:
-    from growkit.algebra.law import copies_in
-
-    canonical = grown if orders is None else from_order(grown, orders[1])
-    return copies_in(canonical, layout, sizes, expansions)
+        if (dimension, order) not in self._made:
+            orders = (order(self._old), order(self._new)) if order else None
+            self._made[dimension, order] = index_map(dimension, self._old, self._expansions, orders)
+        return self._made[dimension, order]
 
 
 def _why(layout: Layout, expansions: Mapping[str, Expansion]) -> str:
     """What happens to a tensor, in words."""
     parts = [
-        f"{verb} {axis} ×{expansions[axis].copies}"
+        f"{verb} {axis} {_growth(expansions[axis])}"
         for role, verb in ((Role.WRITTEN, "repeat"), (Role.READ, "split"))
         for axis in sorted(layout.axes(role) & expansions.keys())
     ]
     return ", ".join(parts) or "as it is"
+
+
+def _growth(expansion: Expansion) -> str:
+    return f"×{expansion.copies}" if expansion.copies else f"to {len(expansion.source)}"

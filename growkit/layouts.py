@@ -14,13 +14,12 @@ are computed where layouts differ in more than that:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Layout
-from growkit.algebra.orders import Order, from_order
 from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.errors import InputError
 from growkit.families import DiffForm, Family, families, family_of
@@ -29,6 +28,7 @@ from growkit.families.diff_transformer import DEFAULTS
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.plan import Plan, Planned, Rule, unused_tensors
 from growkit.rewriting import taken_over
+from growkit.transforms import Computed, reordered
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,7 +128,8 @@ def read_layout(source: Weights) -> Plan:
     for target, described, _ in DIFF.members(config):
         name, tensor = names[target]
         shape = Layout.parse(described.layout).shape(DIFF.sizes(config))
-        order = tensor.order(family.sizes(source.config)) if tensor.order else None
+        stored = tensor.order(family.sizes(source.config)) if tensor.order else None
+        order = _inverse(stored) if stored else None
         rules.append(_reordered(target, name, TensorInfo(shape, source.tensors[name].dtype), order))
     plan = Plan(config, tuple(rules), {}, dropped, duplicates)
     plan.check(source, DIFF.layouts(config), DIFF.sizes(config))
@@ -194,7 +195,8 @@ class _Writing:
         elif layer is not None and of.endswith(OUTPUT):
             computed = self._output(name, of, info, self._factor(layer))
         if computed is None:
-            return _reordered(name, of, info, _inverse(tensor.order, self.sizes))
+            order = tensor.order(self.sizes) if tensor.order else None
+            return _reordered(name, of, info, order)
         self.in_effect.update(dict.fromkeys(computed.sources, computed.why))
         return computed
 
@@ -219,44 +221,37 @@ class _Writing:
         if was == will_be:
             return None
         prefix, _, vector = of.rpartition(".")
-        return Rule(
-            target=name,
-            info=info,
+        which = LAMBDA_VECTORS.index(vector)
+        solved = Computed(
             sources=tuple(f"{prefix}.{each}" for each in LAMBDA_VECTORS),
             why=f"λ solved again for λ_init {will_be:.4f} instead of {was:.4f}",
-            compute=partial(
-                _solved, LAMBDA_VECTORS.index(vector), was, will_be, self.source.where(of)
-            ),
-            collapse=None,
+            compute=partial(_solved, which, was, will_be, self.source.where(of)),
         )
+        return Rule(name, info, solved)
 
     def _head_norm(self, name: str, of: str, info: TensorInfo, factor: float) -> Rule | None:
         """The weight times the factor, or the factor alone; None if that changes nothing."""
         if self._weighted and factor == 1:
             return None
         dtype = info.dtype if factor == 1 else "F64"
-        return Rule(
-            target=name,
-            info=TensorInfo(info.shape, dtype),
+        scaled = Computed(
             sources=(of,) if self._weighted else (),
             why=f"scaled by {factor:.6g}" if self._weighted else f"the number {factor:.6g}",
             compute=partial(_scaled, factor, info.shape, TORCH_NAMES[dtype]),
-            collapse=None,
         )
+        return Rule(name, TensorInfo(info.shape, dtype), scaled)
 
     def _output(self, name: str, of: str, info: TensorInfo, factor: float) -> Rule | None:
         """The columns times what has no other place; None if there is nothing."""
         in_norm = self.form.switches["head_norm"] == "affine"
         if in_norm or (factor == 1 and not self._weighted):
             return None
-        return Rule(
-            target=name,
-            info=info,
+        folded = Computed(
             sources=(of, of.replace(OUTPUT, HEAD_NORM)) if self._weighted else (of,),
             why="the head norm's weight and factor go into the columns",
             compute=partial(_folded, factor, self.source.where(of), name),
-            collapse=None,
         )
+        return Rule(name, info, folded)
 
 
 def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
@@ -327,35 +322,21 @@ def _form(family: Family, where: str) -> DiffForm:
     return family.form
 
 
-def _reordered(target: str, of: str, info: TensorInfo, order: list[int] | None) -> Rule:
-    """Rows of the source put at the places that ``order`` says."""
-    if not order or order == list(range(len(order))):
+def _reordered(target: str, of: str, info: TensorInfo, order: Sequence[int] | None) -> Rule:
+    """Rows of the source put at other places; ``order`` says for each where it came from."""
+    if order is None or list(order) == list(range(len(order))):
         return taken_over(target, info, of)
-    why = "rows in another order"
-    return Rule(target, info, (of,), why, partial(_place, order), partial(_take, order))
+    return Rule(target, info, reordered(of, info.shape, order))
 
 
-def _inverse(order: Order | None, sizes: dict[str, int]) -> list[int] | None:
-    if order is None:
-        return None
-    places = order(sizes)
-    inverse = [0] * len(places)
-    for stored, canonical in enumerate(places):
+def _inverse(order: Sequence[int]) -> list[int]:
+    inverse = [0] * len(order)
+    for stored, canonical in enumerate(order):
         inverse[canonical] = stored
     return inverse
 
 
-def _place(order: list[int], tensor: Tensor) -> Iterator[Tensor]:
-    yield from_order(tensor, order)
-
-
-def _take(order: list[int], tensor: Tensor) -> Tensor:
-    return tensor[order]
-
-
-def _solved(
-    which: int, was: float, will_be: float, where: str, *vectors: Tensor
-) -> Iterator[Tensor]:
+def _solved(which: int, was: float, will_be: float, where: str, *vectors: Tensor) -> Tensor:
     from growkit.algebra.lambdas import lambda_value, solve_lambda
 
     try:
@@ -372,19 +353,17 @@ def _solved(
             f"λ of a layer in {where} cannot be kept in {vectors[0].dtype} with {len(vectors[0])} "
             f"numbers per vector (it would be {error:.1e} off); pass a wider --dtype"
         )
-    yield solved[which]
+    return solved[which]
 
 
-def _scaled(factor: float, shape: tuple[int, ...], dtype: str, *weight: Tensor) -> Iterator[Tensor]:
+def _scaled(factor: float, shape: tuple[int, ...], dtype: str, *weight: Tensor) -> Tensor:
     import torch
 
     scaled = weight[0].double() if weight else torch.ones(shape, dtype=torch.float64)
-    yield (scaled * factor).to(getattr(torch, dtype))
+    return (scaled * factor).to(getattr(torch, dtype))
 
 
-def _folded(
-    factor: float, where: str, name: str, matrix: Tensor, *norm: Tensor
-) -> Iterator[Tensor]:
+def _folded(factor: float, where: str, name: str, matrix: Tensor, *norm: Tensor) -> Tensor:
     import torch
 
     columns = matrix.shape[1]
@@ -399,4 +378,4 @@ def _folded(
             f"{matrix.dtype}; pass a wider --dtype (twice as many bits are enough for a weight, "
             "float64 for everything), or choose a layout with a head norm weight"
         )
-    yield folded
+    return folded

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Layout
-from growkit.checkpoint import FLOAT_BYTES, Config, TensorInfo, Weights
+from growkit.checkpoint import FLOAT_BYTES, Config, TensorInfo, Weights, parts
 from growkit.errors import InputError
 from growkit.families import Family
+from growkit.transforms import Transform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,34 +24,30 @@ if TYPE_CHECKING:
     from growkit.proof import Spectrum
 
 
+AT_A_TIME = 1 << 18
+"""Elements of a tensor that are made at a time: few enough to stay in a core's cache."""
+
+SMALL = 1 << 26
+"""Bytes of a source tensor that is read once, rather than in parts as they are needed."""
+
+
 @dataclass(frozen=True)
 class Rule:
-    """How one target tensor is made.
-
-    Attributes:
-        target: name of the tensor that is made.
-        info: its shape and dtype.
-        sources: names of the tensors that it is made from.
-        why: one phrase for people.
-        compute: takes the sources in order, yields blocks of the target along dimension 0.
-        collapse: takes the target, gives the first source back, bit for bit, or None if that is
-            lost; None if the target holds nothing of a source (a new layer).
-        copies: takes a tensor shaped like the target, gives for all rows with copies one tensor
-            per copy; None if nothing is copied.
-        repeatable: whether computing it again gives the same bits on every machine; if not, a
-            check must say what holds of it.
-        row_by_row: whether ``collapse`` of some rows gives the same rows of the source.
-    """
+    """One target tensor: its name, its shape and dtype, and how it is made."""
 
     target: str
     info: TensorInfo
-    sources: tuple[str, ...]
-    why: str
-    compute: Callable[..., Iterator[Tensor]]
-    collapse: Callable[[Tensor], Tensor | None] | None
-    copies: Callable[[Tensor], Iterator[list[Tensor]]] | None = None
-    repeatable: bool = True
-    row_by_row: bool = False
+    transform: Transform
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made from."""
+        return self.transform.sources
+
+    @property
+    def why(self) -> str:
+        """One phrase for people."""
+        return self.transform.why
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,10 @@ class Plan:
     in_effect: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
 
-    def rule(self, target: str) -> Rule:
-        """The rule that makes a tensor."""
-        return next(rule for rule in self.rules if rule.target == target)
+    @cached_property
+    def by_target(self) -> Mapping[str, Rule]:
+        """The rule that makes a tensor, by its name."""
+        return {rule.target: rule for rule in self.rules}
 
     def check(
         self, source: Weights, layouts: Mapping[str, Layout], sizes: Mapping[str, int]
@@ -114,7 +114,9 @@ class Plan:
         for rule in self.rules:
             assert rule.info.shape == layouts[rule.target].shape(sizes), rule.target
         checked = {name for check in self.checks for name in check.targets}
-        assert all(rule.repeatable or rule.target in checked for rule in self.rules), "unchecked"
+        assert all(rule.transform.repeatable or rule.target in checked for rule in self.rules), (
+            "unchecked"
+        )
         assert checked <= set(written), "a check for what is not written"
         assert all(used.issuperset(check.sources) for check in self.checks), "a check of nothing"
 
@@ -142,31 +144,63 @@ class Planned:
         return self._source.where(sources[0] if sources else None)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """Compute the tensor, block by block."""
+        """Make the tensor, a few rows at a time where its transform can."""
         rule = self._rules[name]
-        sources = [self._source.read(source) for source in rule.sources]
         for duplicate, original in self._duplicates.items():
             if original in rule.sources:
-                self._check_duplicate(duplicate, sources[rule.sources.index(original)])
-        yield from rule.compute(*sources)
+                self._check_duplicate(duplicate, original)
+        rows, *others = rule.info.shape or (1,)
+        step = max(1, AT_A_TIME // max(1, prod(others))) if rule.transform.local else max(rows, 1)
+        source = _Once(self._source)
+        for begin in range(0, max(rows, 1), step):
+            yield self._rows(source, rule, slice(begin, min(begin + step, rows)))
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """Compute the whole tensor, and give it or some of its rows."""
-        import torch
+        """Make the whole tensor, or some of its rows."""
+        rule = self._rules[name]
+        if rows is None:
+            import torch
 
-        whole = torch.cat(list(self.blocks(name)))
-        return whole if rows is None else whole[rows]
+            made = list(self.blocks(name))
+            return made[0] if len(made) == 1 else torch.cat(made)
+        return self._rows(self._source, rule, rows)
 
     def by_rows(self, name: str) -> bool:
-        """A tensor is computed as a whole."""
-        return False
+        """Whether some rows are made without the others."""
+        rule = self._rules[name]
+        return rule.transform.local and all(self._source.by_rows(each) for each in rule.sources)
 
-    def _check_duplicate(self, name: str, original: Tensor) -> None:
-        if not self._source.read(name).equal(original):
+    def _rows(self, source: Weights, rule: Rule, rows: slice) -> Tensor:
+        shape = rule.info.shape
+        first = slice(*rows.indices(shape[0])[:2])
+        return rule.transform.part(source, (first, *(slice(0, size) for size in shape[1:])))
+
+    def _check_duplicate(self, name: str, original: str) -> None:
+        for rows in parts(self._source, name):
+            if self._source.read(name, rows).equal(self._source.read(original, rows)):
+                continue
             raise InputError(
                 f"config.json ties the embeddings, but {name} in {self._source.where(name)} "
                 "differs from the embedding; set tie_word_embeddings to false, or remove it"
             )
+
+
+class _Once:
+    """A checkpoint whose small tensors are read once, for all parts that are made from them."""
+
+    def __init__(self, source: Weights) -> None:
+        self._source = source
+        self.config, self.tensors = source.config, source.tensors
+        self.where, self.blocks, self.by_rows = source.where, source.blocks, source.by_rows
+        self._read: dict[str, Tensor] = {}
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """See ``growkit.checkpoint.Weights``."""
+        if self.by_rows(name) and self.tensors[name].bytes > SMALL:
+            return self._source.read(name, rows)
+        if name not in self._read:
+            self._read[name] = self._source.read(name)
+        return self._read[name] if rows is None else self._read[name][rows]
 
 
 def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dict[str, str]]:

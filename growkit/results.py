@@ -7,6 +7,7 @@ from typing import TypedDict
 from growkit.checkpoint import TORCH_NAMES, main_dtype, total_bytes, total_parameters
 from growkit.checkpoint.reading import Checkpoint
 from growkit.families import family_of
+from growkit.lineage import Lineage
 from growkit.plan import Plan
 from growkit.proof import VerifyResult
 from growkit.recipe import Recipe, Way
@@ -99,14 +100,11 @@ def describe(recipe: Recipe, source: Checkpoint, way: Way) -> GrowResult:
 
 def planned_tensors(source: Checkpoint, plans: list[Plan]) -> list[PlannedTensor]:
     """Every tensor of the output, traced back through all steps to the files."""
+    lineage = Lineage(source, plans)
     lines = []
     for rule in plans[-1].rules:
-        origins, reasons = [rule], [rule.why]
-        for plan in reversed(plans[:-1]):
-            wanted = {name for origin in origins for name in origin.sources}
-            origins = [earlier for earlier in plan.rules if earlier.target in wanted]
-            reasons += [earlier.why for earlier in origins]
-        names = [name for origin in origins for name in origin.sources]
+        steps = lineage.steps(rule.target)
+        names = [name for origin in steps[-1] for name in origin.sources]
         lines.append(
             PlannedTensor(
                 tensor=rule.target,
@@ -114,7 +112,7 @@ def planned_tensors(source: Checkpoint, plans: list[Plan]) -> list[PlannedTensor
                 source_shapes=[list(source.tensors[name].shape) for name in names],
                 shape=list(rule.info.shape),
                 dtype=rule.info.dtype,
-                why="; ".join(reversed(reasons)),
+                why="; ".join(each.why for rules in reversed(steps) for each in reversed(rules)),
             )
         )
     return lines

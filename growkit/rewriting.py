@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.checkpoint import Config, TensorInfo, Weights, main_dtype
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.plan import Check, Plan, Rule, unused_tensors
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from growkit.transforms import Kept
 
 
 def rewrite(
@@ -41,7 +37,7 @@ def rewrite(
         info = TensorInfo(layouts[name].shape(sizes), dtype)
         rule = special(name, info, layer) or taken_over(name, info)
         rules.append(rule)
-        if rule.collapse is None:
+        if not rule.transform.holds:
             in_effect |= dict.fromkeys(rule.sources, rule.why)
     used = {name for rule in rules for name in rule.sources}
     for name in source.tensors.keys() - used - dropped.keys():
@@ -53,36 +49,4 @@ def rewrite(
 
 def taken_over(name: str, info: TensorInfo, of: str | None = None) -> Rule:
     """The rule of a tensor that stays as it is, but for its name if ``of`` is another."""
-    return Rule(
-        name, info, (of or name,), "as it is", _same, lambda tensor: tensor, row_by_row=True
-    )
-
-
-def twice(name: str, info: TensorInfo, why: str) -> Rule:
-    """The rule of a tensor whose rows come twice."""
-    return Rule(name, info, (name,), why, _twice, _first_half)
-
-
-def constant(name: str, info: TensorInfo, value: float, why: str) -> Rule:
-    """The rule of a new tensor, all of one value."""
-    return Rule(name, info, (), why, partial(_full, info, value), None)
-
-
-def _same(tensor: Tensor) -> Iterator[Tensor]:
-    yield tensor
-
-
-def _twice(tensor: Tensor) -> Iterator[Tensor]:
-    yield tensor
-    yield tensor
-
-
-def _first_half(tensor: Tensor) -> Tensor | None:
-    first, second = tensor.chunk(2)
-    return first if first.equal(second) else None
-
-
-def _full(info: TensorInfo, value: float) -> Iterator[Tensor]:
-    import torch
-
-    yield torch.full(info.shape, value, dtype=getattr(torch, TORCH_NAMES[info.dtype]))
+    return Rule(name, info, Kept(of or name))

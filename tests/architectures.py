@@ -130,7 +130,6 @@ def _small(config_class: Any) -> dict[str, Any]:
             and sub.model_type in CONFIG_MAPPING
         ):
             found[name] = _small(sub)
-    mapped = set((getattr(config_class, "attribute_map", None) or {}))
     for name, each in known.items():
         if name in subs:
             continue

@@ -14,6 +14,7 @@ from transformers import (
     DiffLlamaConfig,
     LlamaConfig,
     MistralConfig,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.utils import logging
@@ -73,8 +74,19 @@ def save_model(
         "bos_token_id": None,
         "eos_token_id": None,
     }
+    return save_random(folder, CONFIGS[kind](**(sizes | config)), seed, dtype, shard_size)
+
+
+def save_random(
+    folder: Path,
+    config: PreTrainedConfig,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard_size: str = "5GB",
+) -> Path:
+    """Save a random model of a config and return its folder."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind](**(sizes | config)))
+    model = AutoModelForCausalLM.from_config(config)
     randomise(model, seed)
     model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
     return folder

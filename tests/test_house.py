@@ -32,11 +32,11 @@ DEPTH = r'''
 """Identity blocks at the end: new layers whose o_proj and down_proj are zero."""
 
 import re
-from functools import partial
 
 from growkit.families import family_of
 from growkit.growth import SizeOption
 from growkit.plan import Plan, Rule, unused_tensors
+from growkit.transforms import Constant, Kept
 
 
 class Depth:
@@ -54,16 +54,12 @@ class Depth:
             new = number is not None and int(number[1]) >= layers
             origin = re.sub(r"layers\.\d+", f"layers.{layers - 1}", name) if new else name
             silent = new and ("o_proj" in name or "down_proj" in name)
-            collapse = None if new else (lambda tensor: tensor)
-            why, compute = "new" if new else "as it is", partial(self.copy, silent)
-            rules.append(Rule(name, source.tensors[origin], (origin,), why, compute, collapse))
+            info = source.tensors[origin]
+            made = Constant(info, 0.0, "new") if silent else Kept(origin)
+            rules.append(Rule(name, info, made))
         plan = Plan(config, tuple(rules), {}, dropped, duplicates)
         plan.check(source, family.layouts(config), family.sizes(config))
         return plan
-
-    @staticmethod
-    def copy(silent, tensor):
-        yield tensor * 0 if silent else tensor
 
 
 METHOD = Depth()

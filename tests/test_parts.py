@@ -117,29 +117,35 @@ def test_a_bit_in_any_part_is_missed(
     ],
     ids=str,
 )
-def test_parts_collapse_to_parts_where_a_rule_says_so(
+def test_parts_are_parts_of_the_whole(
     steps: list[dict[str, str]], make: Make, tmp_path: Path
 ) -> None:
-    """Held against the whole, tensor by tensor; rows that grow or move do not say so."""
+    """Made and undone part by part, every tensor is what it is as a whole."""
     source = make("diffllama", vocab_size=30)
     recipe = {"source": str(source), "output": str(tmp_path / "out"), "steps": steps}
     planned: Any = Checkpoint(source)
-    seen: list[str] = []
+    chance = seeded(1)
     for plan in parse_recipe(recipe, "recipe").plan(planned).plans:
-        planned = Planned(planned, plan)
+        before, planned = planned, Planned(planned, plan)
         for rule in plan.rules:
-            if rule.row_by_row:
-                assert rule.collapse
-                whole = planned.read(rule.target)
-                found = [rule.collapse(whole[rows]) for rows in (slice(0, 1), slice(1, None))]
-                expected = rule.collapse(whole)
-                assert expected is not None
-                assert torch.cat([part for part in found if part is not None]).equal(expected)
-                seen.append(rule.target)
-        assert {EMBEDDING, HEAD} <= set(seen)
-        if plan.copies:
-            assert "model.layers.0.self_attn.q_proj.weight" not in seen
-        seen.clear()
+            whole = planned.read(rule.target)
+            assert planned.by_rows(rule.target) == rule.transform.local
+            for _ in range(3):
+                where = [slice(*sorted(chance.choices(range(n + 1), k=2))) for n in whole.shape]
+                part = rule.transform.part(before, where)
+                assert part.equal(whole[tuple(where)])
+                assert planned.read(rule.target, where[0]).equal(whole[where[0]])
+            if rule.transform.holds:
+                (origin,) = rule.sources
+                expected = before.read(origin)
+                rows = slice(*sorted(chance.choices(range(len(expected) + 1), k=2)))
+                back = rule.transform.undo(whole.__getitem__, rows)
+                assert back is not None
+                assert back.equal(expected[rows])
+                spoiled = whole.clone()
+                spoiled.view(-1)[chance.randrange(whole.numel())] += 1
+                back = rule.transform.undo(spoiled.__getitem__, slice(0, len(expected)))
+                assert back is None or not back.equal(expected)
 
 
 class TestInBlocks:

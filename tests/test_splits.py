@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from growkit.algebra.axes import Role
+from growkit.algebra.expansion import IndexMap, in_blocks
+from growkit.algebra.law import grow
+from growkit.algebra.noise import noise
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
-from growkit.algebra.splits import split
+from growkit.algebra.splits import Draw, split
 
 AMPLITUDES = [0.0, 0.01, Shares(10.0).amplitude, 0.5]
 EVERY_BYTE = torch.arange(256, dtype=torch.uint8)
@@ -25,6 +30,17 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def draws(amplitude: float, shape: torch.Size, seed: int = 0) -> Draw:
+    """Shares around ½, drawn one after the other; plain halves for no amplitude."""
+    source = generator(seed)
+
+    def draw(node: int) -> Tensor | None:
+        share = torch.empty(shape).uniform_(0.5 - amplitude, 0.5 + amplitude, generator=source)
+        return share if amplitude else None
+
+    return draw
+
+
 @pytest.mark.parametrize("amplitude", AMPLITUDES)
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize(
@@ -34,7 +50,7 @@ def generator(seed: int = 0) -> torch.Generator:
 )
 def test_every_number_of_a_small_format(dtype: torch.dtype, parts: int, amplitude: float) -> None:
     numbers = every_finite(dtype)
-    pieces = split(numbers, parts, amplitude, generator())
+    pieces = split(numbers, parts, draws(amplitude, numbers.shape))
     assert len(pieces) == parts
     assert all(piece.dtype == dtype and piece.shape == numbers.shape for piece in pieces)
     # Sums of a few of these numbers are exact in float64: their bits lie within 53 of each other
@@ -54,7 +70,7 @@ def test_many_numbers_of_a_large_format(dtype: torch.dtype, parts: int, amplitud
     smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     edges = torch.tensor([0.0, smallest, 3 * smallest, torch.finfo(dtype).max], dtype=dtype)
     numbers = torch.cat([numbers[numbers.isfinite()], edges, -edges])
-    pieces = split(numbers, parts, amplitude, generator())
+    pieces = split(numbers, parts, draws(amplitude, numbers.shape))
     for index, number in enumerate(numbers.tolist()):
         assert sum(Fraction(piece[index].item()) for piece in pieces) == Fraction(number)
 
@@ -68,9 +84,13 @@ def test_dividing_by_three_is_not_exact() -> None:
 
 @pytest.mark.parametrize("snr_db", [LEAST_SNR_DB, 6.0, 10.0, 20.0, 40.0])
 def test_the_noise_is_as_loud_as_asked(snr_db: float) -> None:
-    weights = torch.randn(200_000, generator=generator(), dtype=torch.float64)
-    first, second = split(weights, 2, Shares(snr_db).amplitude, generator(1))
-    for part in (first, second):
+    weights = torch.randn(200, 1000, generator=generator(), dtype=torch.float64)
+    plain = IndexMap(Role.WRITTEN, 200, np.arange(200), np.ones(200))
+    copies = in_blocks(1000, 2)
+    read = IndexMap(Role.READ, 1000, copies.source, copies.share)
+    where = (slice(0, 200), slice(0, 2000))
+    grown = grow(weights.__getitem__, (plain, read), "name", Shares(snr_db, 1), where)
+    for part in grown.chunk(2, 1):
         noise = part - weights / 2
         measured = 10 * torch.log10((weights / 2).square().sum() / noise.square().sum())
         assert float(measured) == pytest.approx(snr_db, abs=0.05)
@@ -78,11 +98,29 @@ def test_the_noise_is_as_loud_as_asked(snr_db: float) -> None:
 
 def test_plain_halves_are_equal() -> None:
     weights = torch.randn(1000, generator=generator()).to(torch.bfloat16)
-    first, second = split(weights, 2, 0.0, generator())
+    first, second = split(weights, 2, draws(0.0, weights.shape))
     assert first.equal(second)
 
 
-def test_seeds_depend_on_name_and_seed_alone() -> None:
-    assert Shares(10.0, 1).seed_of("a") == Shares(10.0, 1).seed_of("a")
-    seeds = {Shares(10.0, seed).seed_of(name) for seed in range(3) for name in "abc"}
-    assert len(seeds) == 9
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 100])
+def test_noise_depends_on_key_and_place_alone(columns: int) -> None:
+    whole = noise("key", np.arange(50), columns)
+    assert whole.shape == (50, columns)
+    rows = np.array([0, 3, 4, 5, 49])
+    assert np.array_equal(noise("key", rows, columns), whole[rows])
+    assert not np.array_equal(noise("other", np.arange(50), columns), whole)
+    keys = {
+        Shares(10.0, seed).key(name, node, 0) for seed in (0, 1) for name in "ab" for node in (1, 2)
+    }
+    assert len(keys) == 8
+
+
+def test_noise_is_uniform() -> None:
+    """Over all 2¹⁶ numbers, without a step between rows, columns or keys."""
+    field = noise("key", np.arange(4000), 250).astype(np.float64) / 2**15
+    assert abs(field.mean()) < 5 / 3**0.5 / field.size**0.5
+    assert field.var() == pytest.approx(1 / 3, rel=0.01)
+    assert field.min() < -0.999
+    assert field.max() > 0.999
+    for one, other in ((field[1:], field[:-1]), (field[:, 1:], field[:, :-1])):
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / one.size**0.5

@@ -9,16 +9,22 @@ A layout is written the way data flows, in the tensor's storage order:
 ``hidden``                                             a vector that is written (a bias, a norm)
 ``<- hidden``                                          a vector whose elements are read
 ``signal_heads.head_dim + noise_heads.head_dim <- …``  rows of one kind, followed by another kind
+``heads.(nope + value) <- latent``                     for each head, rows of one kind, then another
+``heads, head_dim``                                    two dimensions
+``experts: hidden -> ffn.two``                         one matrix for each expert: three dimensions
 =====================================================  ==========================================
 
-A dot is a product (the last axis runs fastest), a plus stands for "followed by".
+A dot is a product (the last axis runs fastest), a plus stands for "followed by", a comma separates
+dimensions, and a colon stands behind the dimensions of which there is one of the rest for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from math import prod
 
 
@@ -30,32 +36,84 @@ class Role(Enum):
 
 
 @dataclass(frozen=True)
+class Axis:
+    """A dimension, or a part of one, that is a single axis."""
+
+    name: str
+
+    def size(self, sizes: Mapping[str, int]) -> int:
+        """Its length when the axes have these sizes."""
+        return sizes[self.name]
+
+    def axes(self) -> Iterator[str]:
+        """Every axis that takes part, as often as it does."""
+        yield self.name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Product:
+    """For each coordinate of the first factor all of the next; see ``Axis``."""
+
+    factors: tuple[Form, ...]
+
+    def size(self, sizes: Mapping[str, int]) -> int:
+        """The product of the factors' lengths."""
+        return prod(factor.size(sizes) for factor in self.factors)
+
+    def axes(self) -> Iterator[str]:
+        """See ``Axis``."""
+        for factor in self.factors:
+            yield from factor.axes()
+
+    def __str__(self) -> str:
+        inner = (f"({each})" if isinstance(each, Sum) else str(each) for each in self.factors)
+        return ".".join(inner)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One after the other; see ``Axis``."""
+
+    terms: tuple[Form, ...]
+
+    def size(self, sizes: Mapping[str, int]) -> int:
+        """The sum of the terms' lengths."""
+        return sum(term.size(sizes) for term in self.terms)
+
+    def axes(self) -> Iterator[str]:
+        """See ``Axis``."""
+        for term in self.terms:
+            yield from term.axes()
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.terms))
+
+
+Form = Axis | Product | Sum
+"""How a dimension is composed of axes."""
+
+
+@dataclass(frozen=True)
 class Dimension:
-    """One dimension of a tensor: products of axes, one after the other."""
+    """One dimension of a tensor."""
 
     role: Role
-    products: tuple[tuple[str, ...], ...]
-
-    @classmethod
-    def parse(cls, text: str, role: Role) -> Dimension:
-        """Read ``a.b + c``: the axes of one side of a layout."""
-        products = tuple(
-            tuple(axis.strip() for axis in product.split(".")) for product in text.split("+")
-        )
-        assert all(axis.isidentifier() for product in products for axis in product), text
-        return cls(role, products)
+    form: Form
 
     def size(self, sizes: Mapping[str, int]) -> int:
         """The length of the dimension when its axes have these sizes."""
-        return sum(prod(sizes[axis] for axis in product) for product in self.products)
+        return self.form.size(sizes)
 
     @property
     def axes(self) -> set[str]:
         """Every axis that takes part."""
-        return {axis for product in self.products for axis in product}
+        return set(self.form.axes())
 
     def __str__(self) -> str:
-        return " + ".join(".".join(product) for product in self.products)
+        return str(self.form)
 
 
 @dataclass(frozen=True)
@@ -67,20 +125,12 @@ class Layout:
 
     @classmethod
     def parse(cls, notation: str) -> Layout:
-        """Read the notation of this module's docstring."""
-        if "<-" in notation:
-            left, right = Role.WRITTEN, Role.READ
-            parts = notation.split("<-")
-        elif "->" in notation:
-            left, right = Role.READ, Role.WRITTEN
-            parts = notation.split("->")
-        else:
-            return cls(notation, (Dimension.parse(notation, Role.WRITTEN),))
-        sides = zip(parts, (left, right), strict=True)
-        return cls(
-            notation,
-            tuple(Dimension.parse(text, role) for text, role in sides if text.strip()),
-        )
+        """Read the notation of this module's docstring.
+
+        Raises:
+            ValueError: it is none; quotes it and says where and why.
+        """
+        return _parsed(notation)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of the tensor in a model whose axes have these sizes."""
@@ -89,3 +139,96 @@ class Layout:
     def axes(self, role: Role) -> set[str]:
         """The axes that the tensor reads, or those that it writes."""
         return {axis for d in self.dimensions if d.role is role for axis in d.axes}
+
+
+@lru_cache(maxsize=4096)  # a model has as many tensors as layers, and few notations
+def _parsed(notation: str) -> Layout:
+    parser = _Parser(notation)
+    return Layout(notation, tuple(parser.layout()))
+
+
+class _Parser:
+    """Reads one notation from left to right."""
+
+    _TOKEN = re.compile(r"\s*(<-|->|[A-Za-z_][A-Za-z_0-9]*|[.,:+()])")
+
+    def __init__(self, notation: str) -> None:
+        self._notation = notation
+        self._tokens: list[tuple[str, int]] = []
+        at = 0
+        while notation[at:].strip():
+            found = self._TOKEN.match(notation, at)
+            if not found:
+                at += len(notation[at:]) - len(notation[at:].lstrip())
+                raise self._error(f"{notation[at]!r} is not part of the notation", at)
+            self._tokens.append((found[1], found.start(1)))
+            at = found.end()
+
+    def layout(self) -> Iterator[Dimension]:
+        tokens = [token for token, _ in self._tokens]
+        arrows = [token for token in tokens if token in ("<-", "->")]
+        if len(arrows) > 1:
+            raise self._error("there are two arrows")
+        if ":" in tokens:
+            for form in self._dimensions():
+                yield Dimension(Role.WRITTEN, form)
+            self._expect(":")
+        left, right = Role.WRITTEN, Role.READ
+        if arrows == ["->"]:
+            left, right = right, left
+        if self._next not in ("<-", "->"):
+            for form in self._dimensions():
+                yield Dimension(left, form)
+        if arrows:
+            self._expect(arrows[0])
+            for form in self._dimensions():
+                yield Dimension(right, form)
+        if self._next:
+            raise self._error(f"{self._next!r} is not expected")
+
+    def _dimensions(self) -> Iterator[Form]:
+        yield self._sum()
+        while self._next == ",":
+            self._take()
+            yield self._sum()
+
+    def _sum(self) -> Form:
+        terms = [self._product()]
+        while self._next == "+":
+            self._take()
+            terms.append(self._product())
+        return terms[0] if len(terms) == 1 else Sum(tuple(terms))
+
+    def _product(self) -> Form:
+        factors = [self._factor()]
+        while self._next == ".":
+            self._take()
+            factors.append(self._factor())
+        return factors[0] if len(factors) == 1 else Product(tuple(factors))
+
+    def _factor(self) -> Form:
+        if self._next == "(":
+            self._take()
+            inner = self._sum()
+            self._expect(")")
+            return inner
+        if not self._next.isidentifier():
+            raise self._error("the name of an axis is missing")
+        return Axis(self._take())
+
+    @property
+    def _next(self) -> str:
+        return self._tokens[0][0] if self._tokens else ""
+
+    def _take(self) -> str:
+        return self._tokens.pop(0)[0]
+
+    def _expect(self, token: str) -> None:
+        if self._next != token:
+            raise self._error(f"{token!r} is missing")
+        self._take()
+
+    def _error(self, why: str, at: int | None = None) -> ValueError:
+        if at is None:
+            at = self._tokens[0][1] if self._tokens else len(self._notation)
+        return ValueError(f"layout {self._notation!r}, at character {at + 1}: {why}")

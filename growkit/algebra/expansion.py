@@ -1,24 +1,240 @@
-"""The expansion of one space: how many copies every coordinate gets, and where they stand."""
+"""Expansions: for each coordinate of a grown space, what it copies, and how it is read.
+
+An expansion is an index map with shares. Copies in blocks or side by side, uneven copies, padding
+and placement by hand are all this one thing; growing, undoing, and comparing copies follow it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from growkit.algebra.axes import Axis, Dimension, Form, Role, Sum
+
+Index = NDArray[np.int64]
+Factors = NDArray[np.float64]
+
+NOTHING = -1
+"""The source coordinate of what copies none: zero."""
+
+SPLIT = np.nan
+"""The share of a copy that reads a part of the weight: the parts of all such copies sum to it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Expansion:
-    """E as a rule for coordinates: x' = E x repeats x.
+    """How one space grows.
 
     Attributes:
-        copies: number of copies of each coordinate.
-        side_by_side: copy c of coordinate i stands at copies · i + c, so that groups of neighbours
-            stay together (attention heads); otherwise the whole space is repeated, and it stands
-            at size · c + i (as HyperCloning is published).
+        size: number of coordinates in the source.
+        source: for each target coordinate the source coordinate that it copies, or ``NOTHING``.
+        share: for each target coordinate what reads it: ``SPLIT``, or a factor of the weight (1 for
+            all of it, 0 for none).
     """
 
-    copies: int = 1
-    side_by_side: bool = False
+    size: int
+    source: Index
+    share: Factors
+
+    def __post_init__(self) -> None:
+        assert self.source.shape == self.share.shape
+        assert self.source.max(initial=-1) < self.size
+        assert self.source.min(initial=0) >= NOTHING
+        assert len(np.setdiff1d(np.arange(self.size), self.source)) == 0, "a coordinate is lost"
+
+    @property
+    def copies(self) -> int | None:
+        """The number of copies of every coordinate; None if they differ."""
+        counts = np.bincount(self.source[self.source != NOTHING], minlength=self.size)
+        whole = self.size and len(self.source) == self.size * counts[0]
+        return int(counts[0]) if whole and (counts == counts[0]).all() else None
 
 
-NONE = Expansion()
-"""A space that stays as it is."""
+def in_blocks(size: int, copies: int) -> Expansion:
+    """The whole space again and again: copy c of coordinate i stands at size · c + i."""
+    return _split(size, np.tile(np.arange(size), copies))
+
+
+def side_by_side(size: int, copies: int) -> Expansion:
+    """Copy c of coordinate i stands at copies · i + c, so that neighbours stay together."""
+    return _split(size, np.repeat(np.arange(size), copies))
+
+
+def uneven(size: int, target: int, *, groups: bool) -> Expansion:
+    """As many copies of each coordinate as fit, and one more of the first ones.
+
+    Args:
+        size: number of coordinates in the source.
+        target: number of coordinates that there are to be, at least as many.
+        groups: whether copies stand side by side.
+    """
+    source = np.arange(target) % size
+    return _split(size, np.sort(source) if groups else source)
+
+
+def padded(size: int, target: int) -> Expansion:
+    """The space, followed by zeros."""
+    return placed(size, [*range(size), *[NOTHING] * (target - size)])
+
+
+def placed(size: int, source: Sequence[int], share: Sequence[float] | None = None) -> Expansion:
+    """Every coordinate where it is said to stand."""
+    shares = np.full(len(source), SPLIT) if share is None else np.asarray(share, np.float64)
+    return Expansion(size, np.asarray(source, np.int64), shares)
+
+
+def _split(size: int, source: Index) -> Expansion:
+    return Expansion(size, source.astype(np.int64), np.full(len(source), SPLIT))
+
+
+@dataclass(frozen=True, eq=False)
+class IndexMap:
+    """The expansion of one dimension of a tensor, however it is composed of spaces.
+
+    Attributes:
+        role: whether the tensor writes the dimension (then shares mean nothing) or reads it.
+        size: its length in the source.
+        source: as in ``Expansion``.
+        share: as in ``Expansion``.
+    """
+
+    role: Role
+    size: int
+    source: Index
+    share: Factors
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @cached_property
+    def identity(self) -> bool:
+        """Whether the dimension stays as it is."""
+        same = len(self) == self.size and bool((self.source == np.arange(self.size)).all())
+        plain = self.role is Role.WRITTEN or bool((np.isnan(self.share) | (self.share == 1)).all())
+        return same and plain
+
+    @cached_property
+    def parts(self) -> Index:
+        """Into how many parts the weight of the source coordinate is split; 0 for no split."""
+        split = self._is_split
+        counts = np.bincount(self.source[split], minlength=self.size)
+        return np.where(split, counts[self.source], 0)
+
+    @cached_property
+    def part(self) -> Index:
+        """Which of the parts is read, in the order of the target coordinates."""
+        return _running(self.source, self._is_split)
+
+    @property
+    def _is_split(self) -> NDArray[np.bool_]:
+        split: NDArray[np.bool_] = np.isnan(self.share) & (self.source != NOTHING)
+        return split
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The source coordinates that have as many copies, which are read alike."""
+        chosen = self.source != NOTHING
+        counts = np.bincount(self.source[chosen], minlength=self.size)
+        targets = np.argsort(self.source, kind="stable")[len(self) - int(chosen.sum()) :]
+        begins = np.concatenate([[0], np.cumsum(counts)])
+        found = []
+        for count in np.unique(counts).tolist():
+            sources = np.flatnonzero(counts == count)
+            copies = targets[begins[sources] + np.arange(count)[:, None]]
+            shares = np.nan_to_num(self.share[copies], nan=np.inf)  # NaN differs from itself
+            if self.role is Role.WRITTEN:
+                shares[:] = 1
+            patterns, number = np.unique(shares, axis=1, return_inverse=True)
+            for index, pattern in enumerate(patterns.T):
+                alike = number == index
+                read = tuple(None if np.isinf(each) else float(each) for each in pattern)
+                found.append(Group(sources[alike], copies[:, alike], read))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Source coordinates whose copies are as many, and read alike.
+
+    Attributes:
+        sources: in ascending order.
+        targets: of each its copies, [copies, sources], those of one source in ascending order.
+        shares: of each copy, None for a part of an exact split.
+    """
+
+    sources: Index
+    targets: Index
+    shares: tuple[float | None, ...]
+
+
+def _running(source: Index, chosen: NDArray[np.bool_]) -> Index:
+    """For each chosen coordinate, how many before it have the same source; 0 for the others."""
+    found = np.zeros(len(source), np.int64)
+    places = np.flatnonzero(chosen)
+    order = places[np.argsort(source[places], kind="stable")]
+    in_order = source[order]
+    first = np.searchsorted(in_order, in_order, side="left")
+    found[order] = np.arange(len(order)) - first
+    return found
+
+
+def index_map(
+    dimension: Dimension,
+    sizes: Mapping[str, int],
+    expansions: Mapping[str, Expansion],
+    order: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> IndexMap:
+    """Compose the map of a dimension from those of its axes.
+
+    Args:
+        dimension: which axes it has.
+        sizes: size of every axis in the source.
+        expansions: of every grown axis; axes that are left out stay.
+        order: where source and target store the coordinates in another order than the dimension
+            says: for each stored coordinate the one that it would be.
+    """
+    source, share = _composed(dimension.form, sizes, expansions)
+    if order is not None:
+        before, after = (np.asarray(each, np.int64) for each in order)
+        stored = np.empty(len(before) + 1, np.int64)
+        stored[before] = np.arange(len(before))
+        stored[-1] = NOTHING  # where NOTHING points to
+        source, share = stored[source[after]], share[after]
+    return IndexMap(dimension.role, dimension.size(sizes), source, share)
+
+
+def _composed(
+    form: Form, sizes: Mapping[str, int], expansions: Mapping[str, Expansion]
+) -> tuple[Index, Factors]:
+    if isinstance(form, Axis):
+        grown = expansions.get(form.name)
+        if grown is None:
+            size = sizes[form.name]
+            return np.arange(size), np.full(size, SPLIT)
+        assert grown.size == sizes[form.name], form.name
+        return grown.source, grown.share
+    if isinstance(form, Sum):
+        sources, shares, offset = [], [], 0
+        for term in form.terms:
+            source, share = _composed(term, sizes, expansions)
+            sources.append(np.where(source == NOTHING, NOTHING, source + offset))
+            shares.append(share)
+            offset += term.size(sizes)
+        return np.concatenate(sources), np.concatenate(shares)
+    source, share = np.zeros(1, np.int64), np.ones(1)
+    for factor in form.factors:
+        inner, inner_share = _composed(factor, sizes, expansions)
+        nothing = (source == NOTHING)[:, None] | (inner == NOTHING)
+        both = source[:, None] * factor.size(sizes) + inner
+        source = np.where(nothing, NOTHING, both).ravel()
+        share = _both(share[:, None], inner_share).ravel()
+    return source, share
+
+
+def _both(share: Factors, other: Factors) -> Factors:
+    """The share of what is read by both; nothing of a part is nothing, all of it is the part."""
+    return np.where((share == 0) | (other == 0), 0.0, share * other)

@@ -1,211 +1,406 @@
-"""The law of growth: W' = E_out · W · L_in, one tensor at a time.
+"""The law of growth: W' = E_out · W · L_in, for any rectangular slice of one tensor.
 
 A space in which every coordinate gets copies has the expansion E that repeats coordinates
 (x' = E x) and any left inverse L that spreads a weight over the copies so that the parts sum to it
 (L E = I). A tensor's written dimensions are repeated, its read dimensions are split, and the model
 computes the same function: HyperCloning, arXiv 2409.12903, section 3, for any tensor whose axes
-are named.
+are named. A slice of the target needs only what it copies of the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from growkit.algebra.axes import Dimension, Layout, Role
-from growkit.algebra.expansion import NONE, Expansion
+from growkit.algebra.axes import Role
+from growkit.algebra.expansion import NOTHING, Group, Index, IndexMap
+from growkit.algebra.noise import noise
 from growkit.algebra.shares import Shares
 from growkit.algebra.splits import join, split, split_apart
 
-BLOCK_ELEMENTS = 1 << 18
-"""Elements of the target made at a time: few enough to stay in a core's
-cache, enough for a write to be worth its call."""
+Rows = Callable[[slice], Tensor]
+"""Reads some rows of a tensor."""
+
+FEW = 256
+"""Runs of neighbours, at most, that are copied one by one; more are gathered at once."""
 
 
-def grow_tensor(
-    weight: Tensor,
-    name: str,
-    layout: Layout,
-    sizes: Mapping[str, int],
-    expansions: Mapping[str, Expansion],
-    shares: Shares,
-) -> Iterator[Tensor]:
-    """Grow one tensor.
+@dataclass(frozen=True)
+class Slice:
+    """Some neighbouring coordinates of a grown dimension, and what they need of the source.
 
-    Args:
-        weight: the source tensor, of shape ``layout.shape(sizes)``.
-        name: the tensor's name, which seeds its random splits.
-        layout: which axes the tensor reads and writes.
-        sizes: size of every axis in the source.
-        expansions: of every grown axis; axes that are left out stay.
-        shares: how read weights are split over the copies.
-
-    Yields:
-        Consecutive blocks of the target along dimension 0, about ``BLOCK_ELEMENTS`` elements each,
-        so that memory stays near one source tensor.
+    Attributes:
+        begin: first coordinate of the target.
+        needed: coordinates of the source, in ascending order.
+        place: for each coordinate of the slice the place in ``needed``, or ``NOTHING``.
+        whole: whether all coordinates of the source are needed.
     """
-    assert tuple(weight.shape) == layout.shape(sizes), (name, weight.shape, layout)
-    grown = {axis: size * expansions.get(axis, NONE).copies for axis, size in sizes.items()}
-    generator = torch.Generator().manual_seed(shares.seed_of(name))
-    first, *others = layout.dimensions
 
-    if first.role is Role.WRITTEN:
-        rows = source_index(first, sizes, expansions)
-        row_elements = prod(dimension.size(grown) for dimension in others)
-        chunks = rows.split(max(1, BLOCK_ELEMENTS // row_elements))
-        blocks = (weight[chunk] for chunk in chunks)
-        dimensions = list(enumerate(others, start=1))
-    else:
-        blocks = (block for block in (weight,))
-        dimensions = list(enumerate(layout.dimensions))
-
-    for block in blocks:
-        for position, dimension in dimensions:
-            if dimension.size(grown) == dimension.size(sizes):
-                continue
-            if dimension.role is Role.WRITTEN:
-                block = block.index_select(position, source_index(dimension, sizes, expansions))
-            else:
-                block = _spread(block, position, dimension, sizes, expansions, shares, generator)
-        yield block
+    begin: int
+    needed: Index
+    place: Index
+    whole: bool
 
 
-def collapse_tensor(
-    grown: Tensor, layout: Layout, sizes: Mapping[str, int], expansions: Mapping[str, Expansion]
-) -> Tensor | None:
-    """Undo ``grow_tensor``: W = L_out · W' · E_in, where every choice of L must give the same.
+@lru_cache(maxsize=256)  # of all blocks of a tensor, the columns are the same
+def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
+    source = mapped.source[begin:end]
+    needed = np.unique(source[source != NOTHING])
+    place = np.where(source == NOTHING, NOTHING, np.searchsorted(needed, source))
+    return Slice(begin, needed, place, len(needed) == mapped.size)
+
+
+def grow(
+    rows: Rows, maps: Sequence[IndexMap], name: str, shares: Shares, where: Sequence[slice]
+) -> Tensor:
+    """A slice of a grown tensor.
 
     Args:
-        grown: the target tensor; or some rows of it, where these do not grow.
-        layout: which axes the tensor reads and writes.
-        sizes: size of every axis in the source.
-        expansions: of every grown axis.
+        rows: reads rows of the source tensor.
+        maps: of every dimension, of which at most one that is read grows.
+        name: the tensor's name, which seeds its random splits.
+        shares: how read weights are split over the copies.
+        where: the slice, with begin and end for each dimension of the target.
+    """
+    slices = [_slice(m, w.start, w.stop) for m, w in zip(maps, where, strict=True)]
+    tensor = _read(rows, slices[0].needed)
+    for position, each in enumerate(slices):
+        if position and not each.whole:
+            tensor = tensor.index_select(position, torch.from_numpy(each.needed))
+    split_at: int | None = None
+    for position, (mapped, each) in enumerate(zip(maps, slices, strict=True)):
+        if mapped.role is Role.READ and not mapped.identity:
+            assert split_at is None, f"{name} reads two spaces that grow"
+            split_at = position
+        else:
+            end = each.begin + len(each.place)
+            tensor = _arrangement(mapped, each.begin, end)([tensor], position)
+    if split_at is None:
+        return tensor
+    return _spread(tensor, split_at, maps, slices, name, shares)
+
+
+def _read(rows: Rows, needed: Index) -> Tensor:
+    """Rows of the source; neighbours are read together."""
+    if not len(needed):
+        return rows(slice(0, 0))
+    runs = np.split(needed, np.flatnonzero(np.diff(needed) != 1) + 1)
+    if len(runs) > FEW:  # reading what lies between costs less than so many calls
+        begin = int(needed[0])
+        return rows(slice(begin, int(needed[-1]) + 1))[torch.from_numpy(needed - begin)]
+    found = [rows(slice(int(run[0]), int(run[-1]) + 1)) for run in runs]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How a dimension is put together from pieces.
+
+    Attributes:
+        piece: for each coordinate the piece that it comes from.
+        place: its place there, or ``NOTHING``.
+        runs: begin and end of neighbours that lie side by side in one piece, or hold nothing.
+    """
+
+    piece: Index
+    place: Index
+    runs: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, piece: Index, place: Index) -> Arrangement:
+        """Find the runs."""
+        nothing = place == NOTHING
+        beside = np.where(nothing[1:], nothing[:-1], (np.diff(place) == 1) & ~nothing[:-1])
+        breaks = (np.flatnonzero(~beside | (np.diff(piece) != 0)) + 1).tolist()
+        runs = list(zip([0, *breaks], [*breaks, len(place)], strict=True)) if len(place) else []
+        return cls(piece, place, runs)
+
+    def __call__(self, pieces: Sequence[Tensor], position: int) -> Tensor:
+        """Put a dimension of tensors together."""
+        if self.runs == [(0, pieces[0].shape[position])] and self.place[0] == self.piece[0] == 0:
+            return pieces[0]
+        if len(self.runs) > FEW:
+            return self._gathered(pieces, position)
+        shape = list(pieces[0].shape)
+        shape[position] = len(self.place)
+        found = pieces[0].new_empty(shape)
+        for begin, end in self.runs:
+            target, place = found.narrow(position, begin, end - begin), int(self.place[begin])
+            if place == NOTHING:
+                target.zero_()
+            else:
+                target.copy_(pieces[self.piece[begin]].narrow(position, place, end - begin))
+        return found
+
+    def _gathered(self, pieces: Sequence[Tensor], position: int) -> Tensor:
+        begins = np.cumsum([0, *(piece.shape[position] for piece in pieces)])
+        joined = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), position)
+        index = np.maximum(begins[self.piece] + self.place, 0)
+        found = joined.index_select(position, torch.from_numpy(index))
+        nothing = np.flatnonzero(self.place == NOTHING)
+        return found.index_fill_(position, torch.from_numpy(nothing), 0) if len(nothing) else found
+
+
+@lru_cache(maxsize=256)
+def _arrangement(mapped: IndexMap, begin: int, end: int) -> Arrangement:
+    place = _slice(mapped, begin, end).place
+    return Arrangement.of(np.zeros_like(place), place)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a slice of a read dimension is made of.
+
+    Attributes:
+        columns: for each kind of reading the places, in what is needed of the source, that it is
+            for; None for all of them.
+        parts: for each kind, into how many parts the weight is split; 0 for given factors.
+        factors: for each kind, the factors that are given.
+        arrangement: of all parts and products, in order.
+    """
+
+    columns: list[Index | None]
+    parts: list[int]
+    factors: list[list[float]]
+    arrangement: Arrangement
+
+
+@lru_cache(maxsize=256)
+def _reading(mapped: IndexMap, begin: int, end: int) -> Reading:
+    sliced, here = _slice(mapped, begin, end), slice(begin, end)
+    parts, which, share = mapped.parts[here], mapped.part[here], mapped.share[here]
+    some = sliced.place != NOTHING
+    found = Reading([], [], [], Arrangement.of(sliced.place, sliced.place))
+    piece, place, pieces = np.zeros_like(sliced.place), sliced.place.copy(), 0
+    for count in np.unique(parts[some]).tolist():
+        chosen = np.flatnonzero((parts == count) & some)
+        columns = np.unique(sliced.place[chosen])
+        factors, number = np.unique(share[chosen], return_inverse=True)
+        piece[chosen] = pieces + (which[chosen] if count else number)
+        pieces += count or len(factors)
+        place[chosen] = np.searchsorted(columns, sliced.place[chosen])
+        found.columns.append(None if len(columns) == len(sliced.needed) else columns)
+        found.parts.append(count)
+        found.factors.append([] if count else factors.tolist())
+    return replace(found, arrangement=Arrangement.of(piece, place))
+
+
+def _spread(
+    tensor: Tensor,
+    position: int,
+    maps: Sequence[IndexMap],
+    slices: Sequence[Slice],
+    name: str,
+    shares: Shares,
+) -> Tensor:
+    """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
+    begin = slices[position].begin
+    reading = _reading(maps[position], begin, begin + len(slices[position].place))
+    draws = _Draws(maps, slices, position, name, shares)
+    pieces: list[Tensor] = []
+    for columns, count, factors in zip(
+        reading.columns, reading.parts, reading.factors, strict=True
+    ):
+        weight = tensor
+        if columns is not None:
+            weight = tensor.index_select(position, torch.from_numpy(columns))
+        if count:
+            pieces += draws.split(weight, count, columns)
+        else:
+            pieces += [_multiplied(weight, factor) for factor in factors]
+    return reading.arrangement(pieces or [tensor], position)
+
+
+class _Draws:
+    """The random shares of a slice: a field of noise for every node of the tree of splits.
+
+    A field has a number for each coordinate of the target, but of the split dimension for each
+    coordinate of the source.
+    """
+
+    def __init__(
+        self,
+        maps: Sequence[IndexMap],
+        slices: Sequence[Slice],
+        position: int,
+        name: str,
+        shares: Shares,
+    ) -> None:
+        self._maps, self._slices, self._position = maps, slices, position
+        self._name, self._shares = name, shares
+
+    def split(self, weight: Tensor, count: int, columns: Index | None) -> list[Tensor]:
+        """Parts of a weight.
+
+        Args:
+            weight: what is split.
+            count: number of parts.
+            columns: places in what the slice needs of the source; None for all of it.
+        """
+        if not self._shares.amplitude:
+            return split(weight, count, lambda node: None)
+        drawn: dict[str, Tensor] = {}
+
+        def draw(node: int, number: int = 0) -> Tensor:
+            key = self._shares.key(self._name, node, number)
+            if key not in drawn:
+                drawn[key] = self._share(key, columns)
+            return drawn.pop(key)
+
+        if len(self._maps) == 1:
+            return split_apart(weight, count, draw)
+        return split(weight, count, draw)
+
+    def _share(self, key: str, columns: Index | None) -> Tensor:
+        coordinates, lengths = [], []
+        for position, (mapped, each) in enumerate(zip(self._maps, self._slices, strict=True)):
+            if position == self._position:
+                coordinates.append(each.needed if columns is None else each.needed[columns])
+                lengths.append(mapped.size)
+            else:
+                coordinates.append(np.arange(each.begin, each.begin + len(each.place)))
+                lengths.append(len(mapped))
+        *leading, last = coordinates
+        rows = np.zeros(1, np.int64)
+        for coordinate, length in zip(leading, lengths, strict=False):
+            rows = (rows[:, None] * length + coordinate).ravel()
+        field = noise(key, rows, lengths[-1])
+        if len(last) < lengths[-1]:
+            field = field[:, last]
+        amplitude = self._shares.amplitude
+        numbers = torch.from_numpy(np.ascontiguousarray(field)).float()
+        step = amplitude / 2**15  # between neighbours, of which there are 2¹⁶ around ½
+        share = torch.add(torch.tensor(0.5 + step / 2), numbers, alpha=step)
+        return share.view([len(each) for each in coordinates])
+
+
+def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
+    """Undo ``grow``: W = L_out · W' · E_in, where every choice of L must give the same.
+
+    Args:
+        rows: reads rows of the grown tensor.
+        maps: of every dimension.
+        of: the rows of the source that are wanted, with begin and end.
 
     Returns:
-        The source tensor, bit for bit; or None if the copies of some row do not agree.
+        These rows, bit for bit; or None if the copies of something do not agree, if parts do not
+        sum to a number of the dtype, or if there is something where there should be nothing.
     """
-    growing = [(i, each) for i, each in enumerate(layout.dimensions) if grows(each, expansions)]
-    for position, dimension in growing:
-        if dimension.role is Role.READ:
-            slots = _slots(grown, position, dimension, sizes, expansions)
-            shape = list(grown.shape)
-            shape[position] = dimension.size(sizes)
-            grown = join([slot.reshape(shape) for slot in slots])
-    for position, dimension in growing:
-        if dimension.role is Role.WRITTEN:
-            index = source_index(dimension, sizes, expansions)
-            first = torch.empty(dimension.size(sizes), dtype=torch.long)
-            first[index.flip(0)] = torch.arange(len(index)).flip(0)
-            source = grown.index_select(position, first)
-            if not source.index_select(position, index).equal(grown):
-                return None
-            grown = source
-    return grown
+    groups = [_between(group, of) for group in maps[0].groups]
+    standing = np.concatenate([group.targets.ravel() for group in groups])
+    if of.start == 0:
+        standing = np.concatenate([standing, np.flatnonzero(maps[0].source == NOTHING)])
+    standing.sort()
+    found: Tensor | None = _read(rows, standing)
+    # Parts first: copies of a row are the same only when their parts are added up.
+    for role in (Role.READ, Role.WRITTEN):
+        for position, mapped in enumerate(maps):
+            if found is None or mapped.role is not role:
+                continue
+            if position == 0:
+                found = _undone(found, position, mapped, of, standing)
+            elif not mapped.identity:
+                every = slice(0, mapped.size)
+                found = _undone(found, position, mapped, every, np.arange(len(mapped)))
+    return found
 
 
-def grows(dimension: Dimension, expansions: Mapping[str, Expansion]) -> bool:
-    """Whether any axis of a dimension gets copies."""
-    return any(expansions.get(axis, NONE).copies > 1 for axis in dimension.axes)
+def _undone(
+    tensor: Tensor, position: int, mapped: IndexMap, of: slice, standing: Index
+) -> Tensor | None:
+    """One dimension as the source has it; see ``undo``.
+
+    Args:
+        tensor: what is grown in this dimension.
+        position: of the dimension.
+        mapped: of the dimension.
+        of: the coordinates of the source that are wanted.
+        standing: the target's coordinates that ``tensor`` holds, in order.
+    """
+
+    def at(targets: Index) -> Tensor:
+        places = np.searchsorted(standing, targets)
+        if len(places) == tensor.shape[position] and bool((np.diff(places) > 0).all()):
+            return tensor
+        return tensor.index_select(position, torch.from_numpy(places))
+
+    nothing = standing[mapped.source[standing] == NOTHING]
+    if len(nothing) and bool(at(nothing).any()):
+        return None
+    backs, sources = [], []
+    for group in (_between(each, of) for each in mapped.groups):
+        back = _original([at(copy) for copy in group.targets], group.shares)
+        if back is None:
+            return None
+        backs.append(back)
+        sources.append(group.sources)
+    order = torch.from_numpy(np.argsort(np.concatenate(sources)))
+    return backs[0] if len(backs) == 1 else torch.cat(backs, position).index_select(position, order)
 
 
-def copies_in(
-    grown: Tensor, layout: Layout, sizes: Mapping[str, int], expansions: Mapping[str, Expansion]
-) -> Iterator[list[Tensor]]:
+def _original(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor | None:
+    """What all of these were made from; None if they were not made from one tensor."""
+    parts = [copy for copy, share in zip(copies, shares, strict=True) if share is None]
+    given = [(c, share) for c, share in zip(copies, shares, strict=True) if share is not None]
+    if parts:
+        found = join(parts)
+    else:
+        told, share = next((copy, share) for copy, share in given if share)
+        found = _multiplied(told, 1 / share)
+    agree = all(_same(_multiplied(found, share), copy) for copy, share in given)
+    return found if agree else None
+
+
+def _multiplied(tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1 else (tensor.double() * factor).to(tensor.dtype)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.element_size() == 1:  # torch does not compare float8
+        one, other = one.float(), other.float()
+    return one.equal(other)
+
+
+def _between(group: Group, of: slice) -> Group:
+    begin, end = np.searchsorted(group.sources, [of.start, of.stop])
+    return Group(group.sources[begin:end], group.targets[:, begin:end], group.shares)
+
+
+def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]]:
     """The copies inside a grown tensor, or inside anything of its shape, such as its gradient.
 
     Only what is written has copies; what is read has parts.
 
     Args:
-        grown: of the shape of the target.
-        layout: which axes the tensor reads and writes.
-        sizes: size of every axis in the source.
-        expansions: of every grown axis.
+        tensor: of the shape of the target.
+        maps: of every dimension.
 
     Yields:
-        For every product of axes with copies one tensor per copy, all of the same shape:
-        [coordinates of the product in the source, everything else].
+        For every number of copies one tensor per copy, all of the same shape: [coordinates of the
+        source that have as many, everything else].
     """
-    for position, dimension in enumerate(layout.dimensions):
-        rows, offset = grown.movedim(position, 0), 0
-        for axes in dimension.products:
-            part = Dimension(dimension.role, (axes,))
-            length = part.size(sizes)
-            copies = prod(expansions.get(axis, NONE).copies for axis in axes)
-            if copies > 1 and length and dimension.role is Role.WRITTEN:
-                section = rows[offset : offset + length * copies].reshape(length * copies, -1)
-                slots = _slots(section, 0, part, sizes, expansions)
-                yield [slot.reshape(length, -1) for slot in slots]
-            offset += length * copies
+    for position, mapped in enumerate(maps):
+        if mapped.role is Role.WRITTEN:
+            rows = tensor.movedim(position, 0)
+            for group in mapped.groups:
+                if len(group.targets) > 1:
+                    yield [
+                        rows[torch.from_numpy(copy)].reshape(len(copy), -1)
+                        for copy in group.targets
+                    ]
 
 
-def source_index(
-    dimension: Dimension, sizes: Mapping[str, int], expansions: Mapping[str, Expansion]
-) -> Tensor:
-    """For every coordinate of the grown dimension, the source coordinate that it copies (E)."""
-    indices: list[Tensor] = []
-    offset = 0
-    for factors in dimension.products:
-        shape = [sizes[axis] for axis in factors]
-        index = torch.arange(offset, offset + prod(shape)).view(shape)
-        for position, axis in enumerate(factors):
-            expansion = expansions.get(axis, NONE)
-            if expansion.side_by_side:
-                index = index.repeat_interleave(expansion.copies, position)
-            else:
-                index = torch.cat([index] * expansion.copies, position)
-        indices.append(index.flatten())
-        offset += prod(shape)
-    return torch.cat(indices)
+def shape_of(maps: Sequence[IndexMap]) -> tuple[int, ...]:
+    """The shape of the target."""
+    return tuple(len(each) for each in maps)
 
 
-def _spread(
-    block: Tensor,
-    position: int,
-    dimension: Dimension,
-    sizes: Mapping[str, int],
-    expansions: Mapping[str, Expansion],
-    shares: Shares,
-    generator: torch.Generator,
-) -> Tensor:
-    """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
-    (axes,) = dimension.products
-    factor = prod(expansions.get(axis, NONE).copies for axis in axes)
-    shape = list(block.shape)
-    shape[position] *= factor
-    grown = block.new_empty(shape)
-    slots = _slots(grown, position, dimension, sizes, expansions)
-    take_apart = split_apart if block.dim() == 1 else split
-    parts = take_apart(block, factor, shares.amplitude, generator)
-    for part, slot in zip(parts, slots, strict=True):
-        slot.copy_(part.view(slot.shape))
-    return grown
-
-
-def _slots(
-    grown: Tensor,
-    position: int,
-    dimension: Dimension,
-    sizes: Mapping[str, int],
-    expansions: Mapping[str, Expansion],
-) -> list[Tensor]:
-    """One view of a grown tensor for each copy of a read dimension.
-
-    Returns:
-        Views of shape [before, axis 0, axis 1, …, after].
-    """
-    (axes,) = dimension.products
-    shape: list[int] = []
-    places: list[int] = []
-    for axis in axes:
-        expansion = expansions.get(axis, NONE)
-        places.append(position + len(shape) + expansion.side_by_side)
-        pair = (sizes[axis], expansion.copies)
-        shape.extend(pair if expansion.side_by_side else reversed(pair))
-    view = grown.view(*grown.shape[:position], *shape, *grown.shape[position + 1 :])
-    view = view.movedim(places, list(range(len(axes))))
-    copies = (range(expansions.get(axis, NONE).copies) for axis in axes)
-    return [view[copy] for copy in product(*copies)]
+def elements(where: Sequence[slice]) -> int:
+    """Number of elements of a slice."""
+    return prod(each.stop - each.start for each in where)

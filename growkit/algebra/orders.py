@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Order = Callable[[Mapping[str, int]], list[int]]
 """From the size of every axis to the canonical row of every stored row."""
@@ -58,13 +54,6 @@ def in_halves(heads: str, half: str, *width: str) -> Order:
         return _rows(blocks, prod(sizes[axis] for axis in width), interleaved=False)
 
     return order
-
-
-def from_order(stored: Tensor, order: list[int]) -> Tensor:
-    """Put stored rows where they stand canonically; ``canonical[order]`` undoes it."""
-    canonical = stored.new_empty(stored.shape)
-    canonical[order] = stored
-    return canonical
 
 
 def _rows(heads: list[int], width: int, interleaved: bool) -> list[int]:

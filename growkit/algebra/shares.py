@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 
@@ -35,7 +34,12 @@ class Shares:
             return 0.0
         return min(0.5, math.sqrt(0.75) * 10 ** (-self.snr_db / 20))
 
-    def seed_of(self, name: str) -> int:
-        """The seed of the tensor of this name, 64 bits."""
-        digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
-        return int.from_bytes(digest[:8], "big", signed=True)
+    def key(self, name: str, node: int, number: int) -> str:
+        """What tells the noise of one node of a tensor's splits from all other noise.
+
+        Args:
+            name: of the tensor.
+            node: of the tree of splits.
+            number: of the draw, where elements are drawn again.
+        """
+        return f"{self.seed}:{name}:{node}:{number}"

@@ -15,6 +15,7 @@ w/2 has no representation. More parts come from splitting the parts again: three
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 
 import torch
@@ -23,59 +24,88 @@ from torch import Tensor
 DRAWS = 32
 """How often an element is drawn again whose parts are equal."""
 
-_ARITHMETIC = {torch.float32: torch.float32, torch.float64: torch.float64}
+Draw = Callable[[int], Tensor | None]
+"""For a node of the tree of splits (1 is the root, 2n and 2n + 1 are the halves of n) the share of
+the first part of every element, in [0, 1] and float32; None for plain halves."""
 
 
-def split(weight: Tensor, parts: int, amplitude: float, generator: torch.Generator) -> list[Tensor]:
+def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]:
     """Split every element into ``parts`` numbers of the same dtype that sum to it exactly.
 
     Args:
         weight: any shape, any floating dtype.
         parts: at least 1. Two parts are about ½ each, three ¼, ¼, ½, four ¼ each.
-        amplitude: largest |u|, in [0, ½]; 0 for plain halves.
-        generator: source of u.
+        draw: the shares of first parts, of the shape of ``weight``.
+        node: of the tree.
 
     Returns:
         ``parts`` tensors of the shape and dtype of ``weight``.
     """
     if parts == 1:
         return [weight]
-    arithmetic = _ARITHMETIC.get(weight.dtype, torch.float32)
-    exact = weight.to(arithmetic)
-    if amplitude:
-        share = torch.empty_like(exact)
-        share.uniform_(0.5 - amplitude, 0.5 + amplitude, generator=generator)
-        first = share.mul_(exact).to(weight.dtype)
+    share = draw(node)
+    if share is not None:
+        arithmetic = _arithmetic(weight.dtype)
+        first = (share.to(arithmetic) * weight.to(arithmetic)).to(weight.dtype)
     else:
-        first = (exact * 0.5).to(weight.dtype)
-    second = (exact - first.to(arithmetic)).to(weight.dtype)
-    first = (exact - second.to(arithmetic)).to(weight.dtype)
+        equal = _equal_parts(weight, parts)
+        if equal is not None:
+            return [equal] * parts
+        first = _times(weight, 0.5)
+    second = _minus(weight, first)
+    first = _minus(weight, second)
     left = (parts + 1) // 2
     return [
-        *split(first, left, amplitude, generator),
-        *split(second, parts - left, amplitude, generator),
+        *split(first, left, draw, 2 * node),
+        *split(second, parts - left, draw, 2 * node + 1),
     ]
 
 
-def split_apart(
-    weight: Tensor, parts: int, amplitude: float, generator: torch.Generator
-) -> list[Tensor]:
+def split_apart(weight: Tensor, parts: int, draw: Callable[[int, int], Tensor]) -> list[Tensor]:
     """Split a vector so that the parts of an element differ, where its dtype allows it.
 
     In a vector one number is all that tells two copies apart. In a short format two parts may be
     drawn equal, and such elements are drawn again; each split is exact, whichever draw it is from.
-    See ``split`` for the arguments.
+
+    Args:
+        weight: any floating dtype.
+        parts: see ``split``.
+        draw: takes the node and the number of the draw, and gives the shares.
     """
-    drawn = split(weight, parts, amplitude, generator)
-    for _ in range(DRAWS if amplitude else 0):
+    drawn = split(weight, parts, lambda node: draw(node, 0))
+    for number in range(1, DRAWS + 1):
         tied = torch.zeros_like(weight, dtype=torch.bool)
         for first, second in combinations(drawn, 2):
             tied |= first.eq(second) & first.ne(0)
         if not bool(tied.any()):
             break
-        again = split(weight, parts, amplitude, generator)
+        again = split(weight, parts, lambda node: draw(node, number))  # noqa: B023
         drawn = [torch.where(tied, new, old) for new, old in zip(again, drawn, strict=True)]
     return drawn
+
+
+def _equal_parts(weight: Tensor, parts: int) -> Tensor | None:
+    """What every part is if halving again and again rounds nothing; None if it does."""
+    if parts & (parts - 1):
+        return None
+    part = _times(weight, 1 / parts)
+    return part if _times(part, parts).equal(weight) else None
+
+
+def _arithmetic(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _times(weight: Tensor, factor: float) -> Tensor:
+    if weight.element_size() == 1:  # float8 has no arithmetic
+        return (weight.float() * factor).to(weight.dtype)
+    return weight * factor
+
+
+def _minus(one: Tensor, other: Tensor) -> Tensor:
+    if one.element_size() == 1:
+        return (one.float() - other.float()).to(one.dtype)
+    return one - other
 
 
 def join(parts: list[Tensor]) -> Tensor:
@@ -92,7 +122,7 @@ def join(parts: list[Tensor]) -> Tensor:
         return parts[0]
     left = (len(parts) + 1) // 2
     dtype = parts[0].dtype
-    arithmetic = _ARITHMETIC.get(dtype, torch.float32)
+    arithmetic = _arithmetic(dtype)
     first, second = join(parts[:left]).to(arithmetic), join(parts[left:]).to(arithmetic)
     total = first + second
     # What the sum is off by, exactly (Knuth, The Art of Computer Programming 2, 4.2.2).

@@ -124,11 +124,19 @@ def total_bytes(tensors: Mapping[str, TensorInfo]) -> int:
     return sum(info.bytes for info in tensors.values())
 
 
-def parts(weights: Weights, name: str) -> list[slice]:
-    """Rows of a tensor to be read at a time: of a large one, ``AT_ONCE`` elements."""
-    rows, *others = weights.tensors[name].shape or (1,)
-    count = max(1, AT_ONCE // max(1, prod(others))) if weights.by_rows(name) else rows
-    return [slice(begin, min(begin + count, rows)) for begin in range(0, rows, max(1, count))]
+def parts(weights: Weights, name: str, elements: int | None = None) -> list[slice]:
+    """Rows of a tensor to be looked at a time: of a large one, ``AT_ONCE`` elements.
+
+    Args:
+        weights: has the tensor.
+        name: of the tensor.
+        elements: how many are looked at for the whole of it, if they are not only its own.
+    """
+    info = weights.tensors[name]
+    rows = info.shape[0] if info.shape else 1
+    each = -(-(elements or info.elements) // max(rows, 1))
+    count = max(1, AT_ONCE // max(1, each)) if weights.by_rows(name) else max(rows, 1)
+    return [slice(begin, min(begin + count, rows)) for begin in range(0, rows, count)]
 
 
 def total_parameters(tensors: Mapping[str, TensorInfo]) -> int:

@@ -100,6 +100,8 @@ def _load(stream: IO[bytes]) -> dict[str, Tensor]:
 
 def _legacy(stream: IO[bytes], path: Path) -> dict[str, Place]:
     tensors = _plain(_load(stream), path)
+    if any(tensor.is_meta for tensor in tensors.values()):
+        raise ValueError("tensors in it have no data")
     return {
         name: Place(0, _info(path, name, tensor), row_by_row(tuple(tensor.shape)))
         for name, tensor in tensors.items()

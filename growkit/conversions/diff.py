@@ -12,14 +12,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.shares import Shares
 from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights
 from growkit.conversions import Choice, Converted, Row, refuse
-from growkit.conversions.diff_v2 import noise_like_signal, with_noise_heads
+from growkit.conversions.diff_v2 import doubled, noise_like_signal, with_noise_heads
 from growkit.conversions.shared_diff import multiplied_out
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import (
@@ -30,7 +30,8 @@ from growkit.families.diff_transformer import (
 )
 from growkit.growth import method_of
 from growkit.plan import Plan, Planned, Rule
-from growkit.rewriting import rewrite, twice
+from growkit.rewriting import rewrite
+from growkit.transforms import Computed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,9 +132,11 @@ def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Rule | None
     last = name.rpartition(".")[2]
     if last in LAMBDA:
         # Equal dot products, so that the exponentials cancel; not zero, so that they can train.
-        return Rule(name, info, (), "λ = ½", partial(_vector, f"{layer}.{last[:-1]}", info), None)
+        return Rule(
+            name, info, Computed((), "λ = ½", partial(_vector, f"{layer}.{last[:-1]}", info))
+        )
     if name.endswith(("k_proj.weight", "k_proj.bias")):
-        return twice(name, info, "noise keys copy signal keys")
+        return doubled(name, info, "noise keys copy signal keys")
     return noise_like_signal(name, info)
 
 
@@ -143,10 +146,11 @@ def _with_head_norm(
     names = ("input_layernorm.weight", "self_attn.v_proj.weight", "self_attn.v_proj.bias")
     values = tuple(f"model.layers.{layer}.{each}" for each in names[: 3 if bias else 2])
     if name.endswith("head_norm.weight"):
-        why = "the size of values"
-        return Rule(name, info, values, why, partial(_size_everywhere, info), None)
+        compute = partial(_size_everywhere, info)
+        return Rule(name, info, Computed(values, "the size of values", compute))
     if head_norm == "plain" and name.endswith("o_proj.weight"):
-        return Rule(name, info, (name, *values), "× 2 and the size of values", _sized, None)
+        why = "× 2 and the size of values"
+        return Rule(name, info, Computed((name, *values), why, _sized))
     return _from_softmax(name, info, layer)
 
 
@@ -167,22 +171,26 @@ def _size(norm: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
     return squares.mean().sqrt()
 
 
-def _size_everywhere(info: TensorInfo, *values: Tensor) -> Iterator[Tensor]:
+def _size_everywhere(info: TensorInfo, *values: Tensor) -> Tensor:
     import torch
 
-    yield _size(*values).expand(info.shape).to(getattr(torch, TORCH_NAMES[info.dtype]))
+    return _size(*values).expand(info.shape).to(getattr(torch, TORCH_NAMES[info.dtype]))
 
 
-def _sized(output: Tensor, *values: Tensor) -> Iterator[Tensor]:
-    yield (2 * _size(*values) * output.double()).to(output.dtype)
+def _sized(output: Tensor, *values: Tensor) -> Tensor:
+    return (2 * _size(*values) * output.double()).to(output.dtype)
 
 
-def _vector(name: str, info: TensorInfo) -> Iterator[Tensor]:
+def _vector(name: str, info: TensorInfo) -> Tensor:
+    import numpy as np
     import torch
 
-    generator = torch.Generator().manual_seed(Shares(None).seed_of(name))
-    vector = 0.1 * torch.randn(info.shape, generator=generator)
-    yield vector.to(getattr(torch, TORCH_NAMES[info.dtype]))
+    from growkit.algebra.noise import noise
+
+    (length,) = info.shape
+    numbers = noise(Shares(None).key(name, 1, 0), np.zeros(1, np.int64), length)
+    vector = torch.from_numpy(numbers[0]).double() * (0.2 / 2**15)
+    return vector.to(getattr(torch, TORCH_NAMES[info.dtype]))
 
 
 CONVERSION = Diff()

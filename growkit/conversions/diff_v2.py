@@ -10,19 +10,15 @@ https://github.com/microsoft/unilm/tree/master/Diff-Transformer/Diff-Transformer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from growkit.checkpoint import Config, TensorInfo, Weights
 from growkit.conversions import Choice, Converted, Row, refuse
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
 from growkit.plan import Rule
-from growkit.rewriting import constant, rewrite, twice
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from growkit.rewriting import rewrite
+from growkit.transforms import Constant, Kept, twice
 
 
 class DiffV2:
@@ -56,27 +52,25 @@ def with_noise_heads(config: Config, switches: Mapping[str, object]) -> Config:
     return config | dict(switches) | {"num_attention_heads": 2 * heads, "num_noise_heads": heads}
 
 
+def doubled(name: str, info: TensorInfo, why: str) -> Rule:
+    """The rule of a tensor whose rows come twice."""
+    rows, *others = info.shape
+    return Rule(name, info, twice(name, (rows // 2, *others), why))
+
+
 def noise_like_signal(name: str, info: TensorInfo) -> Rule | None:
     """The rule of what becomes twice itself: noise queries, and the output that makes up for ½."""
     if name.endswith(("q_proj.weight", "q_proj.bias")):
-        return twice(name, info, "noise heads copy signal heads")
+        return doubled(name, info, "noise heads copy signal heads")
     if name.endswith("o_proj.weight"):
-        return Rule(name, info, (name,), "× 2, because λ is ½", partial(_times, 2.0), _half)
+        return Rule(name, info, Kept(name, 2.0, "× 2, because λ is ½"))
     return None
 
 
 def _rule(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
     if name.endswith("lambda_proj.weight"):
-        return constant(name, info, 0.0, "zero, so that λ is ½")
+        return Rule(name, info, Constant(info, 0.0, "zero, so that λ is ½"))
     return noise_like_signal(name, info)
-
-
-def _times(factor: float, tensor: Tensor) -> Iterator[Tensor]:
-    yield tensor * factor
-
-
-def _half(tensor: Tensor) -> Tensor:
-    return tensor / 2
 
 
 CONVERSION = DiffV2()

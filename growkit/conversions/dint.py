@@ -12,7 +12,7 @@ Cang et al., "DINT Transformer", arXiv 2501.17486, equations 5 to 9.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,8 @@ from growkit.conversions import Choice, Converted, Row, refuse
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
 from growkit.plan import Rule
-from growkit.rewriting import constant, rewrite
+from growkit.rewriting import rewrite
+from growkit.transforms import Computed, Constant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,19 +72,20 @@ class Dint:
 
 def _rule(diff: Config, moves: bool, name: str, info: TensorInfo, layer: int | None) -> Rule | None:
     if name.endswith("gamma_gate"):
-        return constant(name, info, 0.0, "zero, so that the integral adds nothing yet")
+        why = "zero, so that the integral adds nothing yet"
+        return Rule(name, info, Constant(info, 0.0, why))
     if moves and layer is not None and name.endswith("head_norm.weight"):
         factor = 1 - diff["lambda_init"][layer]
         wide = TensorInfo(info.shape, "F64")
         if diff["head_norm"] == "plain":
-            return constant(name, wide, factor, "the factor 1 - λ_init")
+            return Rule(name, wide, Constant(wide, factor, "the factor 1 - λ_init"))
         why = "times the factor 1 - λ_init"
-        return Rule(name, wide, (name,), why, partial(_times, factor), None)
+        return Rule(name, wide, Computed((name,), why, partial(_times, factor)))
     return None
 
 
-def _times(factor: float, tensor: Tensor) -> Iterator[Tensor]:
-    yield tensor.double() * factor
+def _times(factor: float, tensor: Tensor) -> Tensor:
+    return tensor.double() * factor
 
 
 CONVERSION = Dint()

@@ -8,7 +8,7 @@ Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from growkit.plan import Check, Judged, Rule
 from growkit.proof import MOST_VALUES, Settings, Spectrum
 from growkit.ranks import smallest_rank
 from growkit.rewriting import rewrite, taken_over
+from growkit.transforms import Computed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -317,7 +318,7 @@ class _Sharing:
                     made = factors.setdefault(of, _Factors(heads, rank, moment))
                     compute = partial(made.part, PARTS.index(part), info)
                     why = f"best base and rank-{rank} updates, scope {heads.scope}"
-                    return Rule(name, info, (of,), why, compute, None, repeatable=False)
+                    return Rule(name, info, Computed((of,), why, compute, repeatable=False))
                 if found and part == "up.bias":
                     return taken_over(name, info, f"{prefix}{projection}.bias")
             return None
@@ -392,7 +393,7 @@ class _Factors:
         self._lock = Lock()
         self._parts: dict[int, Tensor] = {}
 
-    def part(self, which: int, info: TensorInfo, weight: Tensor) -> Iterator[Tensor]:
+    def part(self, which: int, info: TensorInfo, weight: Tensor) -> Tensor:
         """Base, down or up, in the target's dtype.
 
         Args:
@@ -409,7 +410,7 @@ class _Factors:
                 parts = self._heads.factorise(weight.double(), self._rank, moment, dtype)
                 self._parts = dict(enumerate(parts))
             part = self._parts.pop(which)
-        yield part.contiguous()
+        return part.contiguous()
 
 
 def multiplied_out(config: Config) -> Callable[[str, TensorInfo, int | None], Rule | None]:
@@ -422,7 +423,7 @@ def multiplied_out(config: Config) -> Callable[[str, TensorInfo, int | None], Ru
             if found and part == "weight":
                 sources = tuple(f"{prefix}{projection}.{each}" for each in PARTS)
                 compute = partial(_product, info, heads)
-                return Rule(name, info, sources, "multiplied out", compute, None)
+                return Rule(name, info, Computed(sources, "multiplied out", compute))
             if found and part == "bias":
                 return taken_over(name, info, f"{prefix}{projection}.up.bias")
         return None
@@ -430,13 +431,11 @@ def multiplied_out(config: Config) -> Callable[[str, TensorInfo, int | None], Ru
     return special
 
 
-def _product(
-    info: TensorInfo, heads: Heads, base: Tensor, down: Tensor, up: Tensor
-) -> Iterator[Tensor]:
+def _product(info: TensorInfo, heads: Heads, base: Tensor, down: Tensor, up: Tensor) -> Tensor:
     import torch
 
     weight = heads.multiplied_out(base.double(), down.double(), up.double())
-    yield weight.to(getattr(torch, TORCH_NAMES[info.dtype]))
+    return weight.to(getattr(torch, TORCH_NAMES[info.dtype]))
 
 
 CONVERSION = SharedDiff()

@@ -32,16 +32,23 @@ def always(config: Config) -> bool:
     return True
 
 
+def every_layer(config: Config, layer: int) -> bool:
+    """Every layer has the tensor."""
+    return True
+
+
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a family, or one per layer if its name holds ``{layer}``.
+    """One tensor of a family, or one for each layer and expert that its name asks for.
 
     Attributes:
-        name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``.
+        name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``; ``{expert}``
+            counts the axis ``experts``.
         layout: what it reads and writes, in the notation of ``growkit.algebra.axes``.
         when: whether a model of this (completed) config has the tensor.
         canonical: for families that are DIFF Transformers, its name there, if it is another.
         order: how its rows are stored, if not in the order of the layout.
+        layers: whether a layer of a model of this (completed) config has the tensor.
     """
 
     name: str
@@ -49,6 +56,7 @@ class Tensor:
     when: Callable[[Config], bool] = always
     canonical: str | None = None
     order: Order | None = None
+    layers: Callable[[Config, int], bool] = every_layer
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,7 @@ class Family:
         constants: axes whose size is the same in every model of the family.
         same: axes that always have the size of another one.
         may_be_zero: keys of sizes that may be 0.
+        derived: keys of sizes that the class computes from others, so that configs never say them.
         per_layer: keys that hold one number for all layers, or a list with one for each; their
             axes are numbered, ``rank_0`` and so on (``rank_{layer}`` in layouts).
         grouped: axes whose neighbours form groups by position (head i reads KV head ⌊i/r⌋), so
@@ -127,6 +136,7 @@ class Family:
     constants: Mapping[str, int] = field(default_factory=dict)
     same: Mapping[str, str] = field(default_factory=dict)
     may_be_zero: frozenset[str] = frozenset()
+    derived: frozenset[str] = frozenset()
     per_layer: frozenset[str] = frozenset()
     grouped: frozenset[str] = frozenset()
     multiples: tuple[Multiple, ...] = ()
@@ -178,7 +188,7 @@ class Family:
             InputError: names the key.
         """
         for key in self.axes:
-            most = MOST_LAYERS if key == "num_hidden_layers" else MOST_SIZE
+            most = MOST_LAYERS if self.axes[key] == ("layers",) else MOST_SIZE
             value = config.get(key)
             largest = max((v for v in _listed(value) if isinstance(v, int)), default=0)
             if largest > most:
@@ -206,7 +216,7 @@ class Family:
             value = complete.get(key)
             least = 0 if key in self.may_be_zero else 1
             if key in self.per_layer:
-                sizes |= self._solve_per_layer(key, axes, value, complete["num_hidden_layers"])
+                sizes |= self._solve_per_layer(key, axes, value, sizes["layers"])
                 continue
             if not isinstance(value, int) or not _is_size(value, least):
                 raise InputError(
@@ -246,7 +256,8 @@ class Family:
         resized = dict(config)
         complete = self.complete(config)
         for key, axes in self.axes_of(complete).items():
-            if key in self.per_layer:  # no method grows what differs between layers
+            # No method grows what differs between layers.
+            if key in self.per_layer or key in self.derived:
                 continue
             value = sum(sizes[axis] for axis in axes)
             # A default may depend on other sizes (head_dim on hidden_size): it is written out.
@@ -289,18 +300,20 @@ class Family:
     def members(self, config: Config) -> list[tuple[str, Tensor, int | None]]:
         """Name, description and layer (None outside of the layers) of every tensor of a model."""
         complete = self.complete(config)
-        present = [tensor for tensor in self.tensors if tensor.when(complete)]
-        return [
-            (
-                tensor.name.format(layer=layer),
-                replace(tensor, layout=tensor.layout.format(layer=layer)),
-                layer,
-            )
-            for tensor in present
-            for layer in (
-                range(complete["num_hidden_layers"]) if "{layer}" in tensor.name else (None,)
-            )
-        ]
+        sizes = self._solve(complete)
+        found = []
+        for tensor in self.tensors:
+            if not tensor.when(complete):
+                continue
+            for layer in range(sizes["layers"]) if "{layer}" in tensor.name else (None,):
+                if layer is not None and not tensor.layers(complete, layer):
+                    continue
+                layout = tensor.layout.format(layer=layer)
+                described = tensor if layout == tensor.layout else replace(tensor, layout=layout)
+                for expert in range(sizes["experts"]) if "{expert}" in tensor.name else (None,):
+                    name = tensor.name.format(layer=layer, expert=expert)
+                    found.append((name, described, layer))
+        return found
 
 
 def _listed(value: Any) -> list[Any]:

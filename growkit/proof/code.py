@@ -7,13 +7,12 @@ growkit's own, byte for byte, or it is named.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from growkit.checkpoint.carrying import code_of
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.scratch import temporary
 from growkit.errors import InputError
 from growkit.families import families
 
@@ -59,9 +58,9 @@ def growkits_code(model_type: Any) -> Mapping[str, bytes]:
     """The code that growkit writes beside models of a type, by file name; empty for most."""
     for family in families().values():
         if model_type in family.model_types and family.write_code:
-            with tempfile.TemporaryDirectory(prefix="growkit-code-") as scratch:
-                family.write_code(Path(scratch))
-                return {path.name: path.read_bytes() for path in sorted(Path(scratch).iterdir())}
+            with temporary("code") as scratch:
+                family.write_code(scratch)
+                return {path.name: path.read_bytes() for path in sorted(scratch.glob("*.py"))}
     return {}
 
 

@@ -6,7 +6,6 @@ filled in, files merged or split. So where bytes differ, what transformers reads
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from growkit.checkpoint.carrying import carried
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.scratch import temporary
 from growkit.errors import InputError, foreign
 from growkit.proof.loader import generation
 from growkit.proof.oracle import quiet
@@ -201,7 +201,7 @@ def _contradict(source: Folder, target: Folder, tokenizer: Any) -> bool:
 
 def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:
     """The settings that transformers writes when it saves a tokenizer."""
-    with tempfile.TemporaryDirectory(prefix="growkit-tokenizer-") as scratch:
+    with temporary("tokenizer") as scratch:
         try:
             with quiet(), foreign("the tokenizer cannot be saved", "repair its files"):
                 tokenizer.save_pretrained(scratch)

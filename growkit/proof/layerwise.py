@@ -265,7 +265,8 @@ class Layerwise:
             return logits
 
         matrix = self._lender.lent(head, {"weight": f"{name}.weight"}, head=True)
-        nothing = self._lender.cast(torch.zeros(1, self._embedding[1].weight.shape[1]))
+        matrix_of = dict(self._embedding[1].named_parameters())["weight"]
+        nothing = self._lender.cast(torch.zeros(1, matrix_of.shape[1]))
         with self._embedding_of(nothing, torch.zeros(1, dtype=torch.long)), matrix:
             dict(head.named_parameters())["weight"].requires_grad = False
             yield run

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from growkit.algebra.axes import Dimension, Layout, Role
-from growkit.algebra.expansion import Expansion
-from growkit.algebra.law import source_index
-from growkit.algebra.orders import from_order
+from growkit.algebra.expansion import in_blocks, index_map, side_by_side
 from growkit.checkpoint import TORCH_NAMES, Config, Weights, main_dtype
 from growkit.errors import InputError
 from growkit.families import Family, family_of
@@ -218,11 +216,9 @@ class _Copies:
         self._tensors = {name: tensor for name, tensor, _ in family.members(before)}
         self.head_dim = self._old.get("head_dim", 1)
         self._expansions = {
-            axis: Expansion(
-                self._new[axis] // size,
-                side_by_side=axis in family.grouped or (adjacent and axis == "hidden"),
-            )
+            axis: (side_by_side if side else in_blocks)(size, self._new[axis] // size)
             for axis, size in self._old.items()
+            for side in (axis in family.grouped or (adjacent and axis == "hidden"),)
             if size and axis in self._new and self._new[axis] % size == 0
         }
 
@@ -234,11 +230,10 @@ class _Copies:
         dimension = _dimension(Layout.parse(tensor.layout), role)
         if dimension is None or not dimension.axes <= self._expansions.keys():
             return None
-        index = source_index(dimension, self._old, self._expansions)
-        if tensor.order is None or role is Role.READ:
-            return lambda rows: rows[:, index]
-        old, new = tensor.order(self._old), tensor.order(self._new)
-        return lambda rows: from_order(rows.T, old)[index][new].T
+        order = tensor.order if role is Role.WRITTEN else None
+        orders = (order(self._old), order(self._new)) if order else None
+        index = index_map(dimension, self._old, self._expansions, orders).source
+        return lambda rows: rows[:, index]
 
 
 def _dimension(layout: Layout, role: Role) -> Dimension | None:

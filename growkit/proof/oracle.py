@@ -7,7 +7,6 @@ into, ``growkit.modeling``.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import reduce
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
 from growkit.errors import InputError, foreign
 from growkit.families import families
 from growkit.layouts import as_diff_transformer, read_layout
@@ -237,11 +237,11 @@ def gradients_as_stored(checkpoint: Checkpoint) -> Callable[[str, Tensor], tuple
     rules = {rule.target: rule for rule in read_layout(checkpoint).rules}
 
     def stored(name: str, gradient: Tensor) -> tuple[str, Tensor]:
-        collapse = rules[name].collapse
-        assert collapse is not None
-        arranged = collapse(gradient)
+        (source,) = rules[name].sources
+        rows = slice(0, checkpoint.tensors[source].shape[0])
+        arranged = rules[name].transform.undo(gradient.__getitem__, rows)
         assert arranged is not None
-        return rules[name].sources[0], arranged
+        return source, arranged
 
     return stored
 
@@ -298,8 +298,8 @@ def parsed(config: Config, name: str = "config.json") -> Any:
 
     check_config_runs_nothing(config, name)
     plain = without_kernels({key: value for key, value in config.items() if key != "auto_map"})
-    with tempfile.TemporaryDirectory(prefix="growkit-config-") as scratch:
-        (Path(scratch) / "config.json").write_text(json.dumps(plain), encoding="utf-8")
+    with temporary("config") as scratch:
+        (scratch / "config.json").write_text(json.dumps(plain), encoding="utf-8")
         return AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
 
 
@@ -332,7 +332,10 @@ def blocks(model: Any, where: str) -> list[tuple[str, nn.Module]]:
         InputError: it has no such parts.
     """
     named = dict(model.named_modules())
-    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    config = model.config.get_text_config(decoder=True)
+    # Some count encoder layers as ``num_hidden_layers``.
+    keys = ("decoder_layers", "num_decoder_layers", "num_hidden_layers")
+    count = next((getattr(config, key) for key in keys if getattr(config, key, None)), 0)
     stacks = [
         name
         for name, module in named.items()

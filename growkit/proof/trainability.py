@@ -61,8 +61,9 @@ class Gradients:
         self._largest[name] = max(float(gradient.abs().max()), self._largest.get(name, 0.0))
         grown = self._as_grown(*self._as_stored(name, gradient)) if self._rules else None
         rule = self._rules.get(grown[0]) if grown else None
-        if grown and rule and rule.copies:
-            self._copied += [_Copied.of(grown[0], copies) for copies in rule.copies(grown[1])]
+        if grown and rule:
+            copied = rule.transform.copies(grown[1])
+            self._copied += [_Copied.of(grown[0], copies) for copies in copied]
 
     @property
     def symmetry(self) -> list[CopyDistance]:
@@ -100,11 +101,14 @@ class Gradients:
     def _as_grown(self, name: str, gradient: Tensor) -> Named | None:
         """As the growth left it: what came after it is undone; None for what is no tensor of it."""
         for plan in reversed(self._later):
-            rule = plan.rule(name)
-            back = rule.collapse(gradient) if rule.collapse else None
+            rule = plan.by_target[name]
+            if not rule.transform.holds:
+                return None
+            (name,) = rule.sources
+            back = rule.transform.undo(gradient.__getitem__, slice(0, len(gradient)))
             if back is None:
                 return None
-            name, gradient = rule.sources[0], back
+            gradient = back
         return name, gradient
 
 

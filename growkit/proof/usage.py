@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from growkit.checkpoint import total_parameters
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
 from growkit.errors import InputError, foreign
 from growkit.proof import ModeResult
 from growkit.proof.metrics import finite
@@ -84,11 +83,11 @@ def _reloaded(model: Checkpoint, prompt: Tensor, device: torch.device) -> tuple[
     loaded: Any = load(model.folder, torch.float64, device, "eager")
     expected = _logits(loaded, prompt)
     with (
-        tempfile.TemporaryDirectory(prefix="growkit-reload-") as scratch,
+        temporary("reload") as scratch,
         _using(model, "save and reload"),
     ):
         loaded.save_pretrained(scratch)
-        again = load(Path(scratch), torch.float64, device, "eager")
+        again = load(scratch, torch.float64, device, "eager")
     # torch compares bits; the weights' addresses may change the order of sums.
     read, written = again.state_dict(), loaded.state_dict()
     same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)

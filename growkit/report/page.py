@@ -6,15 +6,12 @@ left out with its heading. Everything that comes from files is escaped where it 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from re import DOTALL, findall, sub
+from re import sub
 from typing import Any
 
-from growkit.checkpoint.folder import Folder
-from growkit.errors import InputError
 from growkit.report import drawing
 from growkit.report.drawing import Bar
 from growkit.report.markup import escape, facts, figure, framed, is_number, more, section, table
@@ -47,47 +44,6 @@ RECORDED = ("growkit", "created", "dtype", "source_parameters", "parameters", "b
 
 MOST_SPECTRA = 4
 """Spectra that are drawn; the others are in a table."""
-
-
-def check_report(file: Path | None, figures: Path | None) -> None:
-    """Find out before long work whether a report can be written there.
-
-    Raises:
-        InputError: it cannot; says what would do.
-    """
-    if file is not None and file.suffix not in (".html", ".json"):
-        raise InputError(f"report {file} cannot be written; name it .html or .json")
-    for folder in (file.parent if file else None, figures.parent if figures else None):
-        if folder is not None and not folder.is_dir():
-            raise InputError(f"{folder} is not a folder; make it before a report goes there")
-    if figures is not None and figures.exists() and not figures.is_dir():
-        raise InputError(f"{figures} is a file; name a folder for the figures")
-
-
-def write_report(
-    result: Mapping[str, Any], target: Path, file: Path | None, figures: Path | None
-) -> None:
-    """Write what was asked for.
-
-    Args:
-        result: a ``growkit.proof.VerifyResult``.
-        target: the target's folder, for its manifest.
-        file: an HTML page or JSON, by its name; None for neither.
-        figures: folder for the charts as SVG files; None for none.
-    """
-    opened = Folder(target)
-    manifest = opened.json("growkit.json") if opened.has("growkit.json") else None
-    page = report_page(result, manifest)
-    if file is not None and file.suffix == ".html":
-        file.write_text(page, encoding="utf-8")
-    elif file is not None:
-        text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
-        file.write_text(text + "\n", encoding="utf-8")
-    if figures is not None:
-        figures.mkdir(exist_ok=True)
-        for number, chart in enumerate(findall(r"<svg.*?</svg>", page, DOTALL), 1):
-            name = f"{number:02}.svg"
-            (figures / name).write_text(drawing.standalone(chart), encoding="utf-8")
 
 
 def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -> str:

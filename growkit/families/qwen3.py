@@ -1,0 +1,27 @@
+"""Qwen3: Llama's tensors with a norm inside of every query and key head.
+
+https://github.com/huggingface/transformers/tree/main/src/transformers/models/qwen3
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from growkit.families import Tensor
+from growkit.families.llama import ATTENTION, mlp_bias
+from growkit.families.llama import FAMILY as LLAMA
+
+FAMILY = replace(
+    LLAMA,
+    name="Qwen3",
+    model_types=("qwen3",),
+    architecture="Qwen3ForCausalLM",
+    form=None,  # no DIFF Transformer has norms inside of its heads
+    defaults={**LLAMA.defaults, "num_key_value_heads": 32, "head_dim": 128},
+    tensors=(
+        *(tensor for tensor in LLAMA.tensors if tensor.when is not mlp_bias),
+        Tensor(ATTENTION + "q_norm.weight", "head_dim"),
+        Tensor(ATTENTION + "k_norm.weight", "head_dim"),
+    ),
+    multiples=LLAMA.multiples[:1],
+)

@@ -1,0 +1,227 @@
+"""The folders that odd files are put into: tiny models of every layout, and what lies around them.
+
+A place is a folder that a command runs in. Its sound files are kept in memory, so that one file can
+be made odd, and sound again, thousands of times in a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import growkit
+from growkit.proof import Settings
+from tests.conftest import save_model
+
+SECRET = b"what lies outside of a model folder is none of its business\n" * 8
+TEXT = b"one two three four five six seven eight nine ten <|endoftext|> two two three ten one\n"
+RECIPE = (
+    b"source: source\noutput: out\nsteps:\n  - grow: hypercloning\n    hidden: x2\nverify: false\n"
+)
+SIZES = {
+    "vocab_size": 16,
+    "hidden_size": 4,
+    "intermediate_size": 6,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+DIFF = SIZES | {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", SIZES),
+    "mistral": ("mistral", SIZES | {"sliding_window": 4}),
+    "diffllama": ("diffllama", DIFF),
+    "diff": ("diff_transformer", DIFF),
+    "v2": (
+        "diff_transformer",
+        DIFF
+        | {"lambda_type": "projected", "noise_keys": "shared", "head_norm": "none"}
+        | {"head_dim": 4, "value_head_dim": 4, "num_attention_heads": 4},
+    ),
+    "shared": ("diff_transformer", DIFF | {"qk_projection": "shared", "shared_rank": 2}),
+    "dint": ("diff_transformer", DIFF | {"integral": "causal"}),
+}
+STORED = {"motif": ("diffllama", "motif"), "microsoft": ("diffllama", "microsoft")}
+STORED |= {"microsoft-v2": ("v2", "microsoft-v2")}
+QUICK = Settings(prompts=1, length=8)
+
+State = dict[str, tuple[int, ...]]
+
+
+@dataclass
+class Place:
+    """A folder to run commands in, and its sound files.
+
+    Attributes:
+        folder: where it is; commands run inside it.
+        files: the sound contents of every file, and the times it was changed, by its path.
+    """
+
+    folder: Path
+    files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+
+    def learn(self) -> None:
+        """Take what is there now for sound."""
+        for file in sorted(self.folder.rglob("*")):
+            if file.is_file():
+                name = file.relative_to(self.folder).as_posix()
+                self.files[name] = (file.read_bytes(), file.stat().st_mtime_ns)
+
+    def content(self, name: str) -> bytes:
+        """The sound contents of a file."""
+        return self.files[name][0]
+
+    def put(self, name: str, content: Any) -> None:
+        """Make one thing odd.
+
+        Args:
+            name: path in the place.
+            content: the bytes of a file; or ``{"link": target}``, ``{"pipe": true}``,
+                ``{"folder": true}`` or ``{"none": true}``.
+        """
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, bytes):
+            if path.is_symlink() or not path.is_file():
+                remove(path)
+            path.write_bytes(content)
+            return
+        remove(path)
+        if "link" in content:
+            path.symlink_to(content["link"])
+        elif "pipe" in content:
+            os.mkfifo(path)
+        elif "folder" in content:
+            path.mkdir()
+
+    def restore(self, names: list[str] | None = None) -> None:
+        """Make everything sound again; or some paths alone, if nothing else was changed."""
+        if names is None:
+            for path in self.folder.iterdir():
+                remove(path)
+        for name in self.files if names is None else names:
+            path = self.folder / name
+            if name in self.files:
+                content, changed = self.files[name]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+                os.utime(path, ns=(changed, changed))
+                continue
+            remove(path)
+            for parent in list(Path(name).parents)[:-1]:  # folders that were made for odd files
+                if not any((self.folder / parent).iterdir()):
+                    (self.folder / parent).rmdir()
+
+
+def remove(path: Path) -> None:
+    """Remove whatever has this name, and never what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def state(folder: Path | str) -> State:
+    """What stands in a folder and below it: kind, inode, size and times of everything."""
+    found: State = {}
+    folders = [str(folder)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                seen = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(seen.st_mode):  # its times change with what is inside
+                    found[entry.path] = (seen.st_mode, seen.st_ino)
+                    folders.append(entry.path)
+                else:
+                    times = (seen.st_mtime_ns, seen.st_ctime_ns)
+                    found[entry.path] = (seen.st_mode, seen.st_ino, seen.st_size, *times)
+    return found
+
+
+def build(root: Path) -> dict[str, Place]:
+    """Make all places in an empty folder."""
+    here = Path.cwd()
+    places = {}
+    try:
+        for name, (kind, sizes) in MODELS.items():
+            places[name] = _begin(root / name)
+            _model(root / name / "source", kind, sizes)
+        for name, (origin, layout) in STORED.items():
+            places[name] = _begin(root / name)
+            source = root / name / "source"
+            growkit.convert(root / origin / "source", source, to=layout, verify=False)
+            for file in ("growkit.json", "README.md"):
+                (source / file).unlink()
+        places["sharded"] = _begin(root / "sharded")
+        _model(root / "sharded/source", "llama", SIZES, shard_size="1KB")
+        places["bin"] = _begin(root / "bin")
+        _pickled(_model(root / "bin/source", "llama", SIZES))
+        places["words"] = _begin(root / "words")
+        _tokenizer(_model(root / "words/source", "llama", SIZES))
+        places["pair"] = _begin(root / "pair")
+        _tokenizer(_model(root / "pair/source", "llama", SIZES))
+        os.chdir(root / "pair")
+        growkit.grow("source", "target", hidden="x2", verify=QUICK)
+        _shorten(root / "pair/target/growkit.json")
+    finally:
+        os.chdir(here)
+    for place in places.values():
+        place.learn()
+    return places
+
+
+def _begin(folder: Path) -> Place:
+    (folder / "elsewhere").mkdir(parents=True)
+    (folder / "elsewhere/secret.txt").write_bytes(SECRET)
+    (folder / "text.txt").write_bytes(TEXT)
+    (folder / "recipe.yaml").write_bytes(RECIPE)
+    return Place(folder)
+
+
+def _model(folder: Path, kind: str, sizes: dict[str, Any], shard_size: str = "5GB") -> Path:
+    save_model(folder, kind, shard_size=shard_size, **sizes)
+    for file in folder.glob("*.safetensors"):  # few different bytes, so that inputs are kept small
+        rounded = {name: (t * 4).round() / 4 for name, t in load_file(file).items()}
+        save_file(rounded, file, {"format": "pt"})
+    return folder
+
+
+def _pickled(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def _shorten(manifest: Path) -> None:
+    """Leave long lists of figures out, which nothing reads: YAML takes half a second for them."""
+    content = json.loads(manifest.read_text())
+    verdict = content["verification"]
+    for key, value in verdict.items():
+        if isinstance(value, list | dict) and len(json.dumps(value)) > 500:
+            verdict[key] = type(value)()
+    manifest.write_text(json.dumps(content, indent=2))
+
+
+def _tokenizer(folder: Path) -> None:
+    words = ["<unk>", "<s>", "</s>", "one", "two", "three", "four", "five", "six", "seven", "eight"]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+    marks = '{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}'
+    (folder / "special_tokens_map.json").write_text(marks)
+    (folder / "added_tokens.json").write_text('{"<s>": 1, "</s>": 2}')
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )

@@ -1,0 +1,200 @@
+"""A sample of the fuzzer's inputs, all that ever broke something, and faults that it must find."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from growkit import inspection
+from tests.fuzz import worker as workers
+from tests.fuzz.case import Case, corpus
+from tests.fuzz.rules import Answer, judge
+from tests.fuzz.targets import TARGETS, draw
+from tests.fuzz.worker import Tally, Worker, quickly
+
+INPUTS = 1200
+SEED = 20261122
+LOOK = Case("llama", ("inspect", "source"))
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    made = Worker(quickly)
+    yield made
+    made.close()
+
+
+def report(tally: Tally) -> str:
+    return "\n".join(
+        f"{found.number} {found.target}: {found.fault.kind}\n{found.fault.detail[-1500:]}\n"
+        f"{found.case.as_json()}"[:4000]
+        for found in tally.found
+    )
+
+
+def test_odd_inputs_break_no_rule(worker: Worker) -> None:
+    tally = worker.run(lambda number: draw(SEED, number, worker.places), 0, INPUTS)
+    assert not tally.found, report(tally)
+    assert tally.count == INPUTS
+    assert {target for target, _ in tally.inputs} == set(TARGETS)
+    assert {code for _, code in tally.inputs} == {"0", "1", "2"}
+
+
+def test_what_once_broke_a_rule_does_no_more(worker: Worker) -> None:
+    cases = list(corpus().items())
+    assert cases
+    tally = worker.run(lambda number: cases[number], 0, len(cases))
+    assert not tally.found, report(tally)
+    assert tally.count == len(cases)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_input_is_drawn_again(target: str, worker: Worker) -> None:
+    """By its number alone; and it is the same once it was kept."""
+    for number in range(20):
+        drawn = [draw(3, number, worker.places, target)[1] for _ in range(2)]
+        assert drawn[0] == drawn[1]
+        assert Case.from_json(drawn[0].as_json()) == drawn[0]
+
+
+def test_answers_are_those_of_the_command(worker: Worker) -> None:
+    place = worker.places["llama"]
+    case = Case("llama", ("inspect", "source"), {"source/config.json": b"{"})
+    with patch.object(workers, "judge", lambda _, answer: workers.Fault("seen", repr(answer))):
+        seen = worker.run(lambda number: ("", case), 0, 1).found[0].fault.detail
+    case.put(place)
+    command = [sys.executable, "-m", "growkit", *case.arguments]
+    result = subprocess.run(command, cwd=place.folder, capture_output=True, text=True, check=False)
+    place.restore()
+    assert seen == repr(Answer(result.returncode, result.stdout, result.stderr))
+    assert result.returncode == 2
+
+
+def write_elsewhere(folder: Path) -> None:
+    with open(f"/tmp/{os.getpid()}-never", "w"):
+        pass
+
+
+def write_beside(folder: Path) -> None:
+    (folder.parent / "left-over").write_text("")
+
+
+def spoil(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+def swell(folder: Path) -> None:
+    torch.ones(1 << 27, dtype=torch.uint8).sum()
+
+
+def hang(folder: Path) -> None:
+    while True:
+        pass
+
+
+def wait(folder: Path) -> None:
+    time.sleep(60)
+
+
+def crash(folder: Path) -> None:
+    ctypes.string_at(0)
+
+
+def mutter(folder: Path) -> None:
+    os.write(2, b"libx: something is odd\n")
+
+
+FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "error": (lambda folder: {}["missing"], "traceback KeyError"),
+    "exit": (lambda folder: os.kill(os.getpid(), signal.SIGTERM), "SIGTERM"),
+    "crash": (crash, "SIGSEGV"),
+    "hang": (hang, "SIGPROF"),
+    "wait": (wait, "SIGALRM"),
+    "swell": (swell, "more than 1 GiB"),
+    "elsewhere": (write_elsewhere, "stray open"),
+    "run": (lambda folder: os.system("true"), "stray os.system"),
+    "beside": (write_beside, "refused, but wrote"),
+    "spoil": (spoil, "touched source/config.json"),
+    "mutter": (mutter, "several lines"),
+    "warn": (lambda folder: warnings.warn("odd", stacklevel=1), "no sentence"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(fault: str, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controls: a command is broken on purpose."""
+    do, kind = FAULTS[fault]
+    sound = inspection.inspect
+
+    def broken(folder: Path) -> Any:
+        do(folder.absolute())
+        return sound(folder)
+
+    case = Case("llama", ("inspect", "source"), {"source/config.json": b"{}"})
+    assert not worker.run(lambda number: ("", case), 0, 1).found
+    monkeypatch.setattr(inspection, "inspect", broken)
+    limits = {"hang": ("SECONDS", 0.3), "wait": ("WAIT", 0.5), "swell": ("MEMORY", 100 << 20)}
+    if fault in limits:
+        monkeypatch.setattr(workers, *limits[fault])
+    tally = worker.run(lambda number: ("", case if number == 1 else LOOK), 1, 2)
+    assert [found.fault.kind[: len(kind)] for found in tally.found] == [kind]
+    monkeypatch.undo()
+    after = worker.run(lambda number: ("", LOOK), 0, 1)
+    assert not after.found, report(after)  # what a fault leaves behind is cleared away
+
+
+def test_a_parser_that_lets_errors_through_is_found(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the fuzzer's own inputs."""
+    from growkit.checkpoint import folder
+
+    monkeypatch.setattr(folder, "reason", lambda error: {}[str(error)])
+    tally = worker.run(lambda number: draw(0, number, worker.places, "config"), 0, 100)
+    assert any("KeyError" in found.fault.kind for found in tally.found)
+    assert tally.count == 100
+
+
+GOOD = Answer(2, "", "error: it is so; do this\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer", "kind"),
+    [
+        (("inspect", "x"), GOOD, None),
+        (("inspect", "x"), Answer(2, "", "error: a\nb\n"), "several lines"),
+        (("inspect", "x"), Answer(2, "", "error: \x1b[31m\n"), "unprintable"),
+        (("inspect", "x"), Answer(2, "", "error: " + "a" * 3000 + "\n"), "long sentence"),
+        (("inspect", "x"), Answer(2, "", "it is so\n"), "no sentence"),
+        (("inspect", "x"), Answer(2, "x", "error: it is so\n"), "refused, but printed"),
+        (("inspect", "x"), Answer(0, "x\n", ""), None),
+        (("inspect", "x"), Answer(0, "\x1b[31m\n", ""), "unprintable"),
+        (("inspect", "x"), Answer(0, "", "UserWarning: odd\n"), "spilled"),
+        (("inspect", "x"), Answer(1, "", ""), "exit code 1 of inspect"),
+        (("inspect", "x"), Answer(3, "", ""), "exit code 3"),
+        (("inspect", "x", "--json"), Answer(0, "{}", ""), None),
+        (("inspect", "x", "--json"), Answer(0, '{"a": NaN}', ""), "no JSON"),
+        (("inspect", "x", "--json"), Answer(0, "{}", "", made=["left"]), "made left"),
+        (("grow", "x", "out", "--json"), Answer(0, '{"output": "/a/out"}', "", made=["out"]), None),
+        (
+            ("grow", "x", "out", "--json"),
+            Answer(0, '{"output": "/a/out"}', "", made=["out", "left"]),
+            "made left",
+        ),
+    ],
+)
+def test_rules(arguments: tuple[str, ...], answer: Answer, kind: str | None) -> None:
+    fault = judge(arguments, answer)
+    assert (fault.kind[: len(kind)] if fault and kind else fault) == kind

@@ -1,0 +1,353 @@
+"""Inputs run in a child process, which may die, hang or swell, and is replaced then."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import io
+import json
+import mmap
+import os
+import resource
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import typer
+
+from growkit.cli import app
+from growkit.report import page, terminal
+from tests.fuzz.case import Case
+from tests.fuzz.places import Place, build, remove, state
+from tests.fuzz.rules import Answer, Fault, cause, judge
+
+SECONDS = 5.0
+WAIT = 12.0
+"""Seconds of waiting for something, at most: other processes may have the machine meanwhile."""
+MEMORY = 600 << 20
+"""Bytes that an input may take beyond the 0.4 GiB that imports take: 1 GiB in all."""
+ROOM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Memory, where it can be had as a folder: on a disk, writing takes as long as all the rest."""
+RENEW = 75
+LOADED = page, terminal
+"""What commands import late: once here, and not in every child."""
+NOBODY = "/proc", "/dev/null"
+RUNS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect")
+RUNS += ("socket.getaddrinfo", "socket.gethostbyname", "urllib.Request", "os.startfile", "os.fork")
+WRITES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink")
+WRITES += ("os.truncate", "os.chmod", "os.chown", "os.utime", "shutil.rmtree", "os.mkfifo")
+FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+@dataclass
+class Found:
+    """An input that broke a rule."""
+
+    number: int
+    target: str
+    fault: Fault
+    case: Case
+
+
+@dataclass
+class Tally:
+    """How many inputs ran, by target and exit code, and which broke a rule."""
+
+    inputs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    found: list[Found] = field(default_factory=list)
+    slowest: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many inputs ran."""
+        return sum(self.inputs.values())
+
+    def add(self, told: dict[str, Any]) -> None:
+        """Count an input, as the child told of it."""
+        target = told["target"]
+        self.inputs[target, told["code"]] += 1
+        self.seconds[target] += told["seconds"]
+        self.slowest = max(self.slowest, told["cpu"])
+        if "kind" in told:
+            fault = Fault(told["kind"], told["detail"])
+            case = Case.from_json(told["case"])
+            self.found.append(Found(told["number"], target, fault, case))
+
+
+Make = Callable[[int], tuple[str, Case]]
+
+
+class Worker:
+    """Runs inputs, one after another.
+
+    Args:
+        prepare: runs in the child before anything else, to break something on purpose, say.
+    """
+
+    def __init__(self, prepare: Callable[[], Any] = lambda: None) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=ROOM)).resolve()
+        for name in ("places", "tmp", "home"):
+            (self.root / name).mkdir()
+        self.places = build(self.root / "places")
+        self.command = typer.main.get_command(app)
+        self._prepare = prepare
+
+    def close(self) -> None:
+        """Remove everything."""
+        shutil.rmtree(self.root)
+
+    def run(
+        self,
+        make: Make,
+        first: int,
+        end: int,
+        until: float = float("inf"),
+        tell: Callable[[Tally], None] = lambda tally: None,
+    ) -> Tally:
+        """Run the inputs of some numbers.
+
+        Args:
+            make: makes an input of a number; is called in the child.
+            first: the first number.
+            end: the number after the last.
+            until: the time (of ``time.monotonic``) to stop at.
+            tell: is told now and then how far it is.
+        """
+        tally = Tally()
+        shared = mmap.mmap(-1, 64)
+        while first < end and time.monotonic() < until:
+            log, fatal = self.root / "log", self.root / "fatal"
+            log.write_bytes(b"")
+            fatal.write_bytes(b"")
+            shared[:8] = struct.pack("<q", first)
+            gc.freeze()
+            child = os.fork()
+            if not child:
+                code = 70
+                try:
+                    code = _Child(self, shared, log, until).run(make, first, end)
+                except BaseException:
+                    fatal.write_text(traceback.format_exc())
+                finally:
+                    os._exit(code)
+            status = self._wait(child, log, tally, tell)
+            first = struct.unpack("<q", shared[:8])[0] + 1
+            if status == 0:
+                break
+            trace = fatal.read_text(errors="replace")
+            if os.WIFEXITED(status):
+                assert os.WEXITSTATUS(status) == RENEW, f"the fuzzer itself fell over: {trace}"
+                continue
+            target, case = make(first - 1)
+            name = signal.Signals(os.WTERMSIG(status)).name
+            fault = Fault(f"{name} {cause(trace)}", trace[:3000])
+            tally.inputs[target, name] += 1
+            tally.found.append(Found(first - 1, target, fault, case))
+            self.places[case.place].restore()
+            for left in (self.root / "tmp").iterdir():
+                remove(left)
+        return tally
+
+    @staticmethod
+    def _wait(child: int, log: Path, tally: Tally, tell: Callable[[Tally], None]) -> int:
+        told = time.monotonic()
+        with log.open(encoding="utf-8") as stream:
+            while True:
+                ended, status = os.waitpid(child, os.WNOHANG)
+                lines = stream.readlines()
+                while lines and not lines[-1].endswith("\n") and not ended:
+                    lines[-1] += stream.readline()
+                for line in lines:
+                    tally.add(json.loads(line))
+                if ended:
+                    return status
+                time.sleep(0.02)
+                if time.monotonic() - told > 10:
+                    told = time.monotonic()
+                    tell(tally)
+
+
+class _Child:
+    """What runs in the child."""
+
+    def __init__(self, worker: Worker, shared: mmap.mmap, log: Path, until: float) -> None:
+        self.root, self.places, self.shared = worker.root, worker.places, shared
+        self.command = worker.command
+        self.log = log.open("a", encoding="utf-8")
+        self.until = until
+        self.watching = False
+        self.strays: list[str] = []
+        self.fatal = (self.root / "fatal").open("w")
+        self.spill = os.open(self.root / "spill", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        self._settle()
+        worker._prepare()
+
+    def _settle(self) -> None:
+        for number in (1, 2):  # what other libraries say, past Python
+            os.dup2(self.spill, number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number in (signal.SIGPROF, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+            faulthandler.register(number, file=self.fatal, all_threads=False, chain=True)
+        faulthandler.enable(file=self.fatal, all_threads=False)
+        tempfile.tempdir = str(self.root / "tmp")
+        os.environ |= {"TMPDIR": tempfile.tempdir, "HOME": str(self.root / "home")}
+        with open("/proc/self/statm") as stream:
+            mapped = int(stream.read().split()[0]) * mmap.PAGESIZE
+        self.most = _resident() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + (3 << 30),) * 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        warnings.showwarning = _show  # not to whoever collects them in a test
+        warnings.simplefilter("always")
+        for ignored in (DeprecationWarning, PendingDeprecationWarning, ImportWarning):
+            warnings.simplefilter("ignore", ignored)
+        gc.set_threshold(10_000)  # as the command does
+        sys.addaudithook(self._audit)
+
+    def run(self, make: Make, first: int, end: int) -> int:
+        """Run inputs until something ends it; the exit code of this process."""
+        for number in range(first, end):
+            target, case = make(number)
+            self.shared[:8] = struct.pack("<q", number)
+            begun, used = time.perf_counter(), time.process_time()
+            answer = self.answer(case)
+            told: dict[str, Any] = {
+                "target": target,
+                "code": str(answer.code),
+                "seconds": time.perf_counter() - begun,
+                "cpu": time.process_time() - used,
+            }
+            fault = judge(case.arguments, answer)
+            if _peak() > self.most:
+                fault = fault or Fault("more than 1 GiB", f"{_peak() >> 20} MiB")
+            if fault:
+                told |= {"number": number, "case": case.as_json()}
+                told |= {"kind": fault.kind, "detail": fault.detail}
+            self.log.write(json.dumps(told) + "\n")
+            self.log.flush()
+            if time.monotonic() > self.until:
+                break
+            if _peak() > self.most or _resident() > self.most - (MEMORY >> 1):
+                return RENEW
+        return 0
+
+    def answer(self, case: Case) -> Answer:
+        """Run one input and put everything back."""
+        place = self.places[case.place]
+        os.chdir(place.folder)
+        case.put(place)
+        before, outside = state(place.folder), self._outside()
+        answer = self._called(case)
+        after = state(place.folder)
+        base = f"{place.folder}/"
+        answer.made = [path.removeprefix(base) for path in after.keys() - before.keys()]
+        answer.touched = [
+            path.removeprefix(base) for path, was in before.items() if after.get(path) != was
+        ]
+        answer.strays += sorted(self._outside() ^ outside)
+        self._put_back(case, place, answer)
+        return answer
+
+    def _called(self, case: Case) -> Answer:
+        streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2)]
+        own = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = streams
+        self.strays = []
+        code: int | None = None
+        crash = ""
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, WAIT)
+        self.watching = True
+        try:
+            self.command.main(list(case.arguments), prog_name="growkit")
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1 if ended.code else 0
+        except BaseException:
+            crash = traceback.format_exc()
+        finally:
+            self.watching = False
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            sys.stdout, sys.stderr = own
+        texts = []
+        for stream in streams:
+            stream.flush()
+            texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+        if os.fstat(self.spill).st_size:
+            texts[1] += os.pread(self.spill, 10_000, 0).decode(errors="replace")
+            os.ftruncate(self.spill, 0)
+        return Answer(code, texts[0], texts[1], strays=self.strays, crash=crash)
+
+    def _put_back(self, case: Case, place: Place, answer: Answer) -> None:
+        os.chdir(self.root)
+        plain = all(isinstance(content, bytes) for content in case.files.values())
+        if answer.touched or answer.strays or not plain:
+            place.restore()
+            for left in (self.root / "tmp").iterdir():
+                remove(left)
+            return
+        for path in answer.made:
+            remove(place.folder / path)
+        place.restore(list(case.files))
+
+    def _outside(self) -> set[str]:
+        places = {entry.path for entry in os.scandir(self.root / "places")}
+        return places | {entry.path for entry in os.scandir(self.root / "tmp")}
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.watching:
+            return
+        if event in RUNS:
+            self.strays.append(f"{event} {arguments!r}"[:300])
+            raise PermissionError(13, "not here", event)
+        if event == "open":
+            path, _, flags = arguments
+            if flags & FLAGS:
+                self._check(event, path, -1)
+        elif event in WRITES:
+            folder = arguments[-1] if len(arguments) > 1 else -1
+            self._check(event, arguments[0], folder if isinstance(folder, int) else -1)
+
+    def _check(self, event: str, path: Any, folder: int) -> None:
+        if isinstance(path, int):
+            return
+        base = os.readlink(f"/proc/self/fd/{folder}") if folder >= 0 else os.getcwd()
+        whole = os.path.join(base, os.fsdecode(path))
+        real = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
+        if not real.startswith((f"{self.root}/", *NOBODY)):
+            self.strays.append(f"{event} {real}"[:300])
+            raise PermissionError(13, "not here", str(path))
+
+
+def _show(
+    message: Warning | str, category: type[Warning], file: str, line: int, *rest: Any
+) -> None:
+    sys.stderr.write(warnings.formatwarning(message, category, file, line))
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as stream:
+        return int(stream.read().split()[1]) * mmap.PAGESIZE
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def quickly() -> None:
+    """Leave whole models out of proofs: saving, loading and generating take a while."""
+    from growkit.proof import verdict
+
+    patch.object(verdict, "used", lambda *args: iter(())).start()
