@@ -182,7 +182,7 @@ def other_weights_by_name(folder: Path, choose: random.Random) -> str:
     save_file({n: t * 2 for n, t in content.items()}, folder / name, {"format": "pt"})
     with opened(folder / "config.json") as config:
         config["transformers_weights"] = name
-    return name
+    return "transformers_weights"
 
 
 # Tokenizer and generation

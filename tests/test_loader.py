@@ -116,16 +116,17 @@ def test_what_a_loader_would_follow_is_refused(
     """At once: as a target, as a source, and before anything is grown from it."""
     source = make("llama")
     copy = shutil.copytree(source, tmp_path / "copy")
-    assert growkit.verify(source, copy, **QUICK)["kept"]  # the control
+    assert loading(Checkpoint(copy)).own_class  # the control
     kernels: list[Any] = []
     monkeypatch.setattr(
         "transformers.modeling_utils.lazy_import_flash_attention", lambda *a, **k: kernels.append(a)
     )
     name = spoil(copy)
     monkeypatch.setattr(writing, "_write_tensor", lambda *arguments: pytest.fail("too late"))
-    for pair in ((source, copy), (copy, source)):
-        with pytest.raises(InputError, match=name):
-            growkit.verify(*pair, **QUICK)
+    with pytest.raises(InputError, match=name):
+        growkit.verify(source, copy, **QUICK)
+    with pytest.raises(InputError, match=name):
+        growkit.verify(copy, source, **QUICK)
     with pytest.raises(InputError, match=name):
         growkit.grow(copy, tmp_path / "out", hidden="x2", verify=growkit.Settings(**QUICK))
     assert kernels == []
@@ -141,8 +142,9 @@ def test_the_shard_is_what_transformers_loads(make: Make) -> None:
     assert after.equal(2 * before)
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("shard_size", ["5GB", "2KB"])
+@pytest.mark.parametrize(
+    ("kind", "shard_size"), [*((kind, "5GB") for kind in CONFIGS), ("llama", "2KB")]
+)
 def test_families_are_read_as_they_are(kind: str, shard_size: str, make: Make) -> None:
     checkpoint = Checkpoint(make(kind, shard_size=shard_size))
     found = loading(checkpoint)
@@ -150,7 +152,7 @@ def test_families_are_read_as_they_are(kind: str, shard_size: str, make: Make) -
     assert (found.passed_over, found.own_class) == ((), True)
 
 
-@pytest.mark.parametrize("kind", STRANGERS)
+@pytest.mark.parametrize("kind", ["GPT2Config", "GPTNeoXConfig", "MixtralConfig", "OPTConfig"])
 def test_so_are_others(kind: str, tmp_path: Path) -> None:
     options, _ = STRANGERS[kind]
     folder = save(tmp_path / "model", getattr(transformers, kind)(**options))
