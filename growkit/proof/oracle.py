@@ -304,7 +304,7 @@ def parsed(config: Config, name: str = "config.json") -> Any:
 
 
 def _experts(dtype: torch.dtype) -> str | None:
-    """transformers' way to multiply with experts; None for the class's own choice."""
+    """How transformers multiplies with experts; None for the class's own choice."""
     return "eager" if dtype == torch.float64 else None  # fast products of groups have no float64
 
 
