@@ -36,6 +36,9 @@ SAMPLE = 500
 FAULT = 1e-3
 """Relative size of the fault that the negative control must notice."""
 
+VISIBLE = 1e-6
+"""Share of a fault that must arrive, or another is tried: less may drown in rounding."""
+
 
 @dataclass
 class Control:
@@ -66,27 +69,34 @@ class Control:
             yield stage
 
     def _spoil(self, stage: Stage, call: int) -> None:
-        elements = {key: p.numel() for key, p in stage.module.named_parameters() if p.dim() > 1}
-        key = max(elements, key=lambda name: elements[name])
         assert stage.given is not None
-        with stage.scaled(key, 1 + FAULT):
-            spoiled = stage.again(call, stage.given)
-        # An identity block, say, multiplies by zero what is spoiled here.
-        if not spoiled.equal(stage.after[call]):
-            self.state, self.fault = spoiled, f"{stage.name}.{key} × {1 + FAULT}"
+        elements = {key: p.numel() for key, p in stage.module.named_parameters() if p.dim() > 1}
+        clean, most = stage.after[call], 0.0
+        for key in sorted(elements, key=lambda name: -elements[name]):
+            with stage.scaled(key, 1 + FAULT):
+                spoiled = stage.again(call, stage.given)
+            # An identity block, say, multiplies by zero what is spoiled here.
+            error = error_of(spoiled[:, None], clean)
+            if error > most:
+                self.state, self.fault = spoiled, f"{stage.name}.{key} × {1 + FAULT}"
+                most = error
+            if not most < FAULT * VISIBLE:
+                return
 
     def measure(
         self, unspoiled: tuple[Head, Tensor], head: Head, state: Tensor, ids: Tensor
     ) -> None:
-        """Compare the logits; if no layer could be spoiled, with those of a spoiled head."""
-        if self.state is None:
-            self.fault = f"output head × {1 + FAULT}"
-            self.state, plain = state, head
+        """Compare the logits; if no layer's fault shows there, with those of a spoiled head."""
+        if self.state is not None:
+            self.distance.add_all(logits_in_pieces(unspoiled, (head, self.state), ids))
+            if not self.distance.relative < FAULT * VISIBLE:
+                return
 
-            def head(hidden: Tensor) -> Tensor:
-                return plain(hidden) * (1 + FAULT)
+        def spoiled(hidden: Tensor) -> Tensor:
+            return head(hidden) * (1 + FAULT)
 
-        self.distance.add_all(logits_in_pieces(unspoiled, (head, self.state), ids))
+        self.fault, self.distance = f"output head × {1 + FAULT}", Distance()
+        self.distance.add_all(logits_in_pieces(unspoiled, (spoiled, state), ids))
 
 
 @dataclass

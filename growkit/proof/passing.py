@@ -1,4 +1,4 @@
-"""What layers pass on to each other: hidden states, mostly [1, tokens, hidden], and what goes along.
+"""What layers pass on: hidden states, mostly [1, tokens, hidden], and what goes along.
 
 A class may carry several states side by side in one tensor, and its layers may hand on more than
 hidden states: what a router or an indexer found, say. Until layers run, stand-ins take its place.

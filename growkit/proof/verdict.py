@@ -337,6 +337,11 @@ class _Proof:
                 raise InputError(
                     f"the model in {self.before.folder} computes NaN or infinite logits"
                 )
+            if not compared.prefill.squared_source:
+                raise InputError(
+                    f"the model in {self.before.folder} answers everything with logits of zero; "
+                    "nothing can be proved of it, correct its weights"
+                )
             if probe.wanted:
                 self._target.gradients(probe.call.ids, probe.given, gradients.look)
         named = self._target.model.named_parameters()
