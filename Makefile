@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: install demo test check format bench
+.PHONY: install demo test check format bench gpu
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo "installing torch, transformers and growkit into .venv, which takes minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
@@ -32,3 +33,7 @@ bench: install
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/proof_speed.py
 	$(BIN)/python benchmarks/proof_memory.py
+
+# With the packages that $(PYTHON) has: machines with a GPU often have no network.
+gpu:
+	@PYTHONPATH=. $(PYTHON) benchmarks/gpu.py

@@ -419,9 +419,10 @@ def measure(bench: Bench, title: str, every: dict[str, Contender], kind: Kind, t
     free = bench.free()
     for name, contender in every.items():
         if contender.reference:
-            probe = kind(contender, PROBE)
+            probed = min(PROBE, tokens)
+            probe = kind(contender, probed)
             probe()
-            need = bench.peak(probe) * max(tokens / PROBE, 1) ** 2
+            need = bench.peak(probe) * (tokens / probed) ** 2
             if need > 0.8 * free:
                 needs[name] = int(need)
                 continue

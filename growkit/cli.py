@@ -10,24 +10,26 @@ from __future__ import annotations
 import functools
 import gc
 import inspect as introspection
-import io
 import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from growkit import __version__
+from growkit.checkpoint.folder import check_name
 from growkit.conversions import conversions, targets
 from growkit.errors import InputError, plain, reason
 from growkit.growth import methods
 from growkit.proof import Settings
 from growkit.recipe import DEFAULT_SHARD_SIZE, DEFAULT_SNR_DB
+from growkit.streams import make_patient
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,13 +44,29 @@ app = typer.Typer(
 recipes_app = typer.Typer(help="Recipes that ship with growkit.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
 
+
+def _path(text: str) -> Path:
+    try:
+        check_name(text)
+    except InputError as error:
+        _say(f"error: {error}")
+        raise typer.Exit(2) from None
+    return Path(text)
+
+
 Source = Annotated[
-    Path, typer.Argument(metavar="SRC", help="Model folder: config.json and weights.")
+    Path,
+    typer.Argument(parser=_path, metavar="SRC", help="Model folder: config.json and weights."),
 ]
-Output = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")]
+Output = Annotated[Path, typer.Argument(parser=_path, metavar="OUT", help="Folder to make.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
-Text = Annotated[Path | None, typer.Option(help="UTF-8 text to compare on; random tokens without.")]
+Text = Annotated[
+    Path | None,
+    typer.Option(
+        parser=_path, metavar="FILE", help="UTF-8 text to compare on; random tokens without."
+    ),
+]
 Device = Annotated[str, typer.Option(help="Where the proof runs: auto, cpu or cuda.")]
 Prompts = Annotated[int, typer.Option(help="Windows of text, or random prompts, to compare.")]
 Length = Annotated[int, typer.Option(help="Tokens in each.")]
@@ -57,16 +75,24 @@ Trainability = Annotated[
 ]
 Report = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the proof as one HTML page (.html) or as .json."),
+    typer.Option(
+        parser=_path, metavar="FILE", help="Write the proof as one HTML page (.html) or as .json."
+    ),
 ]
 Figures = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Write the charts of the proof as SVG files.")
+    Path | None,
+    typer.Option(
+        parser=_path, metavar="FOLDER", help="Write the charts of the proof as SVG files."
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an OUT that growkit wrote.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, touch nothing.")]
 Proof = Annotated[
     bool, typer.Option(" /--no-verify", help="Publish OUT without the proof.", show_default=False)
 ]
+
+
+INTERRUPTED = "interrupted: nothing half-written is left"
 
 
 def main() -> None:
@@ -76,9 +102,7 @@ def main() -> None:
         signum = getattr(signal, name, None)  # Windows has no SIGHUP
         if signum and signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
             signal.signal(signum, handler)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal without → is no error
+    make_patient()
     # Torch and transformers make half a million objects that stay: to look through them again and
     # again during imports takes 0.4 s, and to take them apart at the end 0.5 s (measured).
     gc.set_threshold(10_000)
@@ -106,8 +130,8 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
         code = 2
         try:
             code = function(*args, **kwargs) or 0
-        except KeyboardInterrupt:
-            _say("interrupted: nothing half-written is left")
+        except KeyboardInterrupt as interrupt:
+            _say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
             code = 130
         except (SystemExit, GeneratorExit):
             raise
@@ -121,7 +145,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
             elif isinstance(error, OSError):
                 _say(f"error: {reason(error)}")
             else:
-                traceback.print_exc()
+                _say(traceback.format_exc())
                 _say("error: this is a fault of growkit itself; please report it with the above")
         raise typer.Exit(code)
 
@@ -291,7 +315,9 @@ def convert(
 @command
 def verify(
     source: Source,
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the grown model.")],
+    target: Annotated[
+        Path, typer.Argument(parser=_path, metavar="OUT", help="Folder of the grown model.")
+    ],
     text: Text = None,
     device: Device = "auto",
     prompts: Prompts = Settings.prompts,
@@ -303,16 +329,20 @@ def verify(
     as_json: Json = False,
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
+    from growkit.checkpoint.inputs import Inputs
+    from growkit.checkpoint.leftovers import sweep
     from growkit.proof.verdict import proof_bytes
     from growkit.proof.verdict import verify as prove
-    from growkit.report.page import check_report, write_report
+    from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
 
     settings = Settings(_text(text), prompts, length, seed, device, trainability)
-    check_report(report, figures)
+    inputs = Inputs([source, target, *([text] if text else [])])
+    sweep([source, target], inputs)
+    check_report(report, figures, inputs)
     with Bars().bytes("proving", proof_bytes(source, target)) as advance:
         result = prove(source, target, **vars(settings), advance=advance)
-    write_report(result, target, report, figures)
+    write_report(result, target, report, figures, inputs)
     if as_json:
         _print_json(result)
     else:
@@ -323,7 +353,12 @@ def verify(
 @app.command()
 @command
 def run(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML).")],
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            parser=_path, metavar="RECIPE", help="Recipe (YAML), or growkit.json of a model."
+        ),
+    ],
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
     output: Annotated[str | None, typer.Option(help="Replaces the recipe's output.")] = None,
     report: Report = None,
@@ -336,14 +371,14 @@ def run(
     from growkit.recipe import load_recipe
 
     chosen = load_recipe(recipe, source, output)
-    return _run(chosen, overwrite, dry_run, as_json, report, figures)
+    return _run(chosen, overwrite, dry_run, as_json, report, figures, [recipe])
 
 
 @app.command()
 @command
 def demo(
     output: Annotated[
-        Path | None, typer.Argument(metavar="OUT", help="Keep the grown model there.")
+        Path | None, typer.Argument(parser=_path, metavar="OUT", help="Keep the grown model there.")
     ] = None,
     hidden: Annotated[str, typer.Option(help="How much the hidden size grows.")] = "x2",
     signal_heads: Annotated[str, typer.Option(help="How much the signal heads grow.")] = "x4",
@@ -386,18 +421,21 @@ def recipes_show(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
 @command
 def recipes_copy(
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put it.")] = Path("."),
+    folder: Annotated[
+        Path, typer.Argument(parser=_path, metavar="FOLDER", help="Where to put it.")
+    ] = Path("."),
 ) -> None:
     """Copy a recipe into a folder, to be changed there."""
+    from growkit.checkpoint.whole import write_whole
     from growkit.recipe import shipped_recipe
 
     file = shipped_recipe(name)
     destination = folder / file.name
-    if destination.exists():
+    if os.path.lexists(destination):
         raise InputError(f"{destination} already exists; choose another folder")
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; make it first")
-    destination.write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    write_whole(destination, file.read_text(encoding="utf-8"), new=True)
     typer.echo(str(destination))
 
 
@@ -408,25 +446,42 @@ def _run(
     as_json: bool,
     report: Path | None,
     figures: Path | None,
+    reads: Sequence[Path] = (),
 ) -> int:
-    from growkit.report.page import check_report, write_report
+    from growkit.checkpoint.publishing import rejected_name
+    from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_growth, show_verdict
+    from growkit.surgery import inputs_of, output_path
     from growkit.surgery import run as carry_out
 
-    check_report(report, figures)
-    result = carry_out(recipe, overwrite=overwrite, dry_run=dry_run, progress=Bars())
-    if result["verification"]:
-        write_report(result["verification"], Path(result["output"]), report, figures)
-    if as_json:
-        _print_json(result)
-    else:
-        console = _console()
-        show_growth(console, result)
+    inputs, output = inputs_of(recipe, reads), output_path(recipe)
+    check_report(report, figures, inputs, [output, rejected_name(output)])
+    result = carry_out(recipe, reads=reads, overwrite=overwrite, dry_run=dry_run, progress=Bars())
+    written = "" if dry_run else f"{result['output']} is written"
+    with _told(written):
         if result["verification"]:
-            show_verdict(console, result["verification"])
-        if not dry_run:
-            console.print(f"written to {result['output']}", soft_wrap=True)
+            write_report(result["verification"], Path(result["output"]), report, figures, inputs)
+        if as_json:
+            _print_json(result)
+        else:
+            console = _console()
+            show_growth(console, result)
+            if result["verification"]:
+                show_verdict(console, result["verification"])
+            if not dry_run:
+                console.print(f"written to {result['output']}", soft_wrap=True)
     return 1 if result["kept"] is False else 0
+
+
+@contextmanager
+def _told(done: str) -> Iterator[None]:
+    """Whatever goes wrong in here, it is told what has been done before."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{done}; {error}" if done else str(error)) from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*filter(None, [done])) from None
 
 
 def _text(file: Path | None) -> str | None:

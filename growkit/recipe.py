@@ -23,7 +23,7 @@ from typing import Any, Literal, cast
 
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
 from growkit.checkpoint import Weights
-from growkit.checkpoint.folder import check_name, open_regular, read
+from growkit.checkpoint.folder import Folder, check_name, open_regular, read
 from growkit.checkpoint.widening import Widened
 from growkit.conversions import Converted, Value, complete_options, conversions, convert
 from growkit.copying import as_factors
@@ -252,13 +252,30 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
     """Read a recipe file.
 
     Args:
-        file: YAML.
+        file: YAML, or the manifest of a model, whose recipe makes it again.
         source: replaces the recipe's source.
         output: replaces the recipe's output.
 
     Raises:
         InputError: names the key that is unknown, missing or of the wrong kind.
     """
+    content = _manifest(file) if file.suffix == ".json" else _yaml(file)
+    if not isinstance(content, dict):
+        raise InputError(f"recipe {file} must be a mapping with source, steps and output")
+    given = {
+        key: value for key, value in (("source", source), ("output", output)) if value is not None
+    }
+    return parse_recipe(content | given, str(file))
+
+
+def _manifest(file: Path) -> Any:
+    """The recipe in a manifest; a recipe of its own, where the JSON is no manifest."""
+    content = Folder(file.parent).json(file.name)
+    return content.get("recipe") if "growkit" in content else content
+
+
+def _yaml(file: Path) -> Any:
+    """The value of a YAML file."""
     from growkit.strict_yaml import parse_yaml
 
     shipped = str(file) in shipped_recipes()
@@ -271,15 +288,9 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
     if len(text) > MOST_BYTES:
         raise InputError(f"recipe {file} is larger than {MOST_BYTES >> 10} KiB; give a recipe")
     try:
-        content = parse_yaml(text)
+        return parse_yaml(text)
     except ValueError as error:
         raise InputError(f"recipe {file} is not valid YAML: {reason(error)}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"recipe {file} must be a mapping with source, steps and output")
-    given = {
-        key: value for key, value in (("source", source), ("output", output)) if value is not None
-    }
-    return parse_recipe(content | given, str(file))
 
 
 def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:

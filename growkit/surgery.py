@@ -6,10 +6,9 @@ temporary folder → the proof on the written files → the output's name.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from importlib import import_module
@@ -18,15 +17,12 @@ from typing import Any
 
 from growkit import __version__
 from growkit.checkpoint import Weights
-from growkit.checkpoint.carrying import carry_code, carry_over
+from growkit.checkpoint.carrying import carried, carry_code, carry_over
 from growkit.checkpoint.hashing import hashing
-from growkit.checkpoint.publishing import (
-    MANIFEST,
-    check_output,
-    check_space,
-    files_of,
-    staged,
-)
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.leftovers import sweep
+from growkit.checkpoint.made import write_json, write_manifest
+from growkit.checkpoint.publishing import check_output, check_space, staged, writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import parse_bytes, write_weights
 from growkit.conversions import Value
@@ -137,6 +133,7 @@ def convert(
 def run(
     recipe: Recipe | str | Path,
     *,
+    reads: Sequence[str | Path] = (),
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
@@ -145,16 +142,19 @@ def run(
 
     Args:
         recipe: the recipe, or its file.
+        reads: files that are read beside those that the recipe names, and so are never replaced.
         overwrite: see ``grow``, as for the rest, the result and the errors.
         dry_run: plan only, touch nothing.
         progress: where progress is shown.
     """
     if isinstance(recipe, str | Path):
-        recipe = load_recipe(Path(recipe))
-    # Absolute and without "..": the name must lead to the same place when OUT itself is moved.
-    output = Path(os.path.abspath(recipe.output))
+        reads, recipe = [*reads, recipe], load_recipe(Path(recipe))
+    output = output_path(recipe)
+    inputs = inputs_of(recipe, reads)
+    if not dry_run:
+        sweep([output], inputs)
     source = Checkpoint(recipe.source)
-    check_output(output, source.folder, overwrite)
+    replaceable = check_output(output, inputs, overwrite)
     shard_bytes = parse_bytes(recipe.shard_size)
     for text in recipe.texts:
         read_text(text)  # also a dry run says that it is missing
@@ -168,30 +168,60 @@ def run(
         return result
 
     _rehearse(recipe, source, grown)
-    files = [source.folder / "config.json", *source.files]
-    with staged(output, overwrite) as staging, hashing(files) as hashes:
+    hashed = {file.relative_to(source.folder).as_posix(): file for file in source.files}
+    hashed["config.json"] = source.folder / "config.json"
+    texts = {str(file): Path(file) for file in (*_texts(recipe), *reads)}
+    with staged(output, replaceable) as staging, hashing(hashed) as hashes, hashing(texts) as more:
         check_space(staging.folder, result["bytes"] + ROOM)
         import_module("torch")  # takes a second, in which hashing is well under way
         started = time.perf_counter()
-        with progress.bytes("writing", result["bytes"]) as advance:
+        with progress.bytes("writing", result["bytes"]) as advance, writing(output):
             write_weights(grown, staging.folder, shard_bytes, advance)
-        carry_over(source.opened, staging.folder)
-        _write_config(source, grown, staging.folder)
+            carry_over(source.opened, staging.folder)
+            _write_config(source, grown, staging.folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
-        result["verification"] = _prove(recipe, staging.folder, progress, way)
-        if result["verification"]:
-            result["kept"] = result["verification"]["kept"]
+        made = {file.name: file for file in staging.folder.glob("*.safetensors")}
+        with hashing(made, flushed=True) as written:
+            result["verification"] = _prove(recipe, staging.folder, progress, way)
+            if result["verification"]:
+                result["kept"] = result["verification"]["kept"]
+            manifest = _manifest(recipe, result) | {
+                "source_files": hashes.result(),
+                "other_files": more.result(),
+            }
+            with writing(output):
+                _document(manifest, written.result(), staging.folder)
+        beside = [source.folder / name for name in carried(source.opened)]
+        inputs.check_unchanged([*hashed.values(), *texts.values(), *beside])
         final = staging.reject if result["kept"] is False else staging.publish
-        _document(recipe, result, hashes, staging.folder)
         result["output"] = str(final())
     return result
+
+
+def output_path(recipe: Recipe) -> Path:
+    """Where the output goes, absolute: the name must lead there also when OUT itself is moved."""
+    output = Path(recipe.output)
+    if ".." in output.parts:  # which leads elsewhere behind a link
+        output = Path(os.path.realpath(output.parent)) / output.name
+    return Path(os.path.abspath(output))
+
+
+def inputs_of(recipe: Recipe, reads: Sequence[str | Path] = ()) -> Inputs:
+    """Everything that a recipe reads, and its own file or the like."""
+    return Inputs([recipe.source, *_texts(recipe), *reads])
+
+
+def _texts(recipe: Recipe) -> list[str]:
+    steps = [step.options for step in recipe.steps if isinstance(step, ConvertStep)]
+    texts = [str(options["calibration"]) for options in steps if "calibration" in options]
+    return texts + ([recipe.verify.text] if recipe.verify and recipe.verify.text else [])
 
 
 def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
     """Write the config, and the model's code beside it where transformers has no class for it."""
     family = family_of(grown.config, str(folder))
-    _write_json(folder / "config.json", family.named(grown.config))
+    write_json(folder / "config.json", family.named(grown.config))
     if family.write_code:
         family.write_code(folder)
     elif grown.config.get("auto_map") and grown.config["auto_map"] == source.config.get("auto_map"):
@@ -220,17 +250,16 @@ def _prove(recipe: Recipe, folder: Path, progress: Progress, way: Way) -> Verify
     return verdict
 
 
-def _document(
-    recipe: Recipe, result: GrowResult, hashes: Future[dict[str, str]], folder: Path
-) -> None:
-    """Write the model card and, last of all, the manifest."""
-    manifest = {
+def _manifest(recipe: Recipe, result: GrowResult) -> dict[str, Any]:
+    """What the manifest says of how a model was made."""
+    return {
         "growkit": __version__,
         "versions": versions(),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "recipe": recipe.as_dict(),
         "papers": [step.paper for step in recipe.steps],
-        "source_files": hashes.result(),
+        "source_files": {},
+        "other_files": {},
         "promise": result["promise"],
         "lost": result["lost"],
         "kept": result["kept"],
@@ -242,10 +271,10 @@ def _document(
         "dropped": result["dropped"],
         "verification": result["verification"],
     }
-    (folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
-    _write_json(folder / MANIFEST, {**manifest, "files": files_of(folder)})
 
 
-def _write_json(file: Path, content: Any) -> None:
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    file.write_text(text + "\n", encoding="utf-8")
+def _document(manifest: Mapping[str, Any], hashes: Mapping[str, str], folder: Path) -> None:
+    """Write the model card and, last of all, the manifest."""
+    card = model_card(manifest)
+    (folder / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
+    write_manifest(folder, manifest, hashes)

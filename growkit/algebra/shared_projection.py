@@ -55,6 +55,14 @@ class Heads:
         most = min(inputs, outputs)
         return (most + 1) // 2 if members == 2 else most
 
+    def saving_rank(self, weight: Tensor) -> int:
+        """The largest rank of updates with which the parts have fewer elements; 0 if none has.
+
+        A base and ``members`` updates, r · (inputs + outputs) each, for ``members`` matrices.
+        """
+        _, members, inputs, outputs = self.members(weight).shape
+        return ((members - 1) * inputs * outputs - 1) // (members * (inputs + outputs))
+
     def factorise(
         self,
         weight: Tensor,

@@ -1,64 +1,88 @@
-"""Publishing: a folder gets its name only when it is complete and proved."""
+"""Publishing: a folder gets its name only when it is complete, proved and on the disk.
+
+Beside the output ``.OUT.xxxxxxxx`` holds it until then, as ``new``. To replace an earlier output
+the two exchange their names in one step. Where that cannot be done, the earlier one is put beside
+the new one first, as ``old.OUT``, and whoever comes next finishes what was begun (``tidy``).
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from logging import getLogger
 from pathlib import Path
 
+from growkit.checkpoint.exchange import exchange, move
+from growkit.checkpoint.flushing import flush, flush_tree
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.made import MANIFEST as MANIFEST
+from growkit.checkpoint.made import Contents, as_made, contents, remove
 from growkit.checkpoint.reading import read_json
-from growkit.errors import InputError
+from growkit.checkpoint.scratch import Scratch, clear, noted
+from growkit.errors import InputError, plain
 
-MANIFEST = "growkit.json"
+NEW, OLD = "new", "old."
+
+_log = getLogger("growkit")
 
 
-def check_output(output: Path, source: Path, overwrite: bool) -> None:
-    """Refuse an output that exists (unless growkit wrote it and may overwrite it) or is the source.
+def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Contents]:
+    """Refuse an output that is read, or exists (unless growkit wrote it and may overwrite it).
+
+    Args:
+        output: the name that is asked for; if the promise is broken, ``OUT.rejected`` is used.
+        inputs: what is read.
+        overwrite: whether an earlier output may be replaced.
+
+    Returns:
+        What holds an earlier output that may be replaced, and what is in there.
 
     Raises:
         InputError: with what to do about it.
     """
-    resolved, origin = output.resolve(), source.resolve()
-    if resolved == origin or resolved in origin.parents or origin in resolved.parents:
-        raise InputError(f"{output} and the source {source} overlap; choose another output folder")
+    for folder in (output, rejected_name(output)):
+        _check_apart(folder, inputs.inside(folder) or inputs.around(folder))
     if os.path.lexists(output) and not overwrite:
         raise InputError(f"{output} already exists; choose another name or pass --overwrite")
+    found = {}
     for folder in (output, rejected_name(output)):
-        if os.path.lexists(folder) and not replaceable(folder):
-            raise InputError(
-                f"{folder} holds what growkit did not write, or has been changed since, so it is "
-                "not overwritten; move it away or choose another name"
-            )
+        if os.path.lexists(folder):
+            # Before the look at its files: nothing that changes during the look is overlooked.
+            before = contents(folder) if os.path.lexists(folder / MANIFEST) else {}
+            if not as_made(folder):
+                raise InputError(
+                    f"{folder} holds what growkit did not write, or has been changed since, so it "
+                    "is not overwritten; move it away or choose another name"
+                )
+            if folder != output and not _is_rejected(folder):
+                raise InputError(
+                    f"{folder} broke no promise, and would be replaced if {output} did; "
+                    "move it away or choose another name"
+                )
+            _check_apart(folder, inputs.among(folder))
+            found[folder] = before
+    return found
+
+
+def _check_apart(folder: Path, read: Path | None) -> None:
+    if read is not None:
+        raise InputError(
+            f"this run would write {folder} and read {read}, which overlap; "
+            "choose another output folder"
+        )
+
+
+def _is_rejected(folder: Path) -> bool:
+    """Whether an output broke its promise: others are not replaced unless that is asked for."""
+    return not any(folder.iterdir()) or read_json(folder / MANIFEST).get("kept") is False
 
 
 def rejected_name(output: Path) -> Path:
     """Where an output goes that broke its promise."""
     return output.with_name(f"{output.name}.rejected")
-
-
-def files_of(folder: Path) -> dict[str, list[int]]:
-    """Size in bytes and time of the last change in nanoseconds of every file, by its path.
-
-    The manifest is left out: this is recorded in it.
-    """
-    files = (path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink())
-    stats = {path.relative_to(folder).as_posix(): path.lstat() for path in files}
-    return {
-        name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items() if name != MANIFEST
-    }
-
-
-def replaceable(folder: Path) -> bool:
-    """Whether a folder holds nothing but what growkit wrote, as it wrote it."""
-    if not folder.is_dir() or folder.is_symlink():
-        return False
-    if not (folder / MANIFEST).is_file():
-        return not any(folder.iterdir())
-    return bool(read_json(folder / MANIFEST).get("files") == files_of(folder))
 
 
 def check_space(folder: Path, needed: int) -> None:
@@ -70,53 +94,92 @@ def check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise InputError(
-            f"{needed / 1e6:,.1f} MB are needed and {folder.parent} has {free / 1e6:,.1f} MB left; "
-            "free some space or choose another disk"
+            f"{needed / 1e6:,.1f} MB are needed and {folder.parents[1]} has {free / 1e6:,.1f} MB "
+            "left; free some space or choose another disk"
         )
 
 
 @contextmanager
-def staged(output: Path, overwrite: bool) -> Iterator[Staging]:
-    """A temporary folder beside ``output``, which vanishes unless it is published or set aside.
-
-    Args:
-        output: the name that the folder may get.
-        overwrite: whether it may take the place of an earlier output.
+def writing(output: Path) -> Iterator[None]:
+    """What goes wrong in here is that the output cannot be written.
 
     Raises:
-        InputError: the folder cannot be made, or the disk is full.
+        InputError: says why, in place of an ``OSError``.
     """
-    missing = [path for path in output.absolute().parents if not path.exists()]
-    hidden = output.absolute().parent / f".{output.name}.{secrets.token_hex(4)}"
-    staging = Staging(output, hidden, overwrite)
     try:
-        staging.folder.mkdir(parents=True)
-        yield staging
+        yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise InputError(
                 f"the disk filled up while writing {output}; nothing was kept, free some space"
             ) from error
+        where = f": {error.filename}" if error.filename else ""
         raise InputError(
-            f"{output} cannot be written ({error.strerror}: {error.filename}); "
+            f"{output} cannot be written ({error.strerror}{where}); "
             "choose a folder that you may write to"
         ) from error
+
+
+@contextmanager
+def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Staging]:
+    """A temporary folder beside ``output``, which vanishes unless it is published or set aside.
+
+    Args:
+        output: the name that the folder may get.
+        replaceable: earlier outputs whose place it may take; see ``check_output``.
+
+    Raises:
+        InputError: the folder cannot be made.
+    """
+    missing = [path for path in output.parents if not path.exists()]
+    scratch = staging = None
+    try:
+        with writing(output):
+            output.parent.mkdir(parents=True, exist_ok=True)
+            scratch = Scratch(output.with_name(f".{output.name}."))
+            staging = Staging(output, scratch, replaceable)
+        yield staging
+    except KeyboardInterrupt:
+        final = staging and staging.final
+        if final:
+            raise KeyboardInterrupt(f"{final} is written") from None
+        raise
     finally:
-        if not staging.settled:
-            shutil.rmtree(staging.folder, ignore_errors=True)
-            for parent in missing:
-                if parent.exists() and not any(parent.iterdir()):
-                    parent.rmdir()
+        if scratch:
+            try:
+                stays = tidy(scratch.path, replaceable.values())
+            except BaseException:  # an interrupt; the next one is ignored
+                stays = tidy(scratch.path, replaceable.values())
+                raise
+            finally:
+                scratch.release()
+            for path in stays:
+                _log.warning(
+                    "%s is left; keep what you need of it, and delete it", plain(str(path))
+                )
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()
 
 
 class Staging:
     """The folder that is being written, and the name it may get."""
 
-    def __init__(self, output: Path, folder: Path, overwrite: bool) -> None:
-        self.folder = folder
-        self.settled = False
+    def __init__(
+        self, output: Path, scratch: Scratch, replaceable: Mapping[Path, Contents]
+    ) -> None:
+        self.folder = scratch.path / NEW
         self._output = output
-        self._overwrite = overwrite
+        self._replaceable = replaceable
+        self.folder.mkdir()
+        self._inode = _inode(self.folder)
+        scratch.note(self._inode)
+
+    @property
+    def final(self) -> Path | None:
+        """The name that the folder has got; None if it has none yet."""
+        names = (self._output, rejected_name(self._output))
+        return next((name for name in names if _inode(name) == self._inode), None)
 
     def publish(self) -> Path:
         """Give the folder its final name.
@@ -124,30 +187,106 @@ class Staging:
         Raises:
             InputError: something that may not be overwritten has taken the name meanwhile.
         """
-        return self._become(self._output, self._overwrite)
+        return self._become(self._output)
 
     def reject(self) -> Path:
         """Set the folder aside as ``OUT.rejected``, so that what went wrong can be looked at."""
-        return self._become(rejected_name(self._output), overwrite=True)
+        return self._become(rejected_name(self._output))
 
-    def _become(self, final: Path, overwrite: bool) -> Path:
-        previous = None
-        if os.path.lexists(final):
-            if not (overwrite and replaceable(final)):
-                raise InputError(f"{final} has appeared meanwhile; move it away and try again")
-            previous = final.rename(self.folder.with_name(f"{self.folder.name}.previous"))
+    def _become(self, final: Path) -> Path:
+        with writing(final):
+            flush_tree(self.folder.parent)
+            try:
+                if os.path.lexists(final):
+                    self._replace(final)
+                else:
+                    move(self.folder, final)
+            except FileExistsError:
+                raise _appeared(final) from None
+            except OSError:
+                tidy(self.folder.parent, self._replaceable.values())
+                if self.final is None:
+                    raise
         try:
-            self.folder.rename(final)
-        except BaseException:
-            if previous:
-                previous.rename(final)
-            raise
-        self.settled = True
-        if previous:
-            shutil.rmtree(previous, ignore_errors=True)
-            if previous.exists():
-                raise InputError(
-                    f"{final} is written, but what it replaces could not be deleted; "
-                    f"delete {previous}"
-                )
+            flush(final.parent)
+        except OSError as error:
+            raise InputError(
+                f"{final} is written, but the disk does not say whether it will stay there "
+                f"({error.strerror}); look after the disk"
+            ) from error
         return final
+
+    def _replace(self, final: Path) -> None:
+        """Take the place of an earlier output, which is then in the hidden folder."""
+        expected = self._replaceable.get(final)
+        if expected is None or contents(final) != expected:
+            raise _appeared(final)
+        if exchange(self.folder, final):
+            if contents(self.folder) != expected:
+                exchange(self.folder, final)
+                raise _appeared(final)
+            return
+        old = self.folder.with_name(f"{OLD}{final.name}")
+        os.rename(final, old)
+        if contents(old) != expected:
+            move(old, final)
+            raise _appeared(final)
+        flush(old.parent)
+        move(self.folder, final)
+
+
+def tidy(scratch: Path, known: Collection[Contents] = ()) -> list[Path]:
+    """End what a run has begun beside its output, and delete what is left of it.
+
+    Args:
+        scratch: the folder ``.OUT.xxxxxxxx`` of this run, or of one that is dead.
+        known: what is in earlier outputs that may be deleted; others are looked at.
+
+    Returns:
+        Earlier outputs that stay, since they cannot be deleted or somebody has changed them.
+    """
+    stays = []
+    try:
+        own = noted(scratch)  # without it nothing was begun, and nothing can be an earlier output
+        for old in scratch.glob(f"{OLD}*"):
+            _finish(scratch / NEW, old, scratch.with_name(old.name.removeprefix(OLD)))
+        unpublished = _inode(scratch / NEW) == own
+        for path in scratch.iterdir():
+            earlier = own and path.is_dir() and _inode(path) != own
+            if earlier and (unpublished or not _removed(path, known)):
+                stays.append(path)
+    except OSError:
+        return [scratch] if os.path.lexists(scratch) else []
+    if not stays:
+        clear(scratch)
+    return stays
+
+
+def _finish(new: Path, old: Path, final: Path) -> None:
+    """Replace an output that lost its name already; if that cannot be, it has its name again."""
+    if os.path.lexists(final) or not new.is_dir():
+        return
+    try:
+        move(new, final)
+    except OSError:
+        move(old, final)
+    flush(final.parent)
+
+
+def _removed(earlier: Path, known: Collection[Contents]) -> bool:
+    """Delete an earlier output, unless somebody has changed it; gives whether it is gone."""
+    with suppress(OSError, InputError):
+        if contents(earlier) in known or as_made(earlier, partly=True):
+            remove(earlier)
+    return not os.path.lexists(earlier)
+
+
+def _inode(path: Path) -> str:
+    try:
+        return str(path.lstat().st_ino)
+    except OSError:
+        return ""
+
+
+def _appeared(final: Path) -> InputError:
+    return InputError(f"{final} has appeared or changed meanwhile; move it away and try again")

@@ -25,8 +25,11 @@ from growkit.errors import InputError, reason
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage
 
-MOST_PICKLE = 1 << 22
-"""Bytes of ``data.pkl``; thirty thousand tensors take as many."""
+MOST_PICKLE = 1 << 21
+"""Bytes of ``data.pkl``; fifteen thousand tensors take as many."""
+
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""How files from before torch 1.6 begin."""
 
 MOST_AT_ONCE = 1 << 24
 """Bytes of the archive that are read at a time while it is opened: its list of records is one."""
@@ -86,12 +89,19 @@ class LegacyFile(WeightFile):
 def _load(stream: IO[bytes]) -> dict[str, Tensor]:
     import torch
 
-    content: dict[str, Tensor] = torch.load(stream, map_location="cpu", weights_only=True)
+    begin = stream.read(len(LEGACY))
+    if begin != LEGACY:
+        raise ValueError("it is no file of torch")
+    stream.seek(0)
+    with torch._C.DisableTorchFunction():
+        content: dict[str, Tensor] = torch.load(stream, map_location="cpu", weights_only=True)
     return content
 
 
 def _legacy(stream: IO[bytes], path: Path) -> dict[str, Place]:
     tensors = _plain(_load(stream), path)
+    if any(tensor.is_meta for tensor in tensors.values()):
+        raise ValueError("tensors in it have no data")
     return {
         name: Place(0, _info(path, name, tensor), row_by_row(tuple(tensor.shape)))
         for name, tensor in tensors.items()
@@ -99,6 +109,7 @@ def _legacy(stream: IO[bytes], path: Path) -> dict[str, Place]:
 
 
 def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
+    import torch
     from torch._weights_only_unpickler import Unpickler
 
     records = _records(stream)
@@ -115,7 +126,8 @@ def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
 
     pickled = io.BytesIO(_record(stream, records, "data.pkl", MOST_PICKLE))
     loader: Any = Loader(pickled, encoding="utf-8")
-    tensors = _plain(loader.load(), path)
+    with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+        tensors = _plain(loader.load(), path)
     return {name: storages.place(path, name, tensor) for name, tensor in tensors.items()}
 
 
@@ -223,6 +235,8 @@ class _Storages:
         begin, size = self._records[f"data/{key}".lower()]
         first = int(tensor.storage_offset()) * element
         place = Place(begin + first, info, tuple(tensor.stride()))
+        if min(place.strides, default=0) < 0:
+            raise ValueError(f"tensor {name} runs backwards")
         if info.bytes > size or first + place.extent * element > size:
             raise ValueError(f"tensor {name} reaches beyond its storage, or repeats parts of it")
         return place
@@ -240,7 +254,7 @@ def _plain(content: Any, path: Path) -> dict[str, Tensor]:
         isinstance(name, str)
         and type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
-        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not (tensor.is_quantized or tensor.is_neg())
         for name, tensor in content.items()
     ):
         raise InputError(

@@ -112,7 +112,12 @@ class WeightFile:
         """
         import torch
 
-        place = self.places[name]
+        with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+            return self._read(name, self.places[name], rows)
+
+    def _read(self, name: str, place: Place, rows: slice | None) -> Tensor:
+        import torch
+
         element = ELEMENT_BYTES[place.info.dtype]
         dtype: torch.dtype = getattr(torch, STORED_NAMES[place.info.dtype])
         if not place.in_order:
@@ -124,8 +129,8 @@ class WeightFile:
             begin, end, _ = rows.indices(shape[0])
             shape = (max(end - begin, 0), *shape[1:])
         row = prod(place.info.shape[1:]) * element
-        size = prod(shape) * element
-        return self._bytes(name, place.begin + begin * row, size).view(dtype).view(shape)
+        data = self._bytes(name, place.begin + begin * row, prod(shape) * element)
+        return data.view(dtype).view(shape)
 
     def _bytes(self, name: str, begin: int, size: int) -> Tensor:
         import torch

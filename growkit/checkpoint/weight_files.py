@@ -6,6 +6,7 @@ be proved that nobody gets.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -71,7 +72,7 @@ def _check_plain(folder: Folder, config: Config) -> None:
             f"{folder} has {ADAPTER}, and transformers would add its adapter to the weights; "
             "merge the adapter, or move its files away"
         )
-    for name in folder.names("shard-*"):
+    for name in os.listdir(folder.path):
         if DISTRIBUTED.match(name):
             raise InputError(
                 f"{folder} has {name}, a part of a distributed checkpoint, and transformers would "

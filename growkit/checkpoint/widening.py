@@ -22,7 +22,7 @@ _BITS = {
 }
 
 
-def _rounds(dtype: str, other: str) -> bool:
+def rounds(dtype: str, other: str) -> bool:
     """Whether some number of the one format is none of the other."""
     return any(has > gets for has, gets in zip(_BITS[dtype], _BITS[other], strict=True))
 
@@ -43,7 +43,7 @@ class Widened:
         if dtype not in names:
             raise InputError(f"dtype {dtype!r} is not known; choose one of {', '.join(names)}")
         main, wide = main_dtype(source.tensors), names[dtype]
-        if _rounds(main, wide):
+        if rounds(main, wide):
             name = next(name for name, info in source.tensors.items() if info.dtype == main)
             raise InputError(
                 f"dtype {dtype} would round tensor {name} in {source.where(name)}, which is "
@@ -54,7 +54,7 @@ class Widened:
         if "torch_dtype" in source.config:
             self.config["torch_dtype"] = dtype
         self.tensors = {
-            name: info if _rounds(info.dtype, wide) else TensorInfo(info.shape, wide)
+            name: info if rounds(info.dtype, wide) else TensorInfo(info.shape, wide)
             for name, info in source.tensors.items()
         }
 

@@ -195,6 +195,7 @@ class _Sharing:
                 raise InputError(
                     f"{len(ranks)} ranks were given; the model has {self._layers} layers"
                 )
+            self._check_use(max(ranks))
             return self._best(ranks * (self._layers // len(ranks))), {}
         if len(goals) != 1:
             raise InputError("rank auto needs either a tolerance or an energy to keep; give one")
@@ -270,10 +271,33 @@ class _Sharing:
         # What is computed is never exact: the last bits are no energy.
         return smallest_rank(self._full_rank, costs, (1 - energy + 1e-12) * whole)[0]
 
+    def _check_use(self, rank: int) -> None:
+        """Refuse a rank that only takes room.
+
+        Raises:
+            InputError: a lower one holds everything.
+        """
+        if rank > self._full_rank:
+            saving = max(heads.saving_rank(weight) for heads, weight in self._shared)
+            raise InputError(
+                f"rank {rank} is of no use: updates of rank {self._full_rank} hold any difference "
+                f"between these heads exactly, and only ranks up to {saving} make the model "
+                f"smaller; choose at most {self._full_rank}"
+            )
+
+    @cached_property
+    def _shared(self) -> list[tuple[Heads, Tensor]]:
+        """The heads of every projection, and its matrix in a layer; the shape is all it has."""
+        import torch
+
+        shapes = {name: self._source.tensors[_weight(name, 0)].shape for name in self.projections}
+        return [
+            (h, torch.empty(shapes[name], device="meta")) for name, h in self.projections.items()
+        ]
+
     @cached_property
     def _full_rank(self) -> int:
-        weights = {name: self._source.read(_weight(name, 0)) for name in self.projections}
-        return max(heads.full_rank(weights[name]) for name, heads in self.projections.items())
+        return max(heads.full_rank(weight) for heads, weight in self._shared)
 
     def _moment(self, layer: int, shrinkage: float) -> Tensor | None:
         """Of what a layer reads; None if all inputs count alike."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TypedDict
 
+from growkit.checkpoint.scratch import temporary
 from growkit.demo.text import held_out_text
 from growkit.proof import Settings
 from growkit.report import Progress, Silent
@@ -54,10 +54,10 @@ def tell(
     Raises:
         InputError: the size or the output cannot be used.
     """
-    with tempfile.TemporaryDirectory(prefix="growkit-demo-") as scratch:
-        text = Path(scratch) / "held_out.txt"
+    with temporary("demo") as scratch:
+        text = scratch / "held_out.txt"
         text.write_text(held_out_text(), encoding="utf-8")
-        folder = output or Path(scratch) / "grown"
+        folder = output or scratch / "grown"
         growth = grow(
             MODEL,
             folder,

@@ -39,7 +39,8 @@ FAMILY = Family(
     name="Motif",
     model_types=("Motif", "motif"),
     architecture="MotifForCausalLM",
-    loads_with="engines that know Motif, such as vLLM, or with Motif's own code; not transformers",
+    loads_with="Motif's own code, or vLLM up to 0.10.2 (PolyNorm, as many noise as signal heads); "
+    "not transformers",
     axes={
         **SKELETON_AXES,
         "num_noise_heads": ("noise_heads",),

@@ -231,8 +231,12 @@ class VerifyResult(TypedDict):
         reason: the verdict in a sentence.
         weights_recovered: whether the target's weights give the source's back, every element of
             every tensor, bit for bit; null if it is not known how the target was made, so that
-            the verdict rests on logits alone.
+            the verdict rests on logits and on what the files beside the weights do.
         first_lost_tensor: the first tensor that does not; null if there is none.
+        changed: files of the target, and keys of its config, that are not what growkit writes; or,
+            where it is not known how the target was made, that do not do what the source's do.
+        notes: what the verdict does not cover, in words.
+        unknown_files: files of the target of which nothing is known.
         strict_float64: the comparison in strict float64.
         native: the comparison in the storage dtype, on the device.
         loss_source: mean negative log-likelihood of the source in nats per token, strict float64.
@@ -267,6 +271,9 @@ class VerifyResult(TypedDict):
     reason: str
     weights_recovered: bool | None
     first_lost_tensor: str | None
+    changed: list[str]
+    notes: list[str]
+    unknown_files: list[str]
     strict_float64: Measured
     native: Measured
     loss_source: float | None

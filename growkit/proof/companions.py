@@ -6,58 +6,90 @@ filled in, files merged or split. So where bytes differ, what transformers reads
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from growkit.checkpoint.carrying import carried
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.reading import read_json
-from growkit.errors import InputError
+from growkit.checkpoint.scratch import temporary
+from growkit.errors import InputError, foreign
+from growkit.proof.loader import generation
 from growkit.proof.oracle import quiet
+from growkit.proof.tokenizing import (
+    FILES,
+    TEMPLATES,
+    first_difference,
+    is_of_tokenizer,
+    load_tokenizer,
+)
 
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
-SAVED = (
-    TOKENIZER,
-    SETTINGS,
-    "chat_template.jinja",
-    "additional_chat_templates",
-)
+SPECIAL = "special_tokens_map.json"
+ADDED = "added_tokens.json"
+SAVED = (TOKENIZER, SETTINGS, "chat_template.jinja", f"{TEMPLATES}/*")
 """What transformers writes when it saves a tokenizer."""
 
 VOCABULARIES = ("vocab.*", "merges.txt", "*.model", "*.tiktoken")
-LEFT_OUT = (*VOCABULARIES, "special_tokens_map.json", "added_tokens.json", "chat_template.json")
+LEFT_OUT = (*VOCABULARIES, SPECIAL, ADDED, "chat_template.json")
 """What it then leaves out, because files above say the same."""
+
+PROCESSORS = ("*processor_config.json", "audio_tokenizer_config.json", "chat_template.json")
+"""What transformers reads beside a tokenizer, for models of more than text."""
 
 OF_THE_SAVING = frozenset(
     {
         *("transformers_version", "_from_model_config", "tokenizer_class", "processor_class"),
-        *("name_or_path", "backend", "is_local", "local_files_only"),
+        *("name_or_path", "backend", "is_local", "local_files_only", "_commit_hash"),
     }
 )
 """Keys that say how a file came about."""
 
 
 def first_changed_companion(source: Path, target: Path) -> str | None:
-    """The name of the first file beside the weights that says something else than the source's.
+    """The first of ``changed_companions``; None if there is none."""
+    return next(iter(changed_companions(Folder(source), Folder(target))), None)
 
-    Files that transformers saved again are the same if the tokenizers that it loads have the same
-    vocabulary, special tokens, templates, lengths and steps from text to ids. Where no tokenizer
-    loads, only bytes count. Files that the source lacks do not count unless they change that.
+
+def changed_companions(source: Folder, target: Folder) -> list[str]:
+    """The names of files beside the weights that say something else than the source's.
+
+    Files that transformers saved again are the same if the tokenizers that it loads do the same
+    with every text, and the settings of generation are the same once defaults are filled in. Where
+    no tokenizer loads, only bytes count. A file that the source lacks is a change if transformers
+    reads it, unless it says what others say already.
     """
-    names = carried(Folder(source))
-    changed = [name for name in names if not _same_bytes(source / name, target / name)]
-    added = [name for name in carried(Folder(target)) if name not in names]
-    saved = [name for name in (*changed, *added) if _is_saved_with_it(name, target)]
-    if saved and _has_tokenizer(source):
-        if not _same_tokenizer(source, target):
-            return saved[0]
-        if SETTINGS in changed and _contradict(source / SETTINGS, target / SETTINGS):
-            return SETTINGS
-        changed = [name for name in changed if name not in saved]
-    return next((name for name in changed if not _same_json(source / name, target / name)), None)
+    names = carried(source)
+    changed = [name for name in names if not _same_bytes(source, target, name)]
+    had = set(source.names())
+    added = [name for name in target.names(*FILES, GENERATION, *PROCESSORS) if name not in had]
+    lost = [name for name in source.names(*FILES) if name not in names and not target.has(name)]
+    read = [name for name in (*changed, *added, *lost) if is_of_tokenizer(name)]
+    found: list[str] = []
+    if read and has_tokenizer(source):
+        found = _changed_in_tokenizer(source, target, changed, added, read)
+        changed = [name for name in changed if not is_of_tokenizer(name)]
+        added = [name for name in added if not is_of_tokenizer(name)]
+    found += [name for name in changed if not _same_json(source, target, name)]
+    found += [name for name in added if name != GENERATION or not _same_json(source, target, name)]
+    return found
+
+
+def _changed_in_tokenizer(
+    source: Folder, target: Folder, changed: Sequence[str], added: Sequence[str], read: list[str]
+) -> list[str]:
+    first, second = _loaded(source), _loaded(target)
+    if first is None or second is None or first_difference(first, second):
+        first_of_saved = [name for name in read if _is_saved_with_it(name, target)]
+        return [*first_of_saved, *(name for name in read if name not in first_of_saved)]
+    found = [name for name in changed if name in read and not _is_saved_with_it(name, target)]
+    found = [name for name in found if not _same_json(source, target, name)]
+    if SETTINGS in read and target.has(SETTINGS) and _contradict(source, target, first):
+        found.append(SETTINGS)
+    return found + [name for name in added if name in read and not _agrees(name, target, first)]
 
 
 def different_tokenizers(before: Path, after: Path) -> str | None:
@@ -65,9 +97,9 @@ def different_tokenizers(before: Path, after: Path) -> str | None:
 
     None as well where one of them has no tokenizer.
     """
-    if not (_has_tokenizer(before) and _has_tokenizer(after)):
+    if not (has_tokenizer(Folder(before)) and has_tokenizer(Folder(after))):
         return None
-    first, second = _load(before), _load(after)
+    first, second = _loaded(Folder(before)), _loaded(Folder(after))
     if first is None and second is None:
         return None
     if first is None or second is None:
@@ -83,50 +115,119 @@ def different_tokenizers(before: Path, after: Path) -> str | None:
     return f"token {token!r} is {was} in {before} and {became} in {after}"
 
 
-def _which(token: str, ids: dict[str, int]) -> str:
+def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
+    """In what the tokenizers of two folders differ, and why that was not looked at; or None."""
+    without = [folder for folder in (before, after) if not has_tokenizer(folder)]
+    if without:
+        return None, f"the tokenizer, because {without[0]} has none" if len(without) == 1 else None
+    first, second = _loaded(before), _loaded(after)
+    if first is None or second is None:
+        return None, "the tokenizers, because they do not load"
+    return first_difference(first, second, steps=False), None
+
+
+def changed_generation(before: Folder, after: Folder) -> list[str]:
+    """Settings of generation that transformers resolves to something else for another folder."""
+    first, second = generation(before), generation(after)
+    if first is None or second is None:
+        same = (first, second) == (None, None) and _same_bytes(before, after, GENERATION)
+        return [] if same else [GENERATION]
+    one, other = _given(first), _given(second)
+    return [key for key in sorted(one | other) if one.get(key) != other.get(key)]
+
+
+def has_tokenizer(folder: Folder) -> bool:
+    """Whether there is anything that a tokenizer is made of, beside its settings."""
+    return bool(folder.names(TOKENIZER, *VOCABULARIES))
+
+
+def _which(token: str, ids: Mapping[str, int]) -> str:
     return f"number {ids[token]}" if token in ids else "none"
 
 
-def _has_tokenizer(folder: Path) -> bool:
-    patterns = (TOKENIZER, *VOCABULARIES)
-    return any(True for pattern in patterns for _ in folder.glob(pattern))
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def _is_saved_with_it(name: str, target: Path) -> bool:
+def _is_saved_with_it(name: str, target: Folder) -> bool:
     """Whether saving a tokenizer explains that a file is another, new or missing."""
-    if any(Path(name).match(pattern) for pattern in LEFT_OUT):
-        return not (target / name).exists()
-    return name.split("/")[0] in SAVED
+    if _matches(name, LEFT_OUT):
+        return not target.has(name)
+    return _matches(name, SAVED)
 
 
-def _same_bytes(path: Path, other: Path) -> bool:
-    return other.is_file() and path.read_bytes() == other.read_bytes()
+def _same_bytes(source: Folder, target: Folder, name: str) -> bool:
+    paths = source.find(name), target.find(name)
+    if None in paths:
+        return paths == (None, None)
+    return source.bytes(name) == target.bytes(name)
 
 
-def _same_json(path: Path, other: Path) -> bool:
+def _same_json(source: Folder, target: Folder, name: str) -> bool:
     """Whether two JSON files say the same; keys without a value count as absent."""
-    if path.suffix != ".json" or not other.is_file():
+    if name == GENERATION and target.has(name):
+        return not changed_generation(source, target)
+    if not (name.endswith(".json") and source.has(name) and target.has(name)):
         return False
     try:
-        first, second = read_json(path), read_json(other)
+        return _given(source.json(name)) == _given(target.json(name))
     except InputError:
         return False
-    if path.name == GENERATION:
-        first, second = _generation(first), _generation(second)
-    return _given(first) == _given(second)
 
 
-def _contradict(path: Path, other: Path) -> bool:
-    """Whether two files of settings give one key different values; each may leave keys out.
+def _contradict(source: Folder, target: Folder, tokenizer: Any) -> bool:
+    """Whether settings say something that the source's do not; each may leave keys out.
 
     transformers lets one file overrule another, so that what it loads does not show everything.
+
+    Args:
+        source: a folder.
+        target: another.
+        tokenizer: that of the source.
     """
     try:
-        first, second = _given(read_json(path)), _given(read_json(other))
+        was = _given(source.json(SETTINGS)) if source.has(SETTINGS) else {}
+        now = _given(target.json(SETTINGS))
     except InputError:
         return True
-    pairs = [[_plain(each[key]) for each in (first, second)] for key in first.keys() & second]
-    return any(was != now for was, now in pairs if not isinstance(was, list | dict))
+    both = now.keys() & was.keys()
+    pairs = [(_plain(was[key]), _plain(now[key])) for key in both]
+    if any(first != second for first, second in pairs if not isinstance(first, list | dict)):
+        return True
+    added = now.keys() - was.keys()
+    saved = _saved_settings(tokenizer) if added else {}
+    return any(_plain(now[key]) != _plain(saved.get(key)) for key in added)
+
+
+def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:
+    """The settings that transformers writes when it saves a tokenizer."""
+    with temporary("tokenizer") as scratch:
+        try:
+            with quiet(), foreign("the tokenizer cannot be saved", "repair its files"):
+                tokenizer.save_pretrained(scratch)
+            return Folder(scratch).json(SETTINGS)
+        except InputError:
+            return {}
+
+
+def _attribute(tokenizer: Any, key: str) -> Any:
+    value = getattr(tokenizer, key, None)
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _agrees(name: str, target: Folder, tokenizer: Any) -> bool:
+    """Whether a file that was added says of tokens what the source's tokenizer says."""
+    if name in (SPECIAL, ADDED):
+        try:
+            content = target.json(name)
+        except InputError:
+            return False
+        if name == ADDED:
+            ids = tokenizer.get_vocab()
+            return all(ids.get(token) == number for token, number in content.items())
+        special = {key: _plain(token) for key, token in content.items()}
+        return all(str(_attribute(tokenizer, key)) == token for key, token in special.items())
+    return _matches(name, SAVED)
 
 
 def _plain(value: Any) -> Any:
@@ -134,7 +235,7 @@ def _plain(value: Any) -> Any:
     return value.get("content", value) if isinstance(value, dict) else value
 
 
-def _given(content: dict[str, Any]) -> dict[str, Any]:
+def _given(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in content.items()
@@ -142,46 +243,9 @@ def _given(content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _generation(content: dict[str, Any]) -> dict[str, Any]:
-    """With the defaults of transformers."""
-    from transformers import GenerationConfig
-
-    with quiet():
-        try:
-            complete: dict[str, Any] = GenerationConfig(**content).to_dict()
-        except Exception:  # a value that makes no sense may raise anything
-            return content
-    return complete
-
-
-def _same_tokenizer(source: Path, target: Path) -> bool:
-    first, second = _load(source), _load(target)
-    if first is None or second is None:
-        return False
-    return first.get_vocab() == second.get_vocab() and _behaviour(first) == _behaviour(second)
-
-
-def _load(folder: Path) -> Any:
-    """The tokenizer of a folder as transformers loads it, without running code; or None."""
-    from transformers import AutoTokenizer
-
-    with quiet():
-        try:
-            return AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        except Exception:  # a damaged tokenizer may raise anything
-            return None
-
-
-def _behaviour(tokenizer: Any) -> dict[str, Any]:
-    """What else than the vocabulary decides on ids, and on how texts are laid out."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    steps = json.loads(backend.to_str()) if backend is not None else {}
-    settings = ("chat_template", "model_max_length", "padding_side", "truncation_side")
-    return {
-        # Cutting and padding belong to a call, and stay behind from the last one.
-        "steps": {key: steps[key] for key in steps if key not in ("truncation", "padding")},
-        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
-        **{name: getattr(tokenizer, name, None) for name in settings},
-    }
+def _loaded(folder: Folder) -> Any:
+    """The tokenizer of a folder; None if it does not load."""
+    try:
+        return load_tokenizer(folder)
+    except InputError:
+        return None

@@ -10,9 +10,9 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from growkit.proof.layerwise import Call, Layerwise, Stage
+from growkit.proof.layerwise import Call, CallError, Layerwise, Stage
 from growkit.proof.metrics import Distance
-from growkit.proof.modes import PREFILL, Mode
+from growkit.proof.modes import PREFILL, Mode, NotAskedError
 from growkit.proof.spool import Spool
 
 Head = Callable[[Tensor], Tensor]
@@ -219,6 +219,7 @@ def compare(
         probe: what to run beside.
 
     Raises:
+        NotAskedError: the source cannot be asked in one of the ways but the prefill.
         InputError: a class cannot run with its config.
     """
     calls: list[Call] = []
@@ -233,7 +234,8 @@ def compare(
     if probe and len(probe.call.ids) < len(calls[0].ids):
         probed = len(calls)
         calls.append(probe.call)
-    before, after = source.stages(calls), target.stages(calls, probed if probe else None)
+    before = _asked(source.stages(calls), asked)
+    after = target.stages(calls, probed if probe else None)
     if probe:
         before, after = probe.beside(before, after, probed, len(target.names) - 2)
     found = Compared(head=target.names[-1])
@@ -242,11 +244,25 @@ def compare(
     with source.head() as source_head, target.head() as target_head:
         heads = source_head, target_head
         _compare_logits(asked, heads, ends, found)
+        for model in (source, target):
+            model.check_reach()
         found.ends = ends[0][found.worst], ends[1][found.worst]
         if probe:
             on_probe = ends[0][probed], ends[1][probed]
             probe.measure(heads, on_probe, (calls[0], ends[0][0]))
     return found
+
+
+def _asked(stages: Iterator[Stage], asked: Sequence[Mode]) -> Iterator[Stage]:
+    """The stages of the source; see ``compare``."""
+    mode_of = [mode.name for mode in asked for _ in mode.calls]
+    try:
+        yield from stages
+    except CallError as error:
+        name = mode_of[error.call] if error.call < len(mode_of) else PREFILL
+        if name == PREFILL:
+            raise
+        raise NotAskedError(str(error), name) from error
 
 
 def _compare_logits(

@@ -36,7 +36,8 @@ class Recovered:
     Attributes:
         unknown: why it could not look.
         lost: the first tensor that is lost.
-        changed: what else is not as it was made.
+        changed: what else is not as it was made; or, if that is not known, as in the source.
+        notes: what the verdict does not cover, in words.
         in_effect: number of tensors that live on in what was computed from them.
         spectra: of projections that share bases.
         unchecked: number of tensors that could not be held against anything.
@@ -45,9 +46,23 @@ class Recovered:
     unknown: str | None = None
     lost: str | None = None
     changed: str | None = None
+    notes: Sequence[str] = ()
     in_effect: int = 0
     spectra: Sequence[Spectrum] = ()
     unchecked: int = 0
+
+    @property
+    def is_not(self) -> str:
+        """How a sentence ends that begins with what was changed."""
+        if self.unknown:
+            return "is not what it is in the source"
+        return f"is not what growkit {__version__} writes"
+
+    @property
+    def told(self) -> str:
+        """How a verdict ends: with what it does not cover."""
+        weights = [f"weights were not compared, because {self.unknown}"] if self.unknown else []
+        return "".join(f"; {note}" for note in (*weights, *self.notes))
 
     @property
     def kept(self) -> bool:
@@ -182,7 +197,7 @@ def other_reason(weights: Recovered, strict: Strict, origin: Origin) -> str:
     if weights.lost:
         return f"not as asked: tensor {weights.lost} is not what the recipe makes"
     if weights.changed:
-        return f"not as asked: {weights.changed} is not what growkit wrote"
+        return f"not as asked: {weights.changed} is not what growkit wrote{weights.told}"
     if not strict.caught:
         return f"no verdict: the negative control ({strict.control.fault}) was not noticed"
     distance = strict.distance
@@ -193,7 +208,7 @@ def other_reason(weights: Recovered, strict: Strict, origin: Origin) -> str:
         f"{origin.promise}, as asked for ({origin.lost}): "
         f"{distance.kl / distance.tokens:.3g} nats per token of KL, the loss goes from "
         f"{distance.loss_source / distance.predictions:.4f} to "
-        f"{distance.loss_target / distance.predictions:.4f}{unchecked}"
+        f"{distance.loss_target / distance.predictions:.4f}{unchecked}{weights.told}"
     )
 
 
@@ -221,11 +236,9 @@ def exact_reason(
             f"every weight is recovered ({weights.in_effect} in what they were computed to), and "
         )
     verdict = f"preserved: {half}the logits differ by at most {_strict_error(strict)}"
-    if weights.unknown:
-        verdict += f"; weights were not compared: {weights.unknown}"
     if native.tolerance is None:
         verdict += f"; but in {native.dtype} the source itself computes no usable logits"
-    return verdict
+    return verdict + weights.told
 
 
 def _what_was_changed(weights: Recovered) -> str:
@@ -235,8 +248,8 @@ def _what_was_changed(weights: Recovered) -> str:
             "although no logit of these prompts shows it"
         )
     return (
-        f"not preserved: {weights.changed} is not what growkit {__version__} writes, although "
-        "no logit of these prompts shows it"
+        f"not preserved: {weights.changed} {weights.is_not}, although no logit of these prompts "
+        f"shows it{weights.told}"
     )
 
 
@@ -246,8 +259,8 @@ def _where_it_differs(weights: Recovered, strict: Strict) -> str:
     if weights.lost:
         where += f", and tensor {weights.lost} is not what it should be"
     elif weights.changed:
-        where += f", and {weights.changed} is not what growkit writes"
-    return f"not preserved: the logits differ by {_strict_error(strict)}{where}"
+        where += f", and {weights.changed} {weights.is_not}"
+    return f"not preserved: the logits differ by {_strict_error(strict)}{where}{weights.told}"
 
 
 def _strict_error(strict: Strict) -> str:

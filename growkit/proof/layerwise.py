@@ -20,19 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from growkit.checkpoint import Weights
-from growkit.errors import InputError, reason
+from growkit.errors import InputError, foreign
 from growkit.proof.in_blocks import InBlocks
 from growkit.proof.lending import Lender
-from growkit.proof.oracle import blocks, empty_model
+from growkit.proof.oracle import blocks, empty_model, persistent_buffers
+from growkit.proof.passing import Arguments, Form, Handed, NoStackError, untouched
+from growkit.proof.remembering import keep_shapes, lengthen, new_cache
 from growkit.proof.reproducible import choose_kernels
 from growkit.proof.spool import Spool
 
 Named = tuple[str, nn.Module]
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a layer."""
-
-Noted = list[Arguments]
-"""The arguments of every layer."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +75,33 @@ class Stage:
     let_go: Callable[[], None]
 
 
+@dataclass(frozen=True)
+class Noted:
+    """What the layers are called with, in one call.
+
+    Attributes:
+        form: of the hidden states.
+        arguments: of every layer, with stand-ins for what the one before hands on along.
+        stand_ins: these.
+    """
+
+    form: Form
+    arguments: list[Arguments]
+    stand_ins: tuple[Any, ...]
+
+
+class CallError(InputError):
+    """A model cannot be called in this way.
+
+    Attributes:
+        call: index of the call.
+    """
+
+    def __init__(self, sentence: str, call: int) -> None:
+        super().__init__(sentence)
+        self.call = call
+
+
 class _ArrivedError(Exception):
     """The last layer is called; what comes behind it has no weights yet."""
 
@@ -102,13 +126,13 @@ class Layerwise:
         self.model, self._weights, self._stored = empty_model(weights, dtype, attention)
         self._lender = Lender(self._weights, self._stored, dtype, device)
         self.device = device
-        self._embedding, *self._layers, self._head = blocks(self.model)
-        for module in self.model.modules():
-            for name, buffer in module._buffers.items():
-                module._buffers[name] = None if buffer is None else buffer.to(device)
+        self._embedding, *self._layers, self._head = blocks(self.model, weights.where())
+        self._unreached = self._watch()
+        self._load_buffers()
         self._noted: list[Noted] = []
         self._caches: list[Any] = []
-        self._tuples = False  # whether layers hand on tuples
+        self._handed = Handed()  # what layers hand on along with hidden states, or its stand-ins
+        self._along: list[tuple[Any, ...]] = []  # the same of the last layer that ran, by call
 
     @property
     def names(self) -> list[str]:
@@ -130,23 +154,39 @@ class Layerwise:
             InputError: the class cannot run with its config, or a tensor cannot be used.
         """
         with ExitStack() as loaded:
-            _, places = loaded.enter_context(self._rows(calls))
+            loaded.enter_context(self._rows(calls))
             with torch.no_grad():
-                states = self._begin(calls, places)
+                states = self._begin(calls)
             name, embedding = self._embedding
             yield Stage(name, None, embedding, None, states, _never, _never, loaded.close)
         for index, (name, layer) in enumerate(self._layers):
             with ExitStack() as loaded:
                 loaded.enter_context(self._loaded(name, layer))
-                again = partial(self._run, index)
+                again = partial(self._again, index)
                 given = None if watched is None else states[watched]
-                before, states = states, []
+                before, states, along = states, [], []
                 while before:  # states of many prompts are large, and are needed once
-                    states.append(again(len(states), before.pop(0)))
+                    state, others = self._run(index, len(states), before.pop(0))
+                    states.append(state)
+                    along.append(others)
                 self._fetch(index + 1)
                 scaled = partial(_scaled, layer)
                 yield Stage(name, index, layer, given, states, again, scaled, loaded.close)
-            self._forget(index)
+            self._along = along
+            for cache in self._caches:
+                keep_shapes(cache, index)
+
+    def check_reach(self) -> None:
+        """Call it after logits were had.
+
+        Raises:
+            InputError: the model holds weights that text does not reach, of an image encoder, say.
+        """
+        if self._unreached:
+            raise InputError(
+                f"{type(self.model).__name__} of {self._weights.where()} holds weights that text "
+                f"does not reach ({min(self._unreached)}); such models cannot be proved"
+            )
 
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -163,8 +203,13 @@ class Layerwise:
         Args:
             ids: token ids, [tokens]; the loss is the cross-entropy of all but the first.
             given: what every layer, and then the head, is given on them, each [tokens, hidden].
-            look: takes the name of a parameter and its gradient.
+            look: takes the name of a parameter and its gradient; of tied parameters, that of the
+                tensor they are stored as, and the gradient of each.
         """
+
+        def tied_look(name: str, gradient: Tensor) -> None:
+            look(self._stored(name), gradient)
+
         call = Call(ids)
         embedding, head = (f"{name}.weight" for name, _ in (self._embedding, self._head))
         tied = self._stored(embedding) == self._stored(head)
@@ -173,7 +218,7 @@ class Layerwise:
         with (
             self._behind_the_layers() as run,
             self._gradient_of_head(ids.unique(), of_head.append),
-            _handing_over(self._outside(), look),
+            _handing_over(self._outside(), tied_look),
             torch.enable_grad(),
         ):
             logits = run(state)
@@ -182,17 +227,20 @@ class Layerwise:
         if not tied:
             look(head, of_head.pop())
         with (
-            self._rows([call]) as (rows, places),
-            _handing_over(self._outside(), look),
+            self._rows([call]) as rows,
+            _handing_over(self._outside(), tied_look),
             torch.enable_grad(),
         ):
-            first = self._begin([call], places)[0]
+            first = self._begin([call])[0]
             for index, (name, layer) in reversed(list(enumerate(self._layers))):
                 gradient, state = state.grad, given[index].to(self.device).requires_grad_()
                 with self._loaded(name, layer):
                     parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
                     with _handing_over(parameters, look):
-                        _backward(self._call(index, 0, state), gradient)
+                        output, along = self._call(index, 0, state)
+                        if any(isinstance(each, Tensor) for each in along):
+                            raise self._no_stack("layers hand on more than hidden states")
+                        _backward(output, gradient)
                     del parameters
             _backward(first, state.grad)
             assert rows.grad is not None
@@ -204,17 +252,22 @@ class Layerwise:
         name, head = self._head
 
         def run(hidden: Tensor) -> Tensor:
-            def stand_in(*args: Any, **kwargs: Any) -> Any:
-                return (hidden[None],) if self._tuples else hidden[None]
+            formed = self._noted[0].form.formed(hidden)
 
-            with self._standing_aside(stand_in):
-                output = self._guarded(self.model, inputs_embeds=hidden[None], use_cache=False)
-            logits = output.logits[0]
+            def stand_in(*args: Any, **kwargs: Any) -> Any:
+                return self._handed.with_state(formed)
+
+            ids = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
+            with self._standing_aside(stand_in), self._guarded():
+                output = self.model(input_ids=ids, use_cache=False)
+                logits = output.logits[0]
             assert isinstance(logits, Tensor)
             return logits
 
         matrix = self._lender.lent(head, {"weight": f"{name}.weight"}, head=True)
-        with self._around_the_layers(), matrix:
+        matrix_of = dict(self._embedding[1].named_parameters())["weight"]
+        nothing = self._lender.cast(torch.zeros(1, matrix_of.shape[1]))
+        with self._embedding_of(nothing, torch.zeros(1, dtype=torch.long)), matrix:
             dict(head.named_parameters())["weight"].requires_grad = False
             yield run
 
@@ -240,120 +293,202 @@ class Layerwise:
         return {key: p for key, p in named if not key.startswith(within) and key != head}
 
     @contextmanager
-    def _rows(self, calls: Sequence[Call]) -> Iterator[tuple[nn.Parameter, list[Tensor]]]:
-        """The embedding with only the rows that are used: these, and the places of ids in them."""
-        name, embedding = self._embedding
-        ids = torch.cat([call.ids.cpu() for call in calls])
-        used, places = ids.unique(return_inverse=True)
-        rows = nn.Parameter(self._lender.rows(f"{name}.weight", used))
+    def _rows(self, calls: Sequence[Call]) -> Iterator[nn.Parameter]:
+        """The embedding with only the rows that are used: these."""
+        name, _ = self._embedding
+        used = torch.cat([call.ids.cpu() for call in calls]).unique()
+        with self._embedding_of(self._lender.rows(f"{name}.weight", used), used) as rows:
+            yield rows
+
+    @contextmanager
+    def _embedding_of(self, rows: Tensor, used: Tensor) -> Iterator[nn.Parameter]:
+        """All around the layers, and an embedding that has only the rows of these ids, in order."""
+        embedding, used = self._embedding[1], used.to(self.device)
+
+        def find(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            places = torch.searchsorted(used, args[0].contiguous()).clamp_max(len(used) - 1)
+            if not used[places].equal(args[0]):
+                raise NoStackError("tokens are embedded that were not asked")
+            return (places, *args[1:])
+
+        parameter = nn.Parameter(rows)
         whole, padding = embedding._parameters["weight"], getattr(embedding, "padding_idx", None)
-        embedding._parameters["weight"] = rows
+        embedding._parameters["weight"] = parameter
         vars(embedding)["padding_idx"] = None  # rows have other numbers now
+        hook = embedding.register_forward_pre_hook(find)
         try:
             with self._around_the_layers():  # embeddings of positions, say
-                yield rows, list(places.split([len(call.ids) for call in calls]))
+                yield parameter
         finally:
+            hook.remove()
             embedding._parameters["weight"] = whole
             vars(embedding)["padding_idx"] = padding
 
-    def _begin(self, calls: Sequence[Call], places: Sequence[Tensor]) -> list[Tensor]:
+    def _begin(self, calls: Sequence[Call]) -> list[Tensor]:
         """Run every call up to the first layer, and note what the layers are called with."""
         self._noted = []
         self._caches = []
+        self._along = [()] * len(calls)
         caches: list[tuple[Any, Any]] = []
         states = []
-        for call, place in zip(calls, places, strict=True):
+        for index, call in enumerate(calls):
             shadow, real = caches[call.continues] if call.continues is not None else (None, None)
-            if call.cached and shadow is None:
-                shadow = self._new_cache()
-            state, noted = self._note(call, place, shadow)
-            if call.cached:
-                # The class may have prepared the empty cache for itself.
-                if real is None:
-                    real = deepcopy(shadow)
-                    self._caches.append(real)
-                self._lengthen(shadow, len(call.ids))
+            with self._guarded(index):
+                if call.cached and shadow is None:
+                    shadow = new_cache(self.model)
+                state, noted = self._note(index, call, shadow)
+                if call.cached:
+                    # The class may have prepared the empty cache for itself.
+                    if real is None:
+                        real = deepcopy(shadow)
+                        self._caches.append(real)
+                    lengthen(shadow, len(self._layers), len(call.ids))
+                    arguments = [each.replaced((shadow,), (real,)) for each in noted.arguments]
+                    noted = Noted(noted.form, arguments, noted.stand_ins)
             caches.append((shadow, real))
             states.append(state)
-            self._noted.append([_replaced(each, shadow, real) for each in noted])
+            self._noted.append(noted)
         return states
 
-    def _note(self, call: Call, place: Tensor, cache: Any) -> tuple[Tensor, Noted]:
-        given: list[Tensor] = []
-        noted: Noted = []
+    def _note(self, index: int, call: Call, cache: Any) -> tuple[Tensor, Noted]:
+        """What the first layer is given, and what all of them are called with."""
+        try:
+            return self._noting(call, cache)
+        except Exception:
+            if index or not self._handed.alone:
+                raise
+            # The class, then, wants more of its layers than a tensor.
+            self._handed = self._handed_by_the_first(call)
+            return self._noting(call, cache)
 
-        def stand_aside(state: Tensor, *args: Any, **kwargs: Any) -> Any:
-            given.append(state)
-            noted.append((args, kwargs))
-            if len(noted) == len(self._layers):
+    def _noting(self, call: Call, cache: Any) -> tuple[Tensor, Noted]:
+        given: list[tuple[Tensor, int]] = []
+        arguments: list[Arguments] = []
+
+        def stand_aside(*args: Any, **kwargs: Any) -> Any:
+            state, others = Arguments.of(args, kwargs)
+            if given and not untouched(state, *given[0]):
+                raise NoStackError("something is computed between layers")
+            given.append((state, state._version))
+            arguments.append(others)
+            if len(arguments) == len(self._layers):
                 raise _ArrivedError
-            return (given[0],) if self._tuples else given[0]
+            return self._handed.with_state(state)
 
+        with self._standing_aside(stand_aside), suppress(_ArrivedError):
+            self._forward(call, cache)
+        if len(arguments) < len(self._layers):
+            raise NoStackError(f"{len(arguments)} of {len(self._layers)} layers are called")
+        state = given[0][0]
+        form = Form.of(state, len(call.ids))
+        return form.flat(state), Noted(form, arguments, self._handed.along)
+
+    def _handed_by_the_first(self, call: Call) -> Handed:
+        """What the first layer hands on in a call; stand-ins for it."""
+        noted: list[tuple[Tensor, Arguments]] = []
+
+        def stop(*args: Any, **kwargs: Any) -> Any:
+            noted.append(Arguments.of(args, kwargs))
+            raise _ArrivedError
+
+        with self._standing_aside(stop), suppress(_ArrivedError):
+            self._forward(Call(call.ids, call.inputs), None)
+        if not noted:
+            raise NoStackError("no layer is called")
+        ((state, arguments),) = noted
+        name, layer = self._layers[0]
+        with self._loaded(name, layer):
+            args, kwargs = arguments.apart().call(state)
+            return Handed.of(layer(*args, **kwargs))[1].unknown()
+
+    def _forward(self, call: Call, cache: Any) -> None:
         inputs = {
             key: value.to(self.device) if isinstance(value, Tensor) else value
             for key, value in call.inputs.items()
         }
         if cache is not None:
             inputs["past_key_values"] = cache
-        with self._standing_aside(stand_aside), suppress(_ArrivedError):
-            ids = place[None].to(self.device)
-            self._guarded(self.model, input_ids=ids, use_cache=call.cached, **inputs)
-        if given[-1].dim() < given[0].dim():  # it took the first of what was no tuple
-            self._tuples = True
-            return self._note(call, place, cache)
-        if given[0].shape[:2] != place[None].shape:
-            raise self._no_stack(f"layers hand on {list(given[0].shape)}")
-        return given[0][0], noted
-
-    def _new_cache(self) -> Any:
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self.model.config)
-
-    def _lengthen(self, cache: Any, tokens: int) -> None:
-        """Add tokens that hold nothing, so that the class finds its masks and positions."""
-        nothing = torch.zeros(1, 1, tokens, 1)
-        try:
-            for layer in range(len(self._layers)):
-                cache.update(nothing, nothing, layer)
-        # A recurrent state has no keys, and some layers read those of others.
-        except (AttributeError, NotImplementedError) as error:
-            raise InputError(
-                f"{type(self.model).__name__} of {self._weights.where()} remembers something else "
-                "than keys and values of every layer; such models cannot be proved"
-            ) from error
+        self.model(input_ids=call.ids[None].to(self.device), use_cache=call.cached, **inputs)
 
     @torch.no_grad()
-    def _run(self, index: int, call: int, state: Tensor) -> Tensor:
+    def _run(self, index: int, call: int, state: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
         return self._call(index, call, state)
 
-    def _call(self, index: int, call: int, state: Tensor) -> Tensor:
-        args, kwargs = self._noted[call][index]
-        output = self._guarded(self._layers[index][1], state[None], *args, **kwargs)
-        hidden = output[0] if isinstance(output, tuple) else output
-        assert isinstance(hidden, Tensor)
-        return hidden[0]
+    @torch.no_grad()
+    def _again(self, index: int, call: int, state: Tensor) -> Tensor:
+        return self._call(index, call, state, apart=True)[0]
 
-    def _guarded(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _call(
+        self, index: int, call: int, state: Tensor, *, apart: bool = False
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        """Run a layer: hidden states, [tokens, hidden], and what it hands on along with them."""
+        noted = self._noted[call]
+        arguments = noted.arguments[index]
+        if index and noted.stand_ins:
+            arguments = arguments.replaced(noted.stand_ins, self._along[call])
+        args, kwargs = (arguments.apart() if apart else arguments).call(noted.form.formed(state))
+        with self._guarded(call):
+            output, handed = Handed.of(self._layers[index][1](*args, **kwargs))
+            if handed.alone != self._handed.alone:
+                self._handed = handed.unknown()  # a single layer: nobody has looked yet
+            if index and noted.stand_ins and len(noted.stand_ins) != len(handed.along):
+                raise NoStackError("layers hand on different things")
+            return noted.form.flat(output), handed.along
+
+    @contextmanager
+    def _guarded(self, call: int | None = None) -> Iterator[None]:
+        """What goes wrong in a class becomes a sentence."""
         try:
-            return module(*args, **kwargs)
-        except InputError:
-            raise
-        except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            raise InputError(
-                f"{type(self.model).__name__} of {self._weights.where()} cannot run "
-                f"({type(error).__name__}: {reason(error)}); correct its config.json"
-            ) from error
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # what is no stack of layers between embedding and head
-            raise self._no_stack(f"{type(error).__name__}: {reason(error)}") from error
+            with foreign(
+                f"{type(self.model).__name__} of {self._weights.where()} cannot be run one layer "
+                "at a time",
+                "correct its config.json, or such models cannot be proved",
+            ):
+                try:
+                    yield
+                except NoStackError as error:
+                    raise self._no_stack(str(error)) from error
+        except InputError as error:
+            if call is None:
+                raise
+            raise CallError(str(error), call) from error
 
     def _no_stack(self, why: str) -> InputError:
         return InputError(
             f"{type(self.model).__name__} of {self._weights.where()} cannot be run one layer at a "
             f"time ({why}); such models cannot be proved"
         )
+
+    def _watch(self) -> dict[str, nn.Module]:
+        """Modules outside of the layers that have parameters; they leave once they run."""
+        within = tuple(f"{name}." for name, _ in self._layers)
+        outside = {
+            name: module
+            for name, module in self.model.named_modules()
+            if module._parameters and not f"{name}.".startswith(within)
+        }
+
+        def reach(name: str, module: nn.Module, args: Any) -> None:
+            outside.pop(name, None)
+
+        for name, module in outside.items():
+            module.register_forward_pre_hook(partial(reach, name))
+        return outside
+
+    def _load_buffers(self) -> None:
+        """Buffers that are in the files, as they are there; others, as the class makes them."""
+        in_files = {
+            name for name in persistent_buffers(self.model) if name in self._weights.tensors
+        }
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            for key, buffer in module._buffers.items():
+                name = f"{path}.{key}".removeprefix(".")
+                if buffer is None:
+                    continue
+                if name in in_files:
+                    module._buffers[key] = self._lender.buffer(name, buffer.dtype)
+                else:
+                    module._buffers[key] = buffer.to(self.device)
 
     @contextmanager
     def _standing_aside(self, stand_in: Callable[..., Any]) -> Iterator[None]:
@@ -376,16 +511,6 @@ class Layerwise:
         for name, layer in self._layers[index : index + 1]:
             self._lender.fetch(layer, _parameters(name, layer))
 
-    def _forget(self, index: int) -> None:
-        """Keep the shape of a layer's keys and values alone: who reads them again will notice."""
-        for cache in self._caches:
-            for layer in cache.layers[index : index + 1]:
-                layer.keys, layer.values = map(_unknown, (layer.keys, layer.values))
-
-
-def _unknown(tensor: Tensor) -> Tensor:
-    return tensor.new_full((), torch.nan).expand(tensor.shape)
-
 
 def _parameters(name: str, layer: nn.Module) -> dict[str, str]:
     """The parameters of a layer, by their names in the model."""
@@ -406,17 +531,6 @@ def _scaled(layer: nn.Module, key: str, factor: float) -> Iterator[None]:
         unscaled, parameter.data = parameter.data, parameter.data * factor
         yield
         parameter.data = unscaled
-
-
-def _replaced(arguments: Arguments, shadow: Any, real: Any) -> Arguments:
-    """The same arguments, but for the cache."""
-    if shadow is None:
-        return arguments
-    args, kwargs = arguments
-    return (
-        tuple(real if value is shadow else value for value in args),
-        {key: real if value is shadow else value for key, value in kwargs.items()},
-    )
 
 
 @contextmanager

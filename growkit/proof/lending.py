@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from growkit.checkpoint import AT_ONCE, TORCH_NAMES, TensorInfo, Weights, parts, total_bytes
+from growkit.checkpoint import AT_ONCE, STORED_NAMES, TensorInfo, Weights, parts, total_bytes
 from growkit.proof.in_blocks import Rows, lend, suits, take_back
 
 LARGE = 1 << 30
@@ -58,6 +58,11 @@ class Lender:
     def cast(self, tensor: Tensor) -> Tensor:
         """As it is needed, where it is needed."""
         return tensor.to(self._device, self._dtype)
+
+    def buffer(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A buffer where it is needed; of a dtype that is no float, as it was."""
+        tensor = self.tensor(name)
+        return self.cast(tensor) if dtype.is_floating_point else tensor.to(self._device, dtype)
 
     def fetch(self, module: nn.Module, names: Mapping[str, str]) -> None:
         """Copy what ``lent`` will need to the GPU while it computes; nothing without a GPU.
@@ -109,7 +114,7 @@ class Lender:
 
     def _in_blocks(self, owner: nn.Module, last: str, name: str, *, head: bool = False) -> bool:
         # Products of layers are taken as they will run, if nothing is cast.
-        cast = getattr(torch, TORCH_NAMES[self._info(name).dtype]) != self._dtype
+        cast = getattr(torch, STORED_NAMES[self._info(name).dtype]) != self._dtype
         return (cast or head) and suits(owner, last, self._info(name))
 
     def _stored_rows(self, name: str) -> Rows:

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint import Config
+from growkit.errors import InputError
 from growkit.proof import ModeResult
 from growkit.proof.layerwise import Call
+from growkit.proof.oracle import longest_context
+from growkit.report.sentences import NOT_TRIED
 
 SHORT = 48
 """Tokens of the prompt that all but the prefill are tried on."""
@@ -24,6 +27,9 @@ SHIFT = 7
 """Position of the first token where positions are given."""
 
 PREFILL = "prefill"
+DECODING = "cached decoding"
+EXPLICIT = "explicit positions"
+LONGEST = "longest context"
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,16 @@ def modes(windows: tuple[Tensor, ...], config: Config) -> list[Mode]:
 
     Args:
         windows: token ids, each [tokens].
-        config: for the longest context.
+        config: for the cache and the longest context.
     """
     prompt = windows[0][:SHORT]
     count = len(prompt)
     found = [Mode(PREFILL, tuple(Call(window) for window in windows))]
-    if config.get("use_cache") is False:
-        found.append(Mode("cached decoding", (), note="the config switches the cache off"))
-    elif count > sum(STEPS):
+    if not config.get("use_cache", True):
+        found.append(_not_tried(DECODING, "the config switches the cache off"))
+    elif count <= sum(STEPS):
+        found.append(_not_tried(DECODING, f"the prompt has only {count} tokens"))
+    else:
         found.append(_decoding(prompt))
     mask = torch.tensor([[0] * PADDING + [1] * count])
     positions = torch.tensor([[0] * PADDING + list(range(count))])
@@ -63,16 +71,41 @@ def modes(windows: tuple[Tensor, ...], config: Config) -> list[Mode]:
     inputs = {"attention_mask": mask, "position_ids": positions}
     note = f"{PADDING} tokens of padding before {count}"
     found.append(Mode("left padding", (Call(padded, inputs),), PADDING, note))
-    longest = config.get("max_position_embeddings")
+    longest = longest_context(config)
     if isinstance(longest, int) and longest > count:
         begin = min(SHIFT, longest - count)
         shifted = torch.arange(begin, begin + count)[None]
         note = f"positions {begin} to {begin + count - 1}"
-        found.append(Mode("explicit positions", (_at(prompt, shifted),), note=note))
+        found.append(Mode(EXPLICIT, (_at(prompt, shifted),), note=note))
         spread = torch.linspace(0, longest - 1, count, dtype=torch.float64).long()[None]
         note = f"{count} tokens spread over positions 0 to {longest - 1:,}"
-        found.append(Mode("longest context", (_at(prompt, spread),), note=note))
+        found.append(Mode(LONGEST, (_at(prompt, spread),), note=note))
+    else:
+        why = "the config has no max_position_embeddings"
+        if isinstance(longest, int):
+            why = f"the prompt is as long as the longest context, {longest} tokens"
+        found += [_not_tried(EXPLICIT, why), _not_tried(LONGEST, why)]
     return found
+
+
+class NotAskedError(InputError):
+    """The source cannot be asked in one of the ways.
+
+    Attributes:
+        mode: name of that.
+    """
+
+    def __init__(self, sentence: str, mode: str) -> None:
+        super().__init__(sentence)
+        self.mode = mode
+
+    def without(self, asked: list[Mode]) -> list[Mode]:
+        """The same ways, but for that one, which says why it is not tried."""
+        return [_not_tried(m.name, str(self)) if m.name == self.mode else m for m in asked]
+
+
+def _not_tried(name: str, why: str) -> Mode:
+    return Mode(name, (), note=NOT_TRIED + why)
 
 
 def result(
@@ -108,4 +141,4 @@ def _decoding(prompt: Tensor) -> Mode:
     calls = [Call(first, cached=True)]
     calls += [Call(part, cached=True, continues=i) for i, part in enumerate(others)]
     note = f"{len(first)} tokens, then {' + '.join(map(str, STEPS))} from the cache"
-    return Mode("cached decoding", tuple(calls), note=note)
+    return Mode(DECODING, tuple(calls), note=note)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint import Config
-from growkit.errors import InputError, reason
+from growkit.errors import InputError
 from growkit.proof import Settings
-from growkit.proof.oracle import quiet
+from growkit.proof.oracle import longest_context
 from growkit.proof.texts import documents, read_text
+from growkit.proof.tokenizing import ids_of, load_tokenizer
 
 MOST_TOKENS = 1 << 22
 """Of all prompts together: thirty megabytes of ids, and far more of everything else."""
@@ -44,7 +45,7 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         InputError: the text cannot be read or is too short, there is no tokenizer for it, or the
             config has no usable context length.
     """
-    longest = config.get("max_position_embeddings") or settings.length
+    longest = longest_context(config) or settings.length
     if not isinstance(longest, int) or longest < 2:
         raise InputError(
             f"max_position_embeddings is {longest!r} in {folder}; at least 2 was expected"
@@ -81,16 +82,10 @@ def _spread(windows: list[Tensor], count: int) -> tuple[Tensor, ...]:
 
 def _tokenize(parts: list[str], folder: Path) -> list[Tensor]:
     """Token ids of each document, by the folder's own tokenizer, special tokens included."""
-    from transformers import AutoTokenizer
-
-    with quiet():
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # a damaged tokenizer may raise anything
-            raise InputError(
-                f"{folder} has no tokenizer that loads ({reason(error)}); add tokenizer.json, "
-                "or leave the text away to compare on random tokens"
-            ) from error
-        return [torch.tensor(tokenizer(part)["input_ids"], dtype=torch.long) for part in parts]
+    try:
+        tokenizer = load_tokenizer(folder)
+    except InputError as error:
+        raise InputError(
+            f"{error}, or leave the text away to compare on random tokens"
+        ) from error.__cause__
+    return [torch.tensor(ids_of(tokenizer, part), dtype=torch.long) for part in parts]

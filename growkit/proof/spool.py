@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from tempfile import mkdtemp
 from weakref import finalize
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from growkit.checkpoint.scratch import temporary_scratch
 from growkit.errors import InputError, reason
 
 
@@ -18,9 +17,10 @@ class Spool:
     """A list of tensors in a folder for temporary files; it goes when the object goes."""
 
     def __init__(self) -> None:
-        self._folder = Path(mkdtemp(prefix="growkit-"))
+        scratch = temporary_scratch("spool")
+        self._folder = scratch.path
         self._count = 0
-        finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        finalize(self, scratch.close)
 
     def __len__(self) -> int:
         """Number of tensors."""

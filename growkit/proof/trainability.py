@@ -1,4 +1,8 @@
-"""Can the new capacity train? Copies that receive equal gradients stay equal for ever."""
+"""Can the new capacity train? Copies that receive equal gradients stay equal for ever.
+
+What is compared must be more than rounding. A number that is added to all keys changes no softmax:
+without rotation, the gradient of a bias of keys is nothing but what rounding leaves over.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,9 @@ from growkit.proof import CopyDistance, Trainability
 EQUAL = 1e-9
 """Relative difference below which two gradients in float64 are the same but for rounding."""
 
+ROUNDING = 1e-13
+"""Share of the largest gradient of the model below which one in float64 is what sums that cancel
+each other leave over."""
 
 TINY = 1e-300
 """Keeps zeros from being divided by."""
@@ -46,40 +53,49 @@ class Gradients:
         self._later = plans[last + 1 :]
         self._rules = {rule.target: rule for plan in plans[last : last + 1] for rule in plan.rules}
         self._as_stored = as_stored
-        self._count = _Count()
-        self._with_gradient: set[str] = set()
-        self.symmetry: list[CopyDistance] = []
+        self._largest: dict[str, float] = {}
+        self._copied: list[_Copied] = []
 
     def look(self, name: str, gradient: Tensor) -> None:
         """Take the gradient of a parameter into account."""
-        if bool(gradient.any()):
-            self._with_gradient.add(name)
+        self._largest[name] = max(float(gradient.abs().max()), self._largest.get(name, 0.0))
         grown = self._as_grown(*self._as_stored(name, gradient)) if self._rules else None
         rule = self._rules.get(grown[0]) if grown else None
         if grown and rule and rule.copies:
-            for copies in rule.copies(grown[1]):
-                distance = _compare(grown[0], copies, self._count)
-                self.symmetry.append(
-                    CopyDistance(
-                        tensor=grown[0],
-                        copies=len(copies),
-                        relative_distance=distance,
-                        effective_rank_gain=_rank_gain(copies),
-                    )
-                )
+            self._copied += [_Copied.of(grown[0], copies) for copies in rule.copies(grown[1])]
+
+    @property
+    def symmetry(self) -> list[CopyDistance]:
+        """How far the gradients of copies are apart, by tensor."""
+        return [each.apart(self._rounding) for each in self._copied]
 
     def found(self, names: Iterable[str]) -> Trainability:
         """What the gradients say; ``names`` are those of all parameters."""
-        count = self._count
-        silent = sorted(set(names) - self._with_gradient)
+        counts = [each.count(self._rounding) for each in self._copied]
+        stuck = [each.name for each, count in zip(self._copied, counts, strict=True) if count[0]]
+        silent = sorted(name for name in names if self._silent(name))
         return Trainability(
-            trainable=not count.stuck and not silent,
-            copied=count.copied,
-            identical_gradients=count.stuck,
-            without_gradient=count.without,
-            first_identical=count.first,
+            trainable=not stuck and not silent,
+            copied=sum(len(each.scale) for each in self._copied),
+            identical_gradients=sum(count[0] for count in counts),
+            without_gradient=sum(count[1] for count in counts),
+            first_identical=stuck[0] if stuck else None,
             silent_parameters=silent[:MOST_NAMES],
         )
+
+    @property
+    def _rounding(self) -> float:
+        return ROUNDING * max(self._largest.values(), default=0.0)
+
+    def _silent(self, name: str) -> bool:
+        """Whether nothing depends on a parameter.
+
+        A bias whose matrix has a gradient is reached: what adds up to nothing there does so by the
+        nature of what is computed.
+        """
+        module, _, part = name.rpartition(".")
+        reached = part == "bias" and self._largest.get(f"{module}.weight")
+        return not self._largest.get(name) and not reached
 
     def _as_grown(self, name: str, gradient: Tensor) -> Named | None:
         """As the growth left it: what came after it is undone; None for what is no tensor of it."""
@@ -92,27 +108,48 @@ class Gradients:
         return name, gradient
 
 
-@dataclass
-class _Count:
-    copied: int = 0
-    stuck: int = 0
-    without: int = 0
-    first: str | None = None
+@dataclass(frozen=True)
+class _Copied:
+    """Gradients of copies in a tensor.
 
+    Attributes:
+        name: of the tensor.
+        copies: number of copies of every row.
+        scale: size of every row's gradient, [rows].
+        distance: how far its two closest copies are apart, relative to that, [rows].
+        gain: see ``CopyDistance.effective_rank_gain``.
+    """
 
-def _compare(name: str, copies: list[Tensor], count: _Count) -> float:
-    """Count rows, and give the median distance of their copies, relative to their size."""
-    # A copy is a view of the whole gradient, and some rows of it at a time are looked at.
-    parts = zip(*(copy.split(max(1, AT_ONCE // copy.shape[1])) for copy in copies), strict=True)
-    scales, distances = zip(*(_distances(part) for part in parts), strict=True)
-    scale, distance = torch.cat(scales), torch.cat(distances)
-    stuck = (distance <= EQUAL) & (scale > 0)
-    count.copied += len(scale)
-    count.stuck += int(stuck.sum())
-    count.without += int((scale == 0).sum())
-    if bool(stuck.any()) and count.first is None:
-        count.first = name
-    return float(distance.median())
+    name: str
+    copies: int
+    scale: Tensor
+    distance: Tensor
+    gain: float | None
+
+    @classmethod
+    def of(cls, name: str, copies: list[Tensor]) -> _Copied:
+        """Look at copies, each [rows, columns]: views of the whole gradient."""
+        at_once = max(1, AT_ONCE // copies[0].shape[1])
+        parts = zip(*(copy.split(at_once) for copy in copies), strict=True)
+        scales, distances = zip(*(_distances(part) for part in parts), strict=True)
+        gain = _rank_gain(copies)
+        return cls(name, len(copies), torch.cat(scales), torch.cat(distances), gain)
+
+    def count(self, rounding: float) -> tuple[int, int]:
+        """Rows with copies that get the same gradient, and rows that get none but rounding."""
+        some = self.scale > rounding
+        return int(((self.distance <= EQUAL) & some).sum()), int((~some).sum())
+
+    def apart(self, rounding: float) -> CopyDistance:
+        """The median of rows; of those that get a gradient, if there are any."""
+        some = self.scale > rounding
+        distance = self.distance[some] if bool(some.any()) else torch.zeros(1)
+        return CopyDistance(
+            tensor=self.name,
+            copies=self.copies,
+            relative_distance=float(distance.median()),
+            effective_rank_gain=self.gain,
+        )
 
 
 def _distances(copies: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

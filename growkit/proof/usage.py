@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 from growkit.checkpoint import total_parameters
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
+from growkit.errors import InputError, foreign
 from growkit.proof import ModeResult
+from growkit.proof.metrics import finite
 from growkit.proof.modes import SHORT, result
-from growkit.proof.oracle import load, quiet
+from growkit.proof.oracle import load, longest_context, quiet
 from growkit.proof.strict import strict_float64
+from growkit.report.sentences import NOT_TRIED
 
 MOST_BYTES = 1 << 29
 """Memory that whole models may take here: all else that is proved needs no more than a layer."""
@@ -40,52 +44,102 @@ def used(
         What was tried, and how it went.
     """
     sizes = [8 * total_parameters(each.tensors) for each in (before, after)]
-    ways: tuple[tuple[str, Callable[[], ModeResult]], ...] = (
-        ("save and reload", lambda: _reloaded(after, prompt[:SHORT], device)),
-        ("generate", lambda: _generated(before, after, prompt[:SHORT], device, exact)),
+    prompt = prompt[:SHORT]
+    ways: tuple[tuple[str, Callable[[Checkpoint], Any], Callable[..., ModeResult]], ...] = (
+        ("save and reload", partial(_reloaded, prompt=prompt, device=device), _same_weights),
+        ("generate", partial(_generated, prompt=prompt, device=device), _same_text),
     )
-    for name, run in ways:
+    for name, run, judge in ways:
         if sum(sizes) > MOST_BYTES:
-            note = f"not tried: whole models of more than {MOST_BYTES >> 20} MiB in float64"
-            yield result(name, note)
+            why = f"whole models of more than {MOST_BYTES >> 20} MiB in float64"
+            yield result(name, NOT_TRIED + why)
             continue
         with strict_float64(), quiet():
-            yield run()
+            try:
+                found = run(after)
+            except UnusableError as error:
+                yield _unusable(name, error, partial(run, before), exact=exact)
+                continue
+            yield judge(found, partial(run, before), exact=exact)
 
 
-def _reloaded(after: Checkpoint, prompt: Tensor, device: torch.device) -> ModeResult:
-    model = load(after.folder, torch.float64, device, "eager")
-    expected = _logits(model, prompt)
-    with tempfile.TemporaryDirectory(prefix="growkit-reload-") as scratch:
-        model.save_pretrained(scratch)  # type: ignore[operator]
-        again = load(Path(scratch), torch.float64, device, "eager")
-    # torch compares bits; the weights' addresses may change the order of sums.
-    read, written = again.state_dict(), model.state_dict()
-    same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)
-    scale = expected.square().mean().sqrt()
-    error = float((_logits(again, prompt) - expected).abs().max() / scale)
-    note = "every weight comes back" if same else "weights change when transformers saves them"
-    return result("save and reload", note, relative=error, kept=same)
+class UnusableError(InputError):
+    """transformers cannot do this with a model that it loads and runs."""
 
 
-def _generated(
-    before: Checkpoint, after: Checkpoint, prompt: Tensor, device: torch.device, exact: bool
+def _unusable(
+    name: str, error: UnusableError, source: Callable[[], Any], *, exact: bool
 ) -> ModeResult:
-    texts = []
-    for each in (before, after):
-        model: Any = load(each.folder, torch.float64, device, "eager")
-        answer = model.generate(
-            prompt[None].to(device), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
-        )
-        texts.append(answer[0, len(prompt) :].tolist())
-    one, other = texts
+    """What cannot be done with the target, whose fault it is only if the source can."""
+    try:
+        source()
+    except UnusableError:
+        return result(name, f"{NOT_TRIED}{error}")
+    return result(name, str(error), kept=False if exact else None)
+
+
+def _reloaded(model: Checkpoint, prompt: Tensor, device: torch.device) -> tuple[bool, float]:
+    """Whether weights are the same once saved and loaded, and how far logits are then apart."""
+    loaded: Any = load(model.folder, torch.float64, device, "eager")
+    expected = _logits(loaded, prompt)
+    with (
+        temporary("reload") as scratch,
+        _using(model, "save and reload"),
+    ):
+        loaded.save_pretrained(scratch)
+        again = load(scratch, torch.float64, device, "eager")
+    # torch compares bits; the weights' addresses may change the order of sums.
+    read, written = again.state_dict(), loaded.state_dict()
+    same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)
+    largest = float((_logits(again, prompt) - expected).abs().max())
+    scale = float(expected.square().mean().sqrt())
+    return same, largest / scale if scale else largest
+
+
+def _same_weights(found: tuple[bool, float], *_: Any, exact: bool) -> ModeResult:
+    same, error = found
+    note = "every weight comes back" if same else "weights change when transformers saves them"
+    return result("save and reload", note, relative=finite(error), kept=same)
+
+
+def _generated(model: Checkpoint, prompt: Tensor, device: torch.device) -> list[int]:
+    """What a model says, greedily, whatever its folder says of sampling and of ends."""
+    from transformers import GenerationConfig
+
+    loaded: Any = load(model.folder, torch.float64, device, "eager")
+    longest = longest_context(model.config)
+    if isinstance(longest, int):  # what comes behind it may have no embedding
+        prompt = prompt[: max(1, longest - NEW_TOKENS)]
+        count = max(1, min(NEW_TOKENS, longest - len(prompt)))
+    else:
+        count = NEW_TOKENS
+    greedily = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0)
+    with _using(model, "generate"):
+        ids = prompt[None].to(device)
+        everything = torch.ones_like(ids)
+        answer = loaded.generate(ids, attention_mask=everything, generation_config=greedily)
+        text: list[int] = answer[0, len(prompt) :].tolist()
+        return text
+
+
+def _same_text(one: list[int], source: Callable[[], list[int]], *, exact: bool) -> ModeResult:
+    other = source()
     same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
     if same is None and len(one) == len(other):
         note, kept = f"the same {len(one)} tokens, greedily", True
     else:
         count = min(len(one), len(other)) if same is None else same
-        note, kept = f"the first {count} of {NEW_TOKENS} tokens are the same, greedily", False
+        note, kept = f"the first {count} of {len(other)} tokens are the same, greedily", False
     return result("generate", note, kept=kept if exact else None)
+
+
+@contextmanager
+def _using(model: Checkpoint, what: str) -> Iterator[None]:
+    try:
+        with foreign(f"transformers cannot {what}", f"that is the class of {model.folder}"):
+            yield
+    except InputError as error:
+        raise UnusableError(str(error)) from error
 
 
 @torch.no_grad()

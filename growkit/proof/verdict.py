@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint import TORCH_NAMES, Config, main_dtype, total_bytes
-from growkit.checkpoint.publishing import MANIFEST
-from growkit.checkpoint.reading import Checkpoint, read_json
+from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError
+from growkit.plan import Plan
 from growkit.proof import (
     Fault,
     LayerError,
@@ -23,7 +23,6 @@ from growkit.proof import (
     versions,
 )
 from growkit.proof.algebra import compare_weights
-from growkit.proof.companions import different_tokenizers
 from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare, logits_in_pieces
 from growkit.proof.findings import (
     Native,
@@ -33,8 +32,9 @@ from growkit.proof.findings import (
     exact_reason,
     other_reason,
 )
-from growkit.proof.folder import first_changed_file
+from growkit.proof.folder import Beside, beside_plan, beside_source, rests_on
 from growkit.proof.layerwise import Call, Layerwise
+from growkit.proof.loader import loading
 from growkit.proof.localisation import (
     component_of,
     find_fault,
@@ -43,14 +43,15 @@ from growkit.proof.localisation import (
     spacing,
 )
 from growkit.proof.metrics import Distance, finite
-from growkit.proof.modes import Mode, modes, result
+from growkit.proof.modes import Mode, NotAskedError, modes, result
 from growkit.proof.oracle import check_config, gradients_as_stored
 from growkit.proof.prompts import make_prompts
+from growkit.proof.record import origin_of, read_record
 from growkit.proof.reproducible import reproducible
 from growkit.proof.strict import strict_float64
 from growkit.proof.trainability import Gradients
 from growkit.proof.usage import used
-from growkit.recipe import Recipe, parse_recipe
+from growkit.recipe import Recipe
 from growkit.report.sentences import trainability_sentence
 
 STRICT_MARGIN = 8
@@ -101,8 +102,8 @@ def verify(
     words = str(text) if text is not None else None
     settings = Settings(words, prompts, length, seed, device, trainability)
     before, after = Checkpoint(source), Checkpoint(target)
-    recipe, kl_by_rank = _recorded(after)
-    return prove(before, after, settings, recipe, advance, kl_by_rank)
+    record = read_record(after)
+    return prove(before, after, settings, record.recipe, advance, record.kl_by_rank)
 
 
 def prove(
@@ -138,15 +139,17 @@ def _proved(
     kl_by_rank: Sequence[RankCost],
     place: torch.device,
 ) -> VerifyResult:
+    loads, loaded = loading(before), loading(after)
     prompts = make_prompts(settings, before.folder, before.config)
-    origin = _origin(before, recipe)
-    other_words = different_tokenizers(before.folder, after.folder) if origin.unknown else None
-    if other_words:
-        raise InputError(other_words)
+    origin = origin_of(before, after, recipe)
+    beside = (
+        beside_source(before, after, loads, loaded)
+        if origin.unknown
+        else beside_plan(before, after, origin.plans[-1].config)
+    )
     proof = _Proof(before, after, place, origin, advance, trainability=settings.trainability)
-    weights = proof.weights()
-    asked = modes(prompts.windows, after.config)
-    strict = proof.strict(asked)
+    weights = proof.weights(beside, rests_on(before, after, loads, loaded, beside))
+    asked, strict = proof.asked(modes(prompts.windows, after.config))
     native = proof.native(asked, strict)
     exact = origin.promise == "exact"
     in_use = list(used(before, after, prompts.windows[0], place, exact))
@@ -169,6 +172,9 @@ def _proved(
         reason=reason,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
+        changed=list(beside.changed),
+        notes=list(weights.notes),
+        unknown_files=list(beside.unknown),
         strict_float64=distance.measured(
             "float64", _name(place), *((strict.tolerance, strict.why) if exact else (None, None))
         ),
@@ -212,6 +218,7 @@ def rehearse(settings: Settings, source: Checkpoint, config: Config) -> None:
     """
     _device(settings.device)
     make_prompts(settings, source.folder, source.config)
+    loading(source)
     check_config(source.config, f"{source.folder / 'config.json'}")
     check_config(config, f"the grown model's config, made from {source.folder / 'config.json'}")
 
@@ -252,30 +259,6 @@ def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _recorded(target: Checkpoint) -> tuple[Recipe | None, list[RankCost]]:
-    """How a folder was made, if growkit made it, and what ranks cost that were tried for it."""
-    file = target.folder / MANIFEST
-    if not file.exists():
-        return None, []
-    manifest = read_json(file)
-    recipe = manifest.get("recipe")
-    if not isinstance(recipe, dict):
-        raise InputError(f"{file} holds no recipe; remove the file to compare logits alone")
-    proved = manifest.get("verification")
-    costs = proved.get("kl_by_rank") if isinstance(proved, dict) else None
-    return parse_recipe(recipe, str(file)), costs if isinstance(costs, list) else []
-
-
-def _origin(before: Checkpoint, recipe: Recipe | None) -> Origin:
-    if recipe is None:
-        return Origin(unknown="no manifest says how the target was made")
-    try:
-        way = recipe.plan(before)
-    except InputError:
-        return Origin(unknown="the recipe in the target's manifest does not fit this source")
-    return Origin(way.source, way.plans, way.promise, way.lost)
-
-
 class _Proof:
     """The parts of a proof, which share what they are about."""
 
@@ -303,19 +286,33 @@ class _Proof:
             Layerwise(self.after, dtype, self.device, attention),
         )
 
-    def weights(self) -> Recovered:
-        """The algebra half, where it is known how the target was made."""
+    def weights(self, beside: Beside, notes: Sequence[str]) -> Recovered:
+        """The algebra half, where it is known how the target was made.
+
+        Args:
+            beside: what was found beside the weights.
+            notes: what else the verdict is to say.
+        """
         origin, after = self.origin, self.after
+        changed = next(iter(beside.changed), None)
         if origin.source is None:
-            return Recovered(unknown=origin.unknown)
+            return Recovered(unknown=origin.unknown, changed=changed, notes=notes)
         compared = compare_weights(origin.source, after, origin.plans)
         return Recovered(
             lost=compared.lost,
-            changed=first_changed_file(after, origin.plans[-1].config, self.before),
+            changed=changed,
+            notes=notes,
             in_effect=sum(len(plan.in_effect) for plan in origin.plans),
             spectra=compared.spectra,
             unchecked=len(compared.unchecked),
         )
+
+    def asked(self, ways: list[Mode]) -> tuple[list[Mode], Strict]:
+        """The ways in which the source can be asked, and what ``strict`` finds in these."""
+        try:
+            return ways, self.strict(ways)
+        except NotAskedError as error:
+            return self.asked(error.without(ways))
 
     def strict(self, asked: Sequence[Mode]) -> Strict:
         """The comparison in strict float64, with the negative control and the gradients.
@@ -326,7 +323,7 @@ class _Proof:
         control = Control()
         widest = max(max(info.shape, default=1) for info in self.before.tensors.values())
         rounding = Rounding(torch.finfo(torch.float64).eps * math.sqrt(widest))
-        gradients = Gradients(self.origin.plans, gradients_as_stored(self.after))
+        gradients = Gradients(self._plans_that_fit(), gradients_as_stored(self.after))
         probe = Probe(
             Call(asked[0].calls[0].ids[:PROBE]),
             control,
@@ -356,6 +353,13 @@ class _Proof:
             promised,
         )
 
+    def _plans_that_fit(self) -> Sequence[Plan]:
+        """The plans, if what they make has the shapes of the target."""
+        plans = self.origin.plans
+        rules = plans[-1].rules if plans else ()
+        fits = all(self.after.tensors.get(rule.target) == rule.info for rule in rules)
+        return plans if fits else ()
+
     def fault(self, strict: Strict, weights: Recovered, asked: Sequence[Mode]) -> Fault | None:
         """Where and why the two differ; None if they do not, or were not to be the same."""
         if self.origin.promise != "exact" or (strict.kept and weights.kept):
@@ -383,7 +387,7 @@ class _Proof:
                 found["cause"] = found["factor"] = None
             found["tensor"], found["component"] = lost, component
         elif weights.changed and not weights.lost:
-            found["cause"] = f"{weights.changed} is not what growkit writes"
+            found["cause"] = f"{weights.changed} {weights.is_not}"
         if found["factor"] is None and not strict.kept:
             found["factor"] = factor
         return found

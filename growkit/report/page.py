@@ -6,14 +6,12 @@ left out with its heading. Everything that comes from files is escaped where it 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from re import DOTALL, findall, sub
+from re import sub
 from typing import Any
 
-from growkit.errors import InputError
 from growkit.report import drawing
 from growkit.report.drawing import Bar
 from growkit.report.markup import escape, facts, figure, framed, is_number, more, section, table
@@ -46,49 +44,6 @@ RECORDED = ("growkit", "created", "dtype", "source_parameters", "parameters", "b
 
 MOST_SPECTRA = 4
 """Spectra that are drawn; the others are in a table."""
-
-
-def check_report(file: Path | None, figures: Path | None) -> None:
-    """Find out before long work whether a report can be written there.
-
-    Raises:
-        InputError: it cannot; says what would do.
-    """
-    if file is not None and file.suffix not in (".html", ".json"):
-        raise InputError(f"report {file} cannot be written; name it .html or .json")
-    for folder in (file.parent if file else None, figures.parent if figures else None):
-        if folder is not None and not folder.is_dir():
-            raise InputError(f"{folder} is not a folder; make it before a report goes there")
-    if figures is not None and figures.exists() and not figures.is_dir():
-        raise InputError(f"{figures} is a file; name a folder for the figures")
-
-
-def write_report(
-    result: Mapping[str, Any], target: Path, file: Path | None, figures: Path | None
-) -> None:
-    """Write what was asked for.
-
-    Args:
-        result: a ``growkit.proof.VerifyResult``.
-        target: the target's folder, for its manifest.
-        file: an HTML page or JSON, by its name; None for neither.
-        figures: folder for the charts as SVG files; None for none.
-    """
-    manifest_file = target / "growkit.json"
-    manifest = None
-    if manifest_file.exists():
-        manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
-    page = report_page(result, manifest)
-    if file is not None and file.suffix == ".html":
-        file.write_text(page, encoding="utf-8")
-    elif file is not None:
-        text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
-        file.write_text(text + "\n", encoding="utf-8")
-    if figures is not None:
-        figures.mkdir(exist_ok=True)
-        for number, chart in enumerate(findall(r"<svg.*?</svg>", page, DOTALL), 1):
-            name = f"{number:02}.svg"
-            (figures / name).write_text(drawing.standalone(chart), encoding="utf-8")
 
 
 def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -> str:
@@ -165,7 +120,10 @@ def _numbers(result: Found) -> str:
         for label, key, meaning in MEASURES
     ]
     recovered = result.get("weights_recovered")
-    told = "How the target was made is not known: the verdict rests on logits alone."
+    told = (
+        "How the target was made is not known: the verdict rests on logits, and on what config, "
+        "tokenizer and generation settings do."
+    )
     if recovered is not None:
         does, are = ("give", "are") if recovered else ("do not give", "are not")
         told = f"The written weights {does} the source's back, every element, bit for bit."
@@ -197,6 +155,7 @@ def _difference(result: Found) -> str:
         "first difference": result.get("first_difference"),
         "likely cause": fault.get("cause"),
         "factor": fault.get("factor"),
+        "changed files and keys": ", ".join(result.get("changed") or []) or None,
     }
     told = "The first module whose output is not the source's, and what is known of the reason."
     return section("Where and why it differs", told, facts(found))
@@ -351,19 +310,27 @@ def _measured(result: Found) -> str:
         "negative control": f"{control}: {caught}" if control else None,
         "versions": made or None,
     }
+    found["not covered"] = "; ".join(result.get("notes") or []) or None
+    found["unknown files"] = ", ".join(result.get("unknown_files") or []) or None
     told = "The negative control is a deliberate fault; a proof that misses it says nothing."
     return section("How it was measured", told, facts(found))
 
 
 def _manifest(manifest: Found) -> str:
-    steps = (manifest.get("recipe") or {}).get("steps") or []
-    told = [", ".join(f"{key} {value}" for key, value in step.items()) for step in steps]
+    """What a manifest says, as far as it has the form that growkit gives it."""
+    recipe, papers, hashes = (manifest.get(k) for k in ("recipe", "papers", "source_files"))
+    steps = recipe.get("steps") if isinstance(recipe, Mapping) else None
+    listed = (
+        [each for each in steps if isinstance(each, Mapping)] if isinstance(steps, list) else []
+    )
+    told = [", ".join(f"{key} {value}" for key, value in step.items()) for step in listed]
     found = {key.replace("_", " "): manifest.get(key) for key in RECORDED}
-    found["papers"] = "; ".join(dict.fromkeys(manifest.get("papers") or [])) or None
-    hashes = list((manifest.get("source_files") or {}).items())
-    listed = "".join(f"<li><code>{escape(step)}</code></li>" for step in told)
-    inside = f"<ol>{listed}</ol>" if told else ""
-    inside += facts(found) + table(["source file", "SHA-256"], hashes, "cc")
+    names = [str(paper) for paper in papers] if isinstance(papers, list) else []
+    found["papers"] = "; ".join(dict.fromkeys(names)) or None
+    items = list(hashes.items()) if isinstance(hashes, Mapping) else []
+    inside = "".join(f"<li><code>{escape(step)}</code></li>" for step in told)
+    inside = f"<ol>{inside}</ol>" if told else ""
+    inside += facts(found) + table(["source file", "SHA-256"], items, "cc")
     text = "From the manifest beside the weights, growkit.json."
     return section("How it was made", text, more("Recipe and source files", inside))
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+NOT_TRIED = "not tried: "
+"""How the note of a way to ask begins that was not tried; why follows."""
+
 
 def trainability_sentence(found: Mapping[str, Any]) -> str:
     """Whether copies can part in training (a ``growkit.proof.Trainability``)."""
@@ -28,10 +31,15 @@ def trainability_sentence(found: Mapping[str, Any]) -> str:
 def modes_sentence(modes: Sequence[Mapping[str, Any]]) -> str:
     """In which ways both models were asked (a list of ``growkit.proof.ModeResult``)."""
     failed = [mode["name"] for mode in modes if mode["kept"] is False]
-    tried = [mode["name"] for mode in modes if "not tried" not in mode["note"]]
-    if failed:
-        return f"asked in {len(tried)} ways; not the same with {', '.join(failed)}"
-    return f"asked in {len(tried)} ways: {', '.join(tried)}"
+    others = {m["name"]: m["note"] for m in modes if m["note"].startswith(NOT_TRIED)}
+    tried = [mode["name"] for mode in modes if mode["name"] not in others]
+    count = f"{len(tried)} of {len(modes)}" if others else f"{len(tried)}"
+    what = f"; not the same with {', '.join(failed)}" if failed else f": {', '.join(tried)}"
+    reasons: dict[str, list[str]] = {}
+    for name, note in others.items():
+        reasons.setdefault(note.removeprefix(NOT_TRIED), []).append(name)
+    untried = "".join(f"; not tried: {', '.join(n)} ({why})" for why, n in reasons.items())
+    return f"asked in {count} ways{what}{untried}"
 
 
 def fault_sentence(fault: Mapping[str, Any]) -> str:

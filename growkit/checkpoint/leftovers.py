@@ -1,0 +1,56 @@
+"""What killed runs have left: it is named, and deleted if growkit made it and nobody uses it."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from logging import getLogger
+from pathlib import Path
+
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.publishing import tidy
+from growkit.checkpoint.scratch import NAMES, dead
+from growkit.errors import plain
+
+_log = getLogger("growkit")
+
+
+def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
+    """Look for leftovers beside outputs and among temporary files; say what was done with each.
+
+    Args:
+        outputs: beside which to look.
+        inputs: what is read now, and stays.
+    """
+    places = dict.fromkeys([*(path.parent for path in outputs), Path(tempfile.gettempdir())])
+    for place in places:
+        for folder in _candidates(place):
+            if inputs.among(folder) is not None:
+                continue
+            with suppress(OSError), dead(folder) as is_dead:
+                if is_dead:
+                    _remove(folder)
+                elif not any(folder.iterdir()):  # killed before it could lock it
+                    folder.rmdir()
+
+
+def _candidates(place: Path) -> Iterator[Path]:
+    with suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            found = re.fullmatch(NAMES, entry.name) and entry.is_dir(follow_symlinks=False)
+            if found and (not hasattr(os, "geteuid") or entry.stat().st_uid == os.geteuid()):
+                yield Path(entry.path)
+
+
+def _remove(folder: Path) -> None:
+    stays = tidy(folder)
+    if stays:
+        said = f"{stays[0]} is left of a killed run; keep what you need of it, and delete it"
+    elif os.path.lexists(folder):
+        said = f"{folder} is left of a killed run and cannot be deleted; do so"
+    else:
+        said = f"deleted {folder}, which was left of a killed run"
+    _log.warning("%s", plain(said))

@@ -1,0 +1,132 @@
+"""Where a proof goes as a file: never into a model, nor in the place of anything but a report."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from re import DOTALL, findall
+from typing import Any
+
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.made import MANIFEST
+from growkit.checkpoint.whole import write_whole
+from growkit.errors import InputError
+from growkit.report import drawing
+from growkit.report.page import report_page
+
+BEGINNINGS = {
+    ".html": '<!DOCTYPE html>\n<html lang="en">',
+    ".json": '{\n  "',
+    ".svg": '<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" ',
+}
+"""How what growkit writes of a proof begins."""
+
+OWN = {
+    ".html": " – growkit</title>",
+    ".json": '\n  "negative_control_caught": ',
+    ".svg": "</svg>\n",
+}
+"""What it holds that others do not."""
+
+MOST_BYTES = 1 << 26
+"""Size of an earlier report, at most."""
+
+
+def check_report(
+    file: Path | None, figures: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
+) -> None:
+    """Find out before long work whether a report can be written there.
+
+    Args:
+        file: an HTML page or JSON, by its name; None for neither.
+        figures: folder for the charts; None for none.
+        inputs: what is read.
+        outputs: folders that the same run makes.
+
+    Raises:
+        InputError: it cannot; says what would do.
+    """
+    if file is not None and file.suffix not in BEGINNINGS.keys() - {".svg"}:
+        raise InputError(f"report {file} cannot be written; name it .html or .json")
+    for folder in (file.parent if file else None, figures.parent if figures else None):
+        if folder is not None and not folder.is_dir():
+            raise InputError(f"{folder} is not a folder; make it before a report goes there")
+    if figures is not None and os.path.lexists(figures) and not figures.is_dir():
+        raise InputError(f"{figures} is a file; name a folder for the figures")
+    for path in (file, figures):
+        if path is not None:
+            _check_outside(path, inputs, outputs)
+    charts = sorted(figures.glob("[0-9][0-9].svg")) if figures and figures.is_dir() else []
+    for path in ([file] if file else []) + charts:
+        _check_free(path, inputs)
+
+
+def _check_outside(path: Path, inputs: Inputs, outputs: Sequence[Path]) -> None:
+    real = Path(os.path.realpath(path))
+    made = (output for output in outputs if real.is_relative_to(os.path.realpath(output)))
+    model = inputs.around(path) or next(made, None)
+    if model is not None:
+        raise InputError(
+            f"{path} would become part of the model in {model}; write the report elsewhere"
+        )
+
+
+def _check_free(path: Path, inputs: Inputs) -> None:
+    """Refuse to replace anything but what growkit wrote of a proof before."""
+    if not os.path.lexists(path):
+        return
+    if inputs.inside(path) or not _is_report(path):
+        raise InputError(f"{path} is no report that growkit wrote; name another file")
+
+
+def _is_report(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
+        return False
+    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
+        text = stream.read()
+    return text.startswith(BEGINNINGS[path.suffix]) and OWN[path.suffix] in text
+
+
+def write_report(
+    result: Mapping[str, Any],
+    target: Path,
+    file: Path | None,
+    figures: Path | None,
+    inputs: Inputs,
+) -> None:
+    """Write what was asked for.
+
+    Args:
+        result: a ``growkit.proof.VerifyResult``.
+        target: the target's folder, for its manifest.
+        file: an HTML page or JSON, by its name; None for neither.
+        figures: folder for the charts as SVG files; None for none.
+        inputs: what was read.
+
+    Raises:
+        InputError: it cannot be written any more, or the disk is full.
+    """
+    if file is None and figures is None:
+        return
+    check_report(file, figures, inputs, [target])
+    opened = Folder(target)
+    page = report_page(result, opened.json(MANIFEST) if opened.has(MANIFEST) else None)
+    files = {}
+    if file is not None:
+        text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        files[file] = page if file.suffix == ".html" else text
+    if figures is not None:
+        for number, chart in enumerate(findall(r"<svg.*?</svg>", page, DOTALL), 1):
+            files[figures / f"{number:02}.svg"] = drawing.standalone(chart)
+    try:
+        if figures is not None:
+            figures.mkdir(exist_ok=True)
+        for path, text in files.items():
+            _check_free(path, inputs)
+            write_whole(path, text)
+    except OSError as error:
+        where = error.filename or file or figures
+        raise InputError(f"the report cannot be written ({error.strerror}: {where})") from error

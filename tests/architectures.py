@@ -1,0 +1,200 @@
+"""A tiny random model of every causal language model that transformers has.
+
+``python -m tests.architectures`` verifies all of them against copies, and against copies with a
+fault; ``python -m tests.architectures mamba jamba`` some.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+import growkit
+from growkit.errors import InputError
+
+TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "max_position_embeddings"), 64),
+    **dict.fromkeys(("n_positions", "n_ctx", "max_seq_len", "max_seq_length", "seq_length"), 64),
+    **dict.fromkeys(("max_sequence_length", "context_length", "n_inner", "d_ff", "ffn_dim"), 64),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("embedding_size", "emb_dim", "input_embedding_size"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "encoder_ffn_dim"), 48),
+    **dict.fromkeys(("decoder_ffn_dim", "moe_intermediate_size", "dim_ff"), 48),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_blocks"), 2),
+    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "num_mtp_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(("head_dim", "attention_head_dim", "kv_channels", "d_kv", "dim_head"), 8),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"), 2),
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "index_head_dim"), 16),
+    **dict.fromkeys(("mamba_n_heads", "linear_num_key_heads", "linear_num_value_heads"), 4),
+    "forced_eos_token_id": None,
+    "is_decoder": True,
+}
+"""Values of config keys, wherever a config has them."""
+
+LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+DENSE = {"mlp_layer_types": ["dense", "sparse"]}
+KINDS: dict[str, dict[str, Any]] = {
+    "axk1": {"n_group": 2, "topk_group": 1},
+    "axk2": {"index_topk": 4},
+    "bailing_hybrid": {**LINEAR, "n_group": 2, "topk_group": 1},
+    "bamba": {"attn_layer_indices": [1]},
+    "blt": {"vocab_size": 260},
+    "codegen": {"rotary_dim": 4},
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4}
+            for kind in ("sliding_attention", "full_attention")
+        },
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "deepseek_v3": {"n_group": 2, "topk_group": 1},
+    "deepseek_v32": {"n_group": 2, "topk_group": 1, "index_topk": 4},
+    "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
+    "dots3_note_text": {"index_topk": 4},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma3n_text": {
+        "layer_types": ["full_attention"] * 2,
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 0,
+    },
+    "glm_moe_dsa": {"index_topk": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "gptj": {"rotary_dim": 4},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8},
+    "hy_v4": {"index_topk": 4},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {**LINEAR, "linear_num_heads": 4, "q_lora_rank": None},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
+    "longcat_flash": {"num_layers": 1, "head_dim": 8, "zero_expert_num": 2},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 8},
+    "mellum": {"num_mtp_layers": None},
+    "moshi": {"audio_vocab_size": 32},
+    "qwen3_5_moe_text": LINEAR,
+    "qwen3_5_text": LINEAR,
+    "qwen3_next": LINEAR,
+    "qwen4_exp_text": {**LINEAR, "ngram_vocab_size_base": 100, "split_ngram_parts": 4},
+    "recurrent_gemma": {"block_types": ("recurrent", "attention")},
+    "reformer": {
+        "is_decoder": True,
+        "axial_pos_embds": False,
+        "attn_layers": ("local", "local"),
+        "local_attn_chunk_length": 16,
+        "attention_head_size": 8,
+    },
+    "xlstm": {"hidden_size": 64, "num_heads": 2},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
+    "zamba2": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""Values of config keys of single types."""
+
+TEXT = {"fuyu": "persimmon", "got_ocr2": "qwen2", "moss_transcribe_diarize": "qwen3"}
+"""What speaks in models that see or hear as well, where their configs take anything."""
+
+
+def config_of(kind: str) -> Any:
+    """A small config of a type."""
+    return CONFIG_MAPPING[kind](**_small(CONFIG_MAPPING[kind]))
+
+
+def _small(config_class: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    known = {each.name: each for each in fields(config_class)}
+    subs = getattr(config_class, "sub_configs", {}) or {}
+    for name, sub in subs.items():
+        if (
+            isinstance(sub, type)
+            and hasattr(sub, "sub_configs")
+            and sub.model_type in CONFIG_MAPPING
+        ):
+            found[name] = _small(sub)
+    for name, each in known.items():
+        if name in subs:
+            continue
+        default = None if each.default is MISSING else each.default
+        if name in SIZES:
+            found[name] = SIZES[name]
+        elif isinstance(default, int) and not isinstance(default, bool) and default > 64:
+            found[name] = 16
+    kind = config_class.model_type
+    if kind in TEXT:
+        found["text_config"] = {"model_type": TEXT[kind], **_small(CONFIG_MAPPING[TEXT[kind]])}
+    if "kv_lora_rank" in known:
+        found["num_key_value_heads"] = 4
+    return found | KINDS.get(kind, {})
+
+
+def build(kind: str, seed: int = 0) -> PreTrainedModel:
+    """A random model of a type; no bias of it is zero and no norm is one, so faults show."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config_of(kind))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() < 2:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+            else:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+    return model.eval()
+
+
+def save(kind: str, folder: Path) -> Path:
+    """A random model of a type in a folder."""
+    build(kind).save_pretrained(folder)
+    return folder
+
+
+def with_fault(source: Path, folder: Path) -> str | None:
+    """A copy of a model with a matrix of which logits depend times 1.01; its name.
+
+    None if there is no such matrix.
+    """
+    shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors")
+    expected = _logits(source)
+    for name in sorted(tensors, key=lambda name: (-tensors[name].dim(), name)):
+        if tensors[name].dim() > 1 and tensors[name].is_floating_point():
+            spoiled = tensors | {name: tensors[name] * 1.01}
+            save_file(spoiled, folder / "model.safetensors", {"format": "pt"})
+            found = _logits(folder)
+            if (found - expected).abs().max() > 1e-4 * expected.square().mean().sqrt():
+                return name
+    return None
+
+
+def _logits(folder: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(input_ids=torch.arange(2, 14)[None]).logits[0]
+
+
+def outcome(source: Path, target: Path) -> str:
+    """What ``verify`` says: preserved, not preserved, or why it cannot say."""
+    try:
+        found = growkit.verify(source, target, prompts=2, length=16)
+    except InputError as error:
+        return f"refused: {error}"
+    return ("preserved: " if found["kept"] else "not preserved: ") + found["reason"]

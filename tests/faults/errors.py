@@ -1,0 +1,137 @@
+"""Errors of the system, and Ctrl-C, at any call: nothing is lost, and what is said is true.
+
+python -m tests.faults.errors --count 500
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.faults.world import (
+    DONE,
+    INTERRUPTED,
+    REFUSED,
+    Hook,
+    World,
+    count_calls,
+    in_child,
+    without_exchange,
+)
+
+ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EINTR, errno.EROFS),
+    *(errno.EMFILE, errno.ENOENT, errno.ESTALE, errno.EBUSY),
+)
+CTRL_C = 0
+
+
+def fail_at(place: Path, number: int, code: int, lasting: bool) -> Hook:
+    """Fails at the call of the system of this number, counted from 0, or from there on.
+
+    What is about files elsewhere (those of Python itself, say) does not fail.
+    """
+    done = 0
+
+    def hook(name: str, after: bool, about: object) -> None:
+        nonlocal done
+        if after or name == "close":  # which has happened, or frees what else would stay open
+            return
+        if isinstance(about, str | Path) and not Path(about).is_relative_to(place):
+            return
+        done += 1
+        if done - 1 == number or (lasting and done > number):
+            if code == CTRL_C:
+                raise KeyboardInterrupt
+            named = [str(about)] if isinstance(about, str | Path) else []
+            raise OSError(code, os.strerror(code), *named)
+
+    return hook
+
+
+class Errors:
+    """Lets calls of the system fail, and looks at what is left.
+
+    Args:
+        place: an empty folder.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.world = World(place)
+        self.seen: Counter[str] = Counter()
+        self._counts: dict[tuple[str, bool, bool], int] = {}
+
+    def one(self, chance: random.Random) -> None:
+        """Let one run fail, at random.
+
+        Raises:
+            AssertionError: something is lost, half-written, not said, or not cleaned up.
+        """
+        world = self.world
+        overwrite, exchanging = chance.random() < 0.7, chance.random() < 0.7
+        inside = chance.choice(["", "publishing"])
+        code = chance.choice([*ERRORS, CTRL_C, CTRL_C])
+        lasting = code != CTRL_C and chance.random() < 0.4
+
+        def grow() -> None:
+            world.grow(1)
+
+        run = grow if exchanging else without_exchange(grow)
+        key = inside, overwrite, exchanging
+        if key not in self._counts:
+            world.reset(overwrite=overwrite)
+            self._counts[key] = count_calls(run, inside) // 2
+        world.reset(overwrite=overwrite)
+        number = chance.randrange(self._counts[key])
+        end, said = in_child(run, fail_at(world.place.parent, number, code, lasting), inside)
+        what = f"{errno.errorcode.get(code, 'Ctrl-C')} at {number} {inside} {key} {lasting}: {said}"
+        state = world.state()
+        if overwrite and not exchanging and state == "none":
+            # Every further call failed as well: the next run finishes it.
+            assert lasting or code == CTRL_C, what
+        else:
+            assert state in ("old" if overwrite else "none", "new"), what
+        assert end in (DONE, REFUSED, INTERRUPTED), what
+        assert end != DONE or state == "new", what
+        assert (end == INTERRUPTED) <= (code == CTRL_C), what
+        if end == REFUSED:
+            assert ("is written" in said) == (state == "new"), what
+            assert len(said.strip().splitlines()) <= 2, what
+        if "is written" in said:
+            assert state == "new", what
+        if not lasting and end != DONE and code != CTRL_C:
+            self.seen["one error, and something is left for the next run"] += bool(
+                world.leftovers()
+            )
+        ends = {DONE: "done all the same", REFUSED: "refused", INTERRUPTED: "interrupted"}
+        self.seen[f"{ends[end]}: the output is {state}"] += 1
+        world.check_next_run()
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    chance = random.Random(arguments.seed)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        errors = Errors(Path(folder))
+        for _ in range(arguments.count):
+            errors.one(chance)
+    for what, count in sorted(errors.seen.items()):
+        sys.stdout.write(f"{count:5} {what}\n")
+    seconds = time.monotonic() - started
+    sys.stdout.write(f"{arguments.count:5} errors in {seconds:.0f} s: nothing lost\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""A source, an output and everything beside them, to see what a run that ends badly leaves behind.
+
+Runs are children of this process, which has imported everything: so a run takes a moment, and can
+be killed or given errors at any call of the system that it makes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import fcntl
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import growkit
+from growkit.checkpoint import exchange, publishing
+from growkit.errors import InputError
+from tests.conftest import folder_bytes, save_model
+
+DONE, REFUSED, INTERRUPTED, FAULTY = 0, 2, 130, 99
+
+OS_CALLS = (
+    *("open", "close", "read", "pwrite", "fsync", "mkdir", "rmdir", "unlink", "remove", "rename"),
+    *("replace", "stat", "lstat", "fstat", "listdir", "scandir", "statvfs"),
+)
+QUICK = growkit.Settings(prompts=1, length=8)
+Hook = Callable[[str, bool, Any], None]
+"""Called with the name of a call, before it (False) and after it (True), and what it is about."""
+
+
+class World:
+    """A folder with a source, and what growths of it with two seeds must look like.
+
+    Args:
+        place: an empty folder.
+        exchanging: whether the file system exchanges names.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place / "beside"
+        self.place.mkdir()
+        self.temporary = place / "scratch"
+        self.temporary.mkdir()
+        self.source = save_model(self.place / "source", "llama")
+        self.out = self.place / "out"
+        self.source_bytes = folder_bytes(self.source)
+        self._earlier = place / "earlier"
+        self._grown(0)
+        self.out.rename(self._earlier)
+        self.old = folder_bytes(self._earlier)
+        self._grown(1)
+        self.new = folder_bytes(self.out)
+        shutil.rmtree(self.out)
+
+    def _grown(self, seed: int) -> None:
+        code, said = in_child(lambda: self.grow(seed))
+        assert code == DONE, said
+
+    def reset(self, *, overwrite: bool) -> None:
+        """Only the source, and an earlier output if it is to be replaced."""
+        for path in self.place.iterdir():
+            if path != self.source:
+                shutil.rmtree(path)
+        for path in self.temporary.iterdir():
+            shutil.rmtree(path)
+        if overwrite:
+            # As people copy it: other times, the same bytes.
+            shutil.copytree(self._earlier, self.out)
+
+    def grow(self, seed: int, *, proved: bool = False) -> None:
+        """One run."""
+        tempfile.tempdir = str(self.temporary)
+        verify = QUICK if proved else False
+        growkit.grow(self.source, self.out, hidden="x2", seed=seed, overwrite=True, verify=verify)
+
+    def state(self) -> str:
+        """``none``, ``old`` or ``new``; anything else is what may not be.
+
+        Raises:
+            AssertionError: the output is neither, or the source is not what it was.
+        """
+        assert folder_bytes(self.source) == self.source_bytes, "the source was changed"
+        if not os.path.lexists(self.out):
+            return "none"
+        found = folder_bytes(self.out)
+        if found == self.old:
+            return "old"
+        manifest = json.loads(found["growkit.json"])
+        assert manifest["recipe"]["seed"] == 1
+        others = found.keys() - {"growkit.json", "README.md"}
+        assert others == self.new.keys() - {"growkit.json", "README.md"}
+        assert all(found[name] == self.new[name] for name in others), "half-written"
+        assert manifest["files"].keys() == found.keys() - {"growkit.json"}
+        for name, (size, digest) in manifest["files"].items():
+            assert len(found[name]) == size
+            assert hashlib.sha256(found[name]).hexdigest() == digest
+        return "new"
+
+    def leftovers(self) -> list[str]:
+        """Everything that should not be there."""
+        beside = {path.name for path in self.place.iterdir()} - {"source", "out"}
+        return sorted(beside | {path.name for path in self.temporary.iterdir()})
+
+    def check_next_run(self) -> None:
+        """A run after a bad one works, says what it found, and leaves nothing of it."""
+        left = self.leftovers()
+        full = [n for n in left for p in (self.place, self.temporary) if _holds_lock(p / n)]
+        code, said = in_child(lambda: self.grow(1))
+        assert code == DONE, said
+        assert self.state() == "new"
+        assert not self.leftovers(), f"{left} became {self.leftovers()}"
+        for name in full:
+            assert name in said, f"nothing was said of {name}: {said}"
+
+
+def _holds_lock(folder: Path) -> bool:
+    return (folder / "growkit.lock").exists()
+
+
+def in_child(run: Callable[[], Any], hook: Hook | None = None, inside: str = "") -> tuple[int, str]:
+    """Carry something out in a child of this process.
+
+    Args:
+        run: what to do.
+        hook: looks at every call of the system.
+        inside: ``publishing`` to look only from where the output gets its name.
+
+    Returns:
+        How it ended (minus the signal that killed it), and what it said.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        code = FAULTY
+        try:
+            code = _carry_out(run, hook, inside, os.fdopen(writing, "w"))
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        said = stream.read()
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), said
+
+
+def _carry_out(run: Callable[[], Any], hook: Hook | None, inside: str, said: Any) -> int:
+    logging.getLogger("growkit").addHandler(logging.StreamHandler(said))
+    logging.getLogger("growkit").propagate = False
+    code = DONE
+    watch = Watch(hook)
+    if hook and inside:
+        become = publishing.Staging._become
+
+        def begin(*arguments: Any) -> Any:
+            watch.begin()
+            return become(*arguments)
+
+        publishing.Staging._become = begin  # type: ignore[method-assign]
+    elif hook:
+        watch.begin()
+    try:
+        run()
+    except KeyboardInterrupt as interrupt:
+        code, words = INTERRUPTED, f"interrupted: {interrupt}"
+    except (InputError, OSError) as error:
+        code, words = REFUSED, str(error)
+    except BaseException as error:
+        code, words = FAULTY, repr(error)
+    else:
+        words = "done"
+    watch.end()
+    said.write(f"{words}\n")
+    said.flush()
+    return code
+
+
+class Watch:
+    """Lets a hook see the calls of the system that Python code makes."""
+
+    def __init__(self, hook: Hook | None) -> None:
+        self._hook = hook
+        self._real: list[tuple[Any, str, Any]] = []
+
+    def begin(self) -> None:
+        """From now on."""
+        for name in OS_CALLS:
+            self._replace(os, name)
+        for module in (builtins, io):
+            self._replace(module, "open")
+        self._replace(exchange, "_renameat2")
+        self._replace(fcntl, "flock")
+
+    def end(self) -> None:
+        """No more."""
+        for module, name, real in self._real:
+            setattr(module, name, real)
+
+    def _replace(self, module: Any, name: str) -> None:
+        real = getattr(module, name)
+        self._real.append((module, name, real))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            assert self._hook
+            about = args[0] if args else None
+            self._hook(name, False, about)
+            result = real(*args, **kwargs)
+            self._hook(name, True, about)
+            return result
+
+        setattr(module, name, call)
+
+
+def count_calls(run: Callable[[], Any], inside: str = "") -> int:
+    """How often the hook is called, in a run to which nothing happens."""
+    reading, writing = os.pipe()
+
+    def hook(name: str, after: bool, about: Any) -> None:
+        _write(writing, b".")
+
+    code, said = in_child(run, hook, inside)
+    assert code == DONE, said
+    os.close(writing)
+    count = 0
+    while block := os.read(reading, 1 << 16):
+        count += len(block)
+    os.close(reading)
+    return count
+
+
+def without_exchange(run: Callable[[], Any]) -> Callable[[], Any]:
+    """A run on a file system that cannot exchange names; for children only."""
+
+    def limited() -> None:
+        exchange._renameat2 = lambda *arguments: False  # type: ignore[assignment]
+        run()
+
+    return limited
+
+
+_write = os.write

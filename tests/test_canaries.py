@@ -1,0 +1,244 @@
+"""Code in every place of a folder from which some library could run it: no command runs any."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import growkit
+from growkit.cli import app
+from tests.conftest import save_model
+
+DEMO = Path(growkit.__file__).parent / "demo" / "model"
+MODULES = (
+    *("modeling_canary", "configuration_canary", "tokenization_canary", "processing_canary"),
+    *("sitecustomize", "usercustomize", "conftest", "setup", "torch", "yaml", "hubconf", "handler"),
+    *("transformers", "safetensors", "growkit", "canary"),
+)
+
+
+class Canary:
+    """Sings when it is unpickled."""
+
+    def __init__(self, song: Path) -> None:
+        self.song = song
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.song}.unpickled",)
+
+
+def plant(folder: Path, song: Path) -> None:
+    """Code that writes a file beside ``song``, in every place that is known."""
+
+    def sing(name: str) -> str:
+        return f"open({f'{song}.{name}'!r}, 'w').close()\n"
+
+    for name in MODULES:
+        classes = "Model", "Config", "Tokenizer", "Processor", "LlamaForCausalLM"
+        text = sing(name) + "".join(f"class {each}: pass\n" for each in classes)
+        (folder / f"{name}.py").write_text(text)
+    (folder / "canary.pth").write_text(f"import os; {sing('pth')}")
+    (folder / "custom_generate").mkdir()
+    generate = sing("generate") + "def generate(*a, **k): pass\n"
+    (folder / "custom_generate" / "generate.py").write_text(generate)
+    for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "adapter_model.bin"):
+        torch.save(Canary(song), folder / name)
+    (folder / "rng_state.pth").write_bytes(pickle.dumps(Canary(song)))
+    (folder / "canary.yaml").write_text(f"!!python/object/apply:os.system ['touch {song}.yaml']\n")
+
+
+AUTO_MAP = {
+    "AutoConfig": "configuration_canary.Config",
+    "AutoModel": "modeling_canary.Model",
+    "AutoModelForCausalLM": "modeling_canary.LlamaForCausalLM",
+    "AutoTokenizer": [None, "tokenization_canary.Tokenizer"],
+    "AutoProcessor": "processing_canary.Processor",
+}
+
+
+def change(file: Path, **values: Any) -> None:
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | values))
+
+
+def nothing(folder: Path, song: Path) -> None:
+    """Only what lies there."""
+
+
+def auto_map(folder: Path, song: Path) -> None:
+    change(folder / "config.json", auto_map=AUTO_MAP)
+
+
+def auto_map_everywhere(folder: Path, song: Path) -> None:
+    for name in ("config", "tokenizer_config", "generation_config", "processor_config"):
+        change(folder / f"{name}.json", auto_map=AUTO_MAP)
+    change(folder / "preprocessor_config.json", auto_map=AUTO_MAP)
+
+
+def a_type_that_nobody_knows(folder: Path, song: Path) -> None:
+    change(folder / "config.json", auto_map=AUTO_MAP, model_type="canary")
+
+
+def tokenizer_class(folder: Path, song: Path) -> None:
+    change(folder / "tokenizer_config.json", auto_map=AUTO_MAP, tokenizer_class="Tokenizer")
+
+
+def templates(folder: Path, song: Path) -> None:
+    song_of = f"__import__('os').system('touch {song}.template')"
+    escape = "{{ cycler.__init__.__globals__.os.system('touch " + f"{song}.template')" + " }}"
+    endless = "{% for i in range(10**12) %}x{% endfor %}{{ " + song_of + " }}"
+    (folder / "chat_template.jinja").write_text(escape + endless)
+    change(folder / "tokenizer_config.json", chat_template=escape)
+
+
+def kernels(folder: Path, song: Path) -> None:
+    change(folder / "config.json", attn_implementation="canary/kernel")
+
+
+def kernels_below(folder: Path, song: Path) -> None:
+    below = {"model_type": "llama", "_attn_implementation": "canary/kernel"}
+    change(folder / "config.json", text_config=below, use_kernels=True)
+
+
+def custom_generation(folder: Path, song: Path) -> None:
+    change(folder / "generation_config.json", custom_generate="custom_generate", max_new_tokens=3)
+
+
+def a_pickle_of_weights(folder: Path, song: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Canary(song)}, folder / "pytorch_model.bin")
+
+
+def a_legacy_pickle_of_weights(folder: Path, song: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Canary(song)))
+
+
+def an_adapter(folder: Path, song: Path) -> None:
+    content = {"peft_type": "LORA", "auto_mapping": {"base_model_class": "canary.Model"}}
+    change(folder / "adapter_config.json", **content)
+
+
+PLACES: list[Callable[[Path, Path], None]] = [
+    *(nothing, auto_map, auto_map_everywhere, a_type_that_nobody_knows, tokenizer_class),
+    *(templates, kernels, kernels_below, custom_generation),
+    *(a_pickle_of_weights, a_legacy_pickle_of_weights, an_adapter),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_model(tmp_path_factory.mktemp("model") / "llama", "llama", vocab_size=1024)
+    for file in DEMO.glob("token*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+@pytest.fixture
+def source(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = shutil.copytree(model, tmp_path / "source")
+    plant(folder, tmp_path / "song")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def songs(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("song*"))
+
+
+COMMANDS = {
+    "inspect": "inspect SOURCE",
+    "grow": "grow SOURCE OUT --hidden x2 QUICK",
+    "dry-run": "grow SOURCE OUT --hidden x2 --dry-run",
+    "convert": "convert SOURCE OUT --to diff-v2 QUICK",
+    "verify": "verify SOURCE CLEAN QUICK",
+    "verify-other": "verify CLEAN SOURCE QUICK",
+    "run": "run SOURCE/canary.yaml",
+}
+OFTEN = ("grow", "verify-other")
+"""Commands that meet every place; the others meet two."""
+
+
+def run(line: str, source: Path, tmp_path: Path) -> int:
+    text = tmp_path / "text.txt"
+    text.write_text("def f(x): return x\n" * 20)
+    words = line.replace("QUICK", f"--prompts 1 --length 12 --text {text}")
+    for name in ("SOURCE", "CLEAN", "OUT"):
+        words = words.replace(name, str(tmp_path / name.lower()))
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code in (0, 1, 2), (line, result.output)
+    return result.exit_code
+
+
+@pytest.mark.parametrize(
+    ("place", "command"),
+    [(place, command) for place in PLACES for command in OFTEN]
+    + [(place, name) for place in (nothing, auto_map_everywhere) for name in COMMANDS],
+)
+def test_no_command_runs_it(
+    place: Callable[[Path, Path], None], command: str, source: Path, tmp_path: Path
+) -> None:
+    if "CLEAN" in COMMANDS[command]:
+        shutil.copytree(source, tmp_path / "clean")
+    place(source, tmp_path / "song")
+    run(COMMANDS[command], source, tmp_path)
+    assert songs(tmp_path) == []
+    assert "canary" not in sys.modules
+
+
+@pytest.mark.usage
+@pytest.mark.parametrize("place", [auto_map_everywhere, custom_generation, templates])
+def test_whole_models_run_nothing_either(
+    place: Callable[[Path, Path], None], source: Path, tmp_path: Path
+) -> None:
+    place(source, tmp_path / "song")
+    assert run(COMMANDS["grow"], source, tmp_path) == 0
+    assert songs(tmp_path) == []
+
+
+def test_a_process_that_starts_in_the_folder(source: Path, tmp_path: Path) -> None:
+    """The command itself, where names of modules in the folder could come first."""
+    auto_map_everywhere(source, tmp_path / "song")
+    command = Path(sys.executable).with_name("growkit")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    asked = [str(command), "inspect", "."]
+    subprocess.run(asked, cwd=source, env=environment, check=True, capture_output=True)
+    assert songs(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", [auto_map, templates])
+def test_the_canaries_sing(
+    place: Callable[[Path, Path], None], source: Path, tmp_path: Path
+) -> None:
+    """The control: whoever trusts the folder runs what lies there."""
+    from transformers import AutoConfig
+
+    place(source, tmp_path / "song")
+    if place is auto_map:
+        with pytest.raises(AttributeError):  # it is no config
+            AutoConfig.from_pretrained(source, trust_remote_code=True)
+    else:
+        pickle.loads((source / "rng_state.pth").read_bytes())
+    assert songs(tmp_path) != []
+
+
+def test_the_code_of_a_source_is_named(source: Path, tmp_path: Path) -> None:
+    auto_map(source, tmp_path / "song")
+    settings = growkit.Settings(prompts=1, length=12)
+    result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=settings)
+    assert result["kept"]
+    assert result["verification"] is not None
+    first = result["verification"]["reason"]
+    assert "modeling_canary.py" in first
+    assert "proved is LlamaForCausalLM of transformers" in first

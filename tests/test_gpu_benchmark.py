@@ -1,0 +1,111 @@
+"""``make gpu`` is ready for a machine that nobody here has: rehearsed on a CPU, part by part."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_without_a_gpu_it_says_so_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main(["--results", str(tmp_path / "gpu.md")]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert "no CUDA device" in printed.err
+    assert not printed.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None if name == "pytest" else name)
+    assert gpu.main(["--device", "cpu"]) == 2
+    assert "has no pytest;" in capsys.readouterr().err
+
+
+def test_every_marked_test_is_chosen() -> None:
+    (command,) = (part.command for part in [gpu.tests("cuda", quick=False)])
+    chosen = {word for word in command if word.startswith("tests")}
+    assert {
+        os.path.join("tests", "test_verify.py"),
+        os.path.join("tests", "test_modeling.py"),
+    } <= chosen
+    assert all("pytest.mark.gpu" in (ROOT / file).read_text(encoding="utf-8") for file in chosen)
+
+
+def test_outcomes_of_tests_are_told() -> None:
+    out = "....\n=== short test summary info ===\nPASSED tests/a.py::b\nFAILED tests/a.py::c - no\n"
+    assert gpu.tests("cuda", quick=False).told(out, "") == [
+        "- passed: `tests/a.py::b`",
+        "- failed: `tests/a.py::c - no`",
+    ]
+
+
+def test_proofs_are_rehearsed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    some = gpu.models(quick=True)[3:]  # a growth, a conversion that is exact, one that is gated
+    monkeypatch.setattr(gpu, "models", lambda quick: some)
+    assert gpu.prove("cpu", quick=True) == 0
+    line = capsys.readouterr().out
+    table = gpu.proofs("cpu", quick=True).told(line, "")
+    assert len(table) == 2 + len(some)
+    assert all("| preserved, a fault is caught | " in row for row in table[2:])
+    assert {row.count("|") for row in table} == {9}
+
+
+def test_a_proof_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = gpu.models(quick=True)[:1]
+    monkeypatch.setattr(gpu, "models", lambda quick: first)
+    monkeypatch.setattr(gpu, "spoil", lambda folder: None)
+    assert gpu.prove("cpu", quick=True) == 1
+    assert "a fault is missed" in capsys.readouterr().out
+
+
+def test_attention_is_rehearsed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (part,) = gpu.attention("cpu", quick=True)
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import attention_speed
+
+    monkeypatch.setattr(sys, "argv", part.command)
+    attention_speed.main()
+    told = part.told(capsys.readouterr().out, "")
+    assert "### prefill, 64 tokens" in told
+    assert sum(line.startswith("| DIFF |") for line in told) == 3
+
+
+def test_what_was_measured_stays(tmp_path: Path) -> None:
+    """A part that comes to no end is stopped; what it said and all before it is in the file."""
+    file = tmp_path / "gpu.md"
+    results = gpu.Results(file, ["# Title"])
+
+    def part(title: str, code: str, seconds: float = 20) -> gpu.Part:
+        return gpu.Part(title, ["-c", code], seconds, lambda out, err: out.splitlines())
+
+    started = time.monotonic()
+    results.add(part("sound", "print('figure 1')"), started + 30)
+    results.add(part("endless", "print('figure 2'); import time; time.sleep(60)", 1), started + 30)
+    results.add(part("wrong", "print('figure 3'); raise SystemExit(3)"), started + 30)
+    results.add(part("too late", "print('figure 4'); import time; time.sleep(60)"), started)
+    assert time.monotonic() - started < 15
+    assert [each.split(":")[0] for each in results.broken] == ["endless", "wrong", "too late"]
+    text = file.read_text(encoding="utf-8")
+    assert [f"figure {number}" in text for number in (1, 2, 3)] == [True] * 3
+    assert "stopped after 1 s" in text
+    assert "exit code 3" in text

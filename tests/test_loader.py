@@ -1,0 +1,237 @@
+"""What transformers would read is asked of transformers; what it would follow is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import growkit
+from growkit.checkpoint import writing
+from growkit.checkpoint.reading import Checkpoint
+from growkit.errors import InputError
+from growkit.proof.loader import generation, loading
+from tests.conftest import CONFIGS
+from tests.test_peers import STRANGERS, save
+
+QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
+Make = Callable[..., Path]
+
+
+def doubled(folder: Path, name: str) -> None:
+    """Twice the weights, in another file."""
+    tensors = load_file(folder / "model.safetensors")
+    save_file({key: 2 * t for key, t in tensors.items()}, folder / name, {"format": "pt"})
+
+
+def configure(folder: Path, **values: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def a_distributed_shard(folder: Path) -> str:
+    name = "shard-00000-model-00001-of-00001.safetensors"
+    doubled(folder, name)
+    return name
+
+
+def weights_of_another_name(folder: Path) -> str:
+    doubled(folder, "other.safetensors")
+    configure(folder, transformers_weights="other.safetensors")
+    return "transformers_weights"
+
+
+def an_adapter(folder: Path) -> str:
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    return "adapter_config.json"
+
+
+def another_config(folder: Path) -> str:
+    shutil.copy(folder / "config.json", folder / "config.4.0.0.json")
+    configure(folder, configuration_files=["config.4.0.0.json"])
+    return "configuration_files"
+
+
+def fused_modules(folder: Path) -> str:
+    configure(folder, fusion_config={"patch_embeddings": True})
+    return "fusion_config"
+
+
+def quantised(folder: Path) -> str:
+    configure(folder, quantization_config={"quant_method": "fp8"})
+    return "quantised"
+
+
+def a_tensor_twice(folder: Path) -> str:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["norm.weight"] = 2 * tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return "norm.weight"
+
+
+def a_kernel(folder: Path) -> str:
+    configure(folder, attn_implementation="nobody/kernel")
+    return "attn_implementation"
+
+
+def a_kernel_below(folder: Path) -> str:
+    configure(folder, text_config={"_attn_implementation": "nobody/kernel@main:fast"})
+    return "_attn_implementation"
+
+
+def a_kernel_for_experts(folder: Path) -> str:
+    configure(folder, experts_implementation={"": "nobody/kernel"})
+    return "experts_implementation"
+
+
+def a_vocabulary_elsewhere(folder: Path) -> str:
+    (folder / "tokenizer_config.json").write_text('{"vocab": "/dev/zero"}')
+    return "vocab"
+
+
+def templates_elsewhere(folder: Path) -> str:
+    (folder / "additional_chat_templates").symlink_to(folder.parent)
+    return "additional_chat_templates"
+
+
+FOLLOWED = [
+    *(a_distributed_shard, weights_of_another_name, an_adapter, another_config, fused_modules),
+    *(quantised, a_tensor_twice, a_kernel, a_kernel_below, a_kernel_for_experts),
+    *(a_vocabulary_elsewhere, templates_elsewhere),
+]
+
+
+@pytest.mark.parametrize("spoil", FOLLOWED)
+def test_what_a_loader_would_follow_is_refused(
+    spoil: Callable[[Path], str], make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: as a target, as a source, and before anything is grown from it."""
+    source = make("llama")
+    copy = shutil.copytree(source, tmp_path / "copy")
+    assert growkit.verify(source, copy, **QUICK)["kept"]  # the control
+    kernels: list[Any] = []
+    monkeypatch.setattr(
+        "transformers.modeling_utils.lazy_import_flash_attention", lambda *a, **k: kernels.append(a)
+    )
+    name = spoil(copy)
+    monkeypatch.setattr(writing, "_write_tensor", lambda *arguments: pytest.fail("too late"))
+    for pair in ((source, copy), (copy, source)):
+        with pytest.raises(InputError, match=name):
+            growkit.verify(*pair, **QUICK)
+    with pytest.raises(InputError, match=name):
+        growkit.grow(copy, tmp_path / "out", hidden="x2", verify=growkit.Settings(**QUICK))
+    assert kernels == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_shard_is_what_transformers_loads(make: Make) -> None:
+    """Why it is refused."""
+    folder = make("llama")
+    before = AutoModelForCausalLM.from_pretrained(folder).lm_head.weight
+    weights_of_another_name(folder)
+    after = AutoModelForCausalLM.from_pretrained(folder).lm_head.weight
+    assert after.equal(2 * before)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("shard_size", ["5GB", "2KB"])
+def test_families_are_read_as_they_are(kind: str, shard_size: str, make: Make) -> None:
+    checkpoint = Checkpoint(make(kind, shard_size=shard_size))
+    found = loading(checkpoint)
+    assert found.model == type(AutoModelForCausalLM.from_pretrained(checkpoint.folder)).__name__
+    assert (found.passed_over, found.own_class) == ((), True)
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_so_are_others(kind: str, tmp_path: Path) -> None:
+    options, _ = STRANGERS[kind]
+    folder = save(tmp_path / "model", getattr(transformers, kind)(**options))
+    assert loading(Checkpoint(folder)).passed_over == ()
+
+
+def test_a_layout_that_transformers_lacks(make: Make, tmp_path: Path) -> None:
+    growkit.convert(make("diffllama"), tmp_path / "motif", to="motif", verify=False)
+    found = loading(Checkpoint(tmp_path / "motif"))
+    assert not found.own_class
+    weights_of_another_name(tmp_path / "motif")
+    with pytest.raises(InputError, match="transformers_weights"):
+        loading(Checkpoint(tmp_path / "motif"))
+
+
+def test_pickled_weights(make: Make) -> None:
+    folder = make("llama")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    assert loading(Checkpoint(folder)).passed_over == ()  # beside the others they are not read
+    (folder / "model.safetensors").unlink()
+    assert loading(Checkpoint(folder)).passed_over == ()
+
+
+def test_no_weights_are_read(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = Checkpoint(make("llama"))
+    monkeypatch.setattr("transformers.modeling_utils.safe_open", lambda *_: pytest.fail("read"))
+    loading(checkpoint)
+
+
+def test_tensors_that_the_class_passes_over_are_named(make: Make, tmp_path: Path) -> None:
+    source = make("llama")
+    copy = shutil.copytree(source, tmp_path / "copy")
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.layers.0.mlp.extra"] = torch.ones(3)
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    assert loading(Checkpoint(copy)).passed_over == ("model.layers.0.mlp.extra",)
+    result = growkit.verify(source, copy, **QUICK)
+    assert "does not read model.layers.0.mlp.extra" in result["reason"]
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_layers"])
+def test_more_layers_than_tensors(key: str, make: Make) -> None:
+    folder = make("llama")
+    configure(folder, **{key: 10**9})
+    with pytest.raises(InputError, match=key):
+        loading(Checkpoint(folder))
+
+
+def test_what_is_no_exception_becomes_a_sentence(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's ``CheckpointException``, and panics of libraries in Rust."""
+
+    class OddError(BaseException):
+        pass
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise OddError("odd")
+
+    checkpoint = Checkpoint(make("llama"))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(InputError, match="OddError: odd"):
+        loading(checkpoint)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        loading(checkpoint)
+
+
+def interrupt(*arguments: Any, **options: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_settings_of_generation_have_their_defaults(make: Make) -> None:
+    checkpoint = Checkpoint(make("llama", eos_token_id=7))
+    (checkpoint.folder / "generation_config.json").unlink(missing_ok=True)
+    found = generation(checkpoint.opened)
+    assert found is not None
+    assert found["eos_token_id"] == 7
+    (checkpoint.folder / "generation_config.json").write_text('{"top_k": 3}')
+    found = generation(checkpoint.opened)
+    assert found is not None
+    assert (found["eos_token_id"], found["top_k"]) == (None, 3)
+    (checkpoint.folder / "generation_config.json").write_text('{"top_k": "many"}')
+    generation(checkpoint.opened)

@@ -1,0 +1,625 @@
+"""Nothing that is read, and nothing that growkit did not make, is replaced; outputs are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import growkit
+from growkit import InputError, surgery
+from growkit.checkpoint import exchange, flushing, publishing
+from growkit.checkpoint.scratch import LOCK, Scratch
+from growkit.cli import app
+from tests.conftest import folder_bytes, save_model, seeded
+from tests.faults.errors import Errors
+from tests.faults.kills import ANYWHERE, PUBLISHING, Kills
+from tests.faults.world import in_child, without_exchange
+
+QUICK = growkit.Settings(prompts=1, length=8)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "place"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def source(place: Path) -> Path:
+    return save_model(place / "source", "llama")
+
+
+@pytest.fixture
+def out(source: Path) -> Path:
+    grow(source, source.parent / "out")
+    return source.parent / "out"
+
+
+def grow(source: Path, out: Path, **options: Any) -> Any:
+    return growkit.grow(source, out, hidden="x2", **{"verify": False, **options})
+
+
+def refused(work: Callable[[], Any], place: Path) -> str:
+    """The sentence with which something is refused that leaves every byte as it was."""
+    before = folder_bytes(place)
+    with pytest.raises(InputError) as error:
+        work()
+    assert folder_bytes(place) == before
+    return str(error.value)
+
+
+def names(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+def break_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = surgery._prove
+    monkeypatch.setattr(
+        surgery, "_prove", lambda *arguments: {**(real(*arguments) or {}), "kept": False}
+    )
+
+
+class TestWhatIsRead:
+    def test_a_rejected_output_as_the_source(
+        self, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        break_promises(monkeypatch)
+        grow(source, place / "new", verify=QUICK)
+        rejected = place / "new.rejected"
+        assert "overlap" in refused(lambda: grow(rejected, place / "new", verify=QUICK), place)
+        grow(source, place / "new", verify=QUICK, seed=1)  # an earlier one that nobody reads
+        assert names(place) == ["new.rejected", "source"]
+
+    @pytest.mark.parametrize("other", ["alias", "inner/../out", "inner/back"])
+    def test_the_output_by_another_name(self, other: str, source: Path, out: Path) -> None:
+        place = source.parent
+        (place / "alias").symlink_to("out")
+        (place / "inner").mkdir()
+        (place / "inner" / "back").symlink_to("../alias")
+        assert "overlap" in refused(lambda: grow(place / other, out, overwrite=True), place)
+        inside = place / other / "inside"
+        assert "overlap" in refused(lambda: grow(out, inside, overwrite=True), place)
+
+    def test_dots_behind_a_link_lead_where_the_system_says(self, source: Path, place: Path) -> None:
+        (place / "deep" / "er").mkdir(parents=True)
+        (place / "link").symlink_to("deep/er")
+        grow(source, place / "link" / ".." / "out")
+        assert (place / "deep" / "out" / "growkit.json").exists()
+
+    @pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
+    def test_a_source_whose_files_are_those_of_the_output(
+        self, link: Callable[[Path, Path], None], source: Path, out: Path
+    ) -> None:
+        other = out.parent / "other"
+        other.mkdir()
+        for file in out.iterdir():
+            link(file, other / file.name)
+        refused(lambda: grow(other, out, overwrite=True), out.parent)
+
+    @pytest.mark.parametrize("name", ["README.md", "config.json"])
+    def test_a_text_in_the_output(self, name: str, source: Path, out: Path) -> None:
+        reads = growkit.Settings(text=str(out / name), prompts=1, length=8)
+        assert name in refused(lambda: grow(source, out, overwrite=True, verify=reads), out.parent)
+        link = out.parent / "text.txt"
+        link.symlink_to(out / name)
+        reads = growkit.Settings(text=str(link), prompts=1, length=8)
+        assert "text.txt" in refused(
+            lambda: grow(source, out, overwrite=True, verify=reads), out.parent
+        )
+
+    def test_a_calibration_text_in_the_output(self, place: Path) -> None:
+        source = save_model(place / "source", "diffllama", head_dim=8)
+        growkit.convert(source, place / "out", to="shared-diff", rank=1, verify=False)
+        text = str(place / "out" / "README.md")
+        options: dict[str, Any] = {"to": "shared-diff", "rank": 1, "calibration": text}
+        sentence = refused(
+            lambda: growkit.convert(source, place / "out", **options, overwrite=True), place
+        )
+        assert "README.md" in sentence
+
+    def test_a_recipe_in_the_output(self, source: Path, out: Path) -> None:
+        recipe = out.parent / "recipe.yaml"
+        steps = "[{grow: hypercloning, hidden: x2}]"
+        recipe.write_text(f"source: {source}\nsteps: {steps}\noutput: {out}\nverify: false\n")
+        growkit.run(recipe, overwrite=True)
+        reads = [out / "growkit.json"]  # of which a recipe may be made
+        assert "overlap" in refused(
+            lambda: growkit.run(recipe, overwrite=True, reads=reads), out.parent
+        )
+
+    def test_a_source_that_is_replaced_meanwhile(
+        self, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = save_model(place / "other", "llama", seed=1)
+
+        def replaced(module: str) -> None:
+            """Right before the first tensor is read, perhaps after the file was hashed."""
+            os.replace(other / "model.safetensors", source / "model.safetensors")
+
+        monkeypatch.setattr(surgery, "import_module", replaced)
+        with pytest.raises(InputError, match=r"model\.safetensors (was|has) changed while"):
+            grow(source, place / "out")
+        assert names(place) == ["other", "source"]
+
+    @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors"])
+    def test_a_source_that_is_edited_meanwhile(
+        self, name: str, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also if the file has its size and its date again."""
+        file = source / name
+
+        def edit(module: str) -> None:
+            status = file.stat()
+            content = bytearray(file.read_bytes())
+            content[-2:] = content[:1:-1][-2:]
+            file.write_bytes(content)
+            os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+        monkeypatch.setattr(surgery, "import_module", edit)
+        with pytest.raises(InputError, match=rf"{name} (was|has) changed while"):
+            grow(source, place / "out")
+        assert names(place) == ["source"]
+
+    def test_files_of_the_same_name_have_a_hash_each(self, source: Path, place: Path) -> None:
+        recipe = place / "config.json"
+        steps = [{"grow": "hypercloning", "hidden": "x2"}]
+        content = {"source": str(source), "steps": steps, "output": str(place / "out")}
+        recipe.write_text(json.dumps({**content, "verify": False}))
+        growkit.run(recipe)
+        manifest = json.loads((place / "out" / "growkit.json").read_text())
+        for file, found in (
+            (recipe, manifest["other_files"][str(recipe)]),
+            (source / "config.json", manifest["source_files"]["config.json"]),
+        ):
+            assert found == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+class TestWhatGrowkitDidNotMake:
+    def test_a_copy_is_replaced(self, source: Path, out: Path) -> None:
+        other = out.with_name("other")
+        shutil.copytree(out, other, copy_function=shutil.copyfile)
+        grow(source, other, overwrite=True, seed=1)
+        assert folder_bytes(other) != folder_bytes(out)
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "growkit.json", "README.md"])
+    def test_one_byte_of_the_same_date(self, name: str, source: Path, out: Path) -> None:
+        file = out / name
+        status = file.stat()
+        content = file.read_bytes()
+        at = content.index(b"hypercloning") if name != "model.safetensors" else len(content) - 1
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert "changed" in refused(lambda: grow(source, out, overwrite=True), out.parent)
+
+    @pytest.mark.parametrize("kind", ["folder", "link", "linked weights", "pipe"])
+    def test_additions(self, kind: str, source: Path, out: Path) -> None:
+        kept = shutil.copytree(out, out.with_name("kept"))
+        if kind == "folder":
+            (out / "mine").mkdir()
+        elif kind == "link":
+            (out / "mine").symlink_to(source)
+        elif kind == "pipe":
+            os.mkfifo(out / "mine")
+        else:
+            (out / "model.safetensors").unlink()
+            (out / "model.safetensors").symlink_to(kept / "model.safetensors")
+        with pytest.raises(InputError, match="did not write"):
+            grow(source, out, overwrite=True)
+        assert os.path.lexists(out / "model.safetensors")
+        assert kind == "linked weights" or os.path.lexists(out / "mine")
+
+    @pytest.mark.parametrize("later", [0, 1])
+    def test_early_manifests_tell_times(self, later: int, source: Path, out: Path) -> None:
+        manifest = json.loads((out / "growkit.json").read_text())
+        del manifest["sha256"]
+        for name in manifest["files"]:
+            status = (out / name).stat()
+            manifest["files"][name] = [status.st_size, status.st_mtime_ns]
+        (out / "growkit.json").write_text(json.dumps(manifest))
+        os.utime(out / "README.md", ns=(0, (out / "README.md").stat().st_mtime_ns + later))
+        if later:
+            refused(lambda: grow(source, out, overwrite=True), out.parent)
+        else:
+            grow(source, out, overwrite=True)
+
+    def test_a_sound_output_called_rejected(
+        self, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        grow(source, place / "new.rejected")
+        break_promises(monkeypatch)
+        sentence = refused(lambda: grow(source, place / "new", verify=QUICK), place)
+        assert "new.rejected" in sentence
+
+    def test_hard_links_keep_their_bytes(self, source: Path, out: Path) -> None:
+        first = folder_bytes(out)
+        other = out.with_name("other")
+        shutil.copytree(out, other, copy_function=os.link)
+        grow(source, out, overwrite=True, seed=1)
+        assert folder_bytes(other) == first != folder_bytes(out)
+
+    @pytest.mark.parametrize("exchanging", [True, False])
+    def test_what_is_added_while_the_work_is_done(
+        self, exchanging: bool, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also at the very last moment, when names are exchanged."""
+        if not exchanging:
+            monkeypatch.setattr(exchange, "_renameat2", lambda *arguments: False)
+        first = folder_bytes(out)
+        real, looks = publishing.contents, iter(range(10))
+
+        def contents(folder: Path) -> Any:
+            found = real(folder)
+            if next(looks) == 1:  # the one before names are exchanged
+                (out / "mine.txt").write_text("the only copy")
+            return found
+
+        monkeypatch.setattr(publishing, "contents", contents)
+        with pytest.raises(InputError, match="meanwhile"):
+            grow(source, out, overwrite=True, seed=1)
+        assert folder_bytes(out) == {**first, "mine.txt": b"the only copy"}
+        assert names(out.parent) == ["out", "source"]
+
+    def test_recipes_are_not_copied_over_links(self, place: Path) -> None:
+        (place / "hypercloning-x2.yaml").symlink_to(place / "elsewhere")
+        result = CliRunner().invoke(app, ["recipes", "copy", "hypercloning-x2", str(place)])
+        assert result.exit_code == 2
+        assert names(place) == ["hypercloning-x2.yaml"]
+
+
+class TestReports:
+    @pytest.fixture
+    def pair(self, source: Path) -> list[str]:
+        copy = shutil.copytree(source, source.parent / "copy")
+        return ["verify", str(source), str(copy), "--prompts", "1", "--length", "8"]
+
+    def run(self, place: Path, *arguments: str) -> Any:
+        before = folder_bytes(place)
+        result = CliRunner().invoke(app, list(arguments))
+        if result.exit_code == 2:
+            assert folder_bytes(place) == before
+            assert len(result.stderr.strip().splitlines()) == 1
+        return result
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "source/config.json",
+            "source/adapter_config.json",
+            "copy/generation_config.json",
+            "alias/report.html",
+            "text.json",
+            "link.html",
+            "hard.json",
+            "notes.html",
+            "dangling.html",
+        ],
+    )
+    @pytest.mark.parametrize("command", ["verify", "grow"])
+    def test_nothing_else_is_replaced(
+        self, name: str, command: str, pair: list[str], place: Path
+    ) -> None:
+        (place / "alias").symlink_to("source")
+        (place / "text.json").write_text('{"a": "text"}')
+        (place / "notes.html").write_text("<!DOCTYPE html>\n<html><title>mine – growkit</title>")
+        (place / "link.html").symlink_to("notes.html")
+        (place / "dangling.html").symlink_to("nowhere.html")
+        os.link(place / "source" / "config.json", place / "hard.json")
+        if command == "grow":
+            pair = ["grow", str(place / "source"), str(place / "out"), "--hidden", "x2"]
+            if name.startswith("copy"):
+                name = "out/report.html"
+                (place / "out").mkdir()
+                pair += ["--overwrite"]
+        result = self.run(place, *pair, "--report", str(place / name))
+        assert result.exit_code == 2, result.output
+        assert name in result.stderr
+
+    def test_earlier_reports_are(self, pair: list[str], place: Path) -> None:
+        options = ["--figures", str(place / "figures"), "--report"]
+        for file in ("report.html", "report.json"):
+            for _ in range(2):
+                result = self.run(place, *pair, *options, str(place / file))
+                assert result.exit_code == 0, result.output
+            os.link(place / file, place / f"kept-{file}")
+            (place / file).write_text("mine")  # another file by now: also the other name's
+            assert self.run(place, *pair, *options, str(place / file)).exit_code == 2
+        assert names(place / "figures")
+
+    def test_charts_of_others(self, pair: list[str], place: Path) -> None:
+        (place / "figures").mkdir()
+        (place / "figures" / "01.svg").write_text("<svg>mine</svg>")
+        assert self.run(place, *pair, "--figures", str(place / "figures")).exit_code == 2
+        assert self.run(place, *pair, "--figures", str(place / "source")).exit_code == 2
+
+    def test_an_earlier_report_that_is_read(self, place: Path) -> None:
+        from growkit import demo
+
+        source = str(Path(demo.__file__).parent / "model")
+        pair = ["verify", source, source, "--prompts", "1", "--length", "8"]
+        report = str(place / "report.json")
+        assert self.run(place, *pair, "--report", report).exit_code == 0
+        result = self.run(place, *pair, "--text", report, "--report", report)
+        assert result.exit_code == 2
+        assert "name another file" in result.stderr
+
+    def test_a_disk_that_is_full_at_the_end(
+        self, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*arguments: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("growkit.report.saving.write_whole", full)
+        arguments = ["grow", str(source), str(place / "out"), "--hidden", "x2"]
+        arguments += ["--prompts", "1", "--length", "8", "--report", str(place / "report.html")]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 2
+        assert f"{place / 'out'} is written; the report cannot be" in result.stderr
+        assert (place / "out" / "growkit.json").exists()
+
+
+class TestLeftovers:
+    @pytest.fixture
+    def said(self, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+        caplog.set_level(logging.WARNING, "growkit")
+        return caplog
+
+    def left(self, stem: Path) -> Path:
+        """What a killed run leaves: a folder with a lock that nobody holds."""
+        scratch = Scratch(stem)
+        (scratch.path / "weights").write_text("half")
+        (scratch.path / "deep").mkdir()
+        (scratch.path / "deep" / "file").write_text("half")
+        scratch.release()
+        return scratch.path
+
+    def test_of_dead_runs_are_named_and_deleted(
+        self, source: Path, place: Path, temporary: Path, said: pytest.LogCaptureFixture
+    ) -> None:
+        dead = [self.left(place / ".out."), self.left(place / ".other.")]
+        dead.append(self.left(temporary / "growkit-reload-"))
+        (place / ".out.00000000").mkdir()  # killed at once
+        grow(source, place / "out", dry_run=True)
+        assert all(folder.exists() for folder in dead)
+        grow(source, place / "out")
+        assert names(place) == ["out", "source"]
+        assert not names(temporary)
+        assert all(str(folder) in said.text for folder in dead)
+
+    def test_of_live_runs_and_of_others_stay(
+        self, source: Path, place: Path, temporary: Path, said: pytest.LogCaptureFixture
+    ) -> None:
+        alive = Scratch(place / ".out.")
+        (alive.path / "weights").write_text("half")
+        mine = [place / ".out.deadbeef", temporary / "growkit-reload-deadbeef", place / ".out.mine"]
+        for folder in mine:
+            folder.mkdir()
+            (folder / "notes.txt").write_text("mine")
+        (temporary / "growkit-mine").mkdir()
+        grow(source, place / "out")
+        assert not said.text
+        for folder in mine:
+            assert (folder / "notes.txt").read_text() == "mine"
+        assert (alive.path / "weights").exists()
+        alive.close()
+        assert not alive.path.exists()
+
+    def test_that_are_read_stay(self, source: Path, place: Path, temporary: Path) -> None:
+        dead, other = self.left(place / ".out."), self.left(place / ".out.")
+        shutil.move(source, dead / "new")
+        grow(dead / "new", place / "out")
+        assert (dead / "new" / "model.safetensors").exists()
+        assert not other.exists()
+
+    def test_an_earlier_output_that_was_changed_stays(
+        self, source: Path, out: Path, said: pytest.LogCaptureFixture
+    ) -> None:
+        """It was killed right after names were exchanged, and somebody has been quicker."""
+        scratch = Scratch(out.with_name(".out."))
+        scratch.note("1")
+        scratch.release()
+        (out / "mine.txt").write_text("the only copy")
+        earlier = out.rename(scratch.path / "new")
+        grow(source, out)
+        assert (earlier / "mine.txt").read_text() == "the only copy"
+        assert str(earlier) in said.text
+        (earlier / "mine.txt").unlink()
+        grow(source, out, overwrite=True)
+        assert names(out.parent) == ["out", "source"]
+
+    def test_the_name_of_a_folder_decides_nothing(self, source: Path, place: Path) -> None:
+        """A lock alone is no word of what was begun: nothing gets a name."""
+        dead = self.left(place / ".out.")
+        assert (dead / LOCK).exists()
+        shutil.copytree(source, dead / "old.victim")
+        grow(source, place / "out")
+        assert not (place / "victim").exists()
+
+
+class TestOrder:
+    @pytest.mark.parametrize("overwrite", [True, False])
+    def test_data_is_on_the_disk_before_names(
+        self, overwrite: bool, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not overwrite:
+            shutil.rmtree(out)
+        flushed: list[Path] = []
+        named: list[tuple[set[Path], int]] = []
+        real, rename = flushing.flush, exchange._renameat2
+
+        def flush(path: Path) -> None:
+            flushed.append(path)
+            real(path)
+
+        def renamed(source: Path, target: Path, flags: int) -> bool:
+            named.append(({source, *source.rglob("*")}, len(flushed)))
+            return rename(source, target, flags)
+
+        for module in (flushing, publishing):
+            monkeypatch.setattr(module, "flush", flush)
+        monkeypatch.setattr(exchange, "_renameat2", renamed)
+        grow(source, out, overwrite=overwrite, seed=1)
+        ((written, before),) = named
+        assert len(written) > 4
+        assert written <= set(flushed[:before])
+        assert flushed[before:] == [out.parent]
+
+    def test_errors_of_the_proof_are_no_errors_of_writing(
+        self, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(*arguments: Any) -> None:
+            raise OSError(5, "Input/output error", "/somewhere")
+
+        monkeypatch.setattr(surgery, "_prove", fails)
+        with pytest.raises(OSError, match="/somewhere") as error:
+            grow(source, place / "out")
+        assert not isinstance(error.value, InputError)
+        assert names(place) == ["source"]
+
+    def test_a_name_that_cannot_be_given(
+        self,
+        source: Path,
+        place: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        def fails(*arguments: Any) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(publishing, "move", fails)
+        with pytest.raises(InputError, match="cannot be written"):
+            grow(source, place / "out")
+        assert names(place) == ["source"]
+        assert not caplog.text
+
+    def test_what_is_said_of_an_interrupt_is_true(
+        self, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        flush = publishing.flush
+
+        def interrupted(path: Path) -> None:
+            flush(path)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(publishing, "flush", interrupted)
+        arguments = ["grow", str(source), str(out), "--hidden", "x2", "--no-verify", "--overwrite"]
+        result = CliRunner().invoke(app, [*arguments, "--seed", "1"])
+        assert result.exit_code == 130
+        assert result.stderr == f"interrupted: {out} is written\n"
+        assert json.loads((out / "growkit.json").read_text())["recipe"]["seed"] == 1
+        assert names(out.parent) == ["out", "source"]
+
+
+CLOSED = {
+    "pipe": "set -o pipefail; {command} | head -c 0",
+    "stdout": "{command} >&-",
+    "all": "{command} <&- >&- 2>&-",
+    "full": "{command} >/dev/full 2>/dev/full",
+}
+
+
+@pytest.mark.parametrize(("how", "kept"), [("pipe", True), ("stdout", False)])
+def test_who_listens_changes_no_verdict(how: str, kept: bool, source: Path, place: Path) -> None:
+    other = shutil.copytree(source, place / "other")
+    if not kept:
+        tensors = load_file(other / "model.safetensors")
+        tensors["model.layers.1.mlp.up_proj.weight"][5] *= 1.01
+        save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    arguments = f"verify {source} {other} --prompts 1 --length 8"
+    assert ended(how, arguments) == (0 if kept else 1)
+
+
+@pytest.mark.parametrize("how", CLOSED)
+@pytest.mark.parametrize("arguments", ["inspect {}", "recipes list", "--help", "inspect {}/no"])
+def test_who_listens_changes_no_exit_code(how: str, arguments: str, source: Path) -> None:
+    assert ended(how, arguments.format(source)) == (2 if "/no" in arguments else 0)
+
+
+def ended(how: str, arguments: str) -> int:
+    command = CLOSED[how].format(command=f"{sys.executable} -m growkit {arguments}")
+    done = subprocess.run(["bash", "-c", command], stderr=-1, text=True)
+    assert "Traceback" not in done.stderr
+    assert "Broken" not in done.stderr
+    return done.returncode
+
+
+def test_a_growth_that_nobody_reads_of(source: Path, place: Path) -> None:
+    """Also the numbers of closed streams go to no file of the output."""
+    command = f"{sys.executable} -m growkit grow {source} {place / 'out'} --hidden x2 --no-verify"
+    done = subprocess.run(["bash", "-c", f"{command} <&- >&- 2>&-"])
+    assert done.returncode == 0
+    grow(source, place / "same")
+    written, same = folder_bytes(place / "out"), folder_bytes(place / "same")
+    assert written["model.safetensors"] == same["model.safetensors"]
+    assert written["config.json"] == same["config.json"]
+
+
+@pytest.fixture(scope="module")
+def kills(tmp_path_factory: pytest.TempPathFactory) -> Kills:
+    return Kills(tmp_path_factory.mktemp("kills"))
+
+
+@pytest.mark.parametrize("where", [PUBLISHING, ANYWHERE])
+@pytest.mark.parametrize("exchanging", [True, False])
+@pytest.mark.parametrize("seed", range(2))
+def test_kills(where: str, exchanging: bool, seed: int, kills: Kills) -> None:
+    moment = seeded(seed + 2 * exchanging).random()
+    kills.kill(where, True, exchanging, moment)
+
+
+def test_errors(tmp_path: Path) -> None:
+    errors = Errors(tmp_path)
+    for seed in range(8):
+        errors.one(seeded(seed))
+
+
+def test_the_harness_sees_what_is_half_written(tmp_path: Path) -> None:
+    """Controls: a changed source, a torn output, a lost one."""
+    world = Kills(tmp_path).world
+    world.reset(overwrite=True)
+    assert world.state() == "old"
+    weights = world.out / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(AssertionError):
+        world.state()
+    world.reset(overwrite=False)
+    assert world.state() == "none"
+    (world.source / "config.json").write_text("{}")
+    with pytest.raises(AssertionError, match="source"):
+        world.state()
+
+
+def test_a_kill_between_two_names(tmp_path: Path) -> None:
+    """Without an exchange of names an output is gone for a moment; the next run finishes it."""
+    kills = Kills(tmp_path)
+    kills.world.reset(overwrite=True)
+
+    def hook(name: str, after: bool, about: object) -> None:
+        if name == "rename" and after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    in_child(without_exchange(lambda: kills.world.grow(1)), hook, PUBLISHING)
+    assert kills.world.state() == "none"
+    kills.check_finished()
+    kills.world.check_next_run()

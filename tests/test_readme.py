@@ -1,0 +1,378 @@
+"""What the documents print is what happens: every command and snippet in them runs.
+
+Fenced blocks are ``sh`` (a command in every line), ``python`` (a program) or ``text`` (what a
+command printed); commands in running text are run as well. Every block has a folder of its own, in
+which names mean this:
+
+- ``SRC``: a model, of differential attention where the line asks for that;
+- ``OUT``: nothing yet; a model made from ``SRC`` where the line reads it;
+- ``my-llama``: a Llama with a tokenizer; ``TEXT`` and ``some-text.txt``: a text;
+- ``NAME``: the first name that fits; ``RECIPE.yaml``: a recipe; any other name: a new file.
+
+Proofs ask for less than they do by default. What installs something or takes minutes (``make``,
+``benchmarks/``) is looked up, not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import growkit
+from growkit.cli import app
+from growkit.demo.story import MODEL
+from growkit.demo.text import held_out_text
+from growkit.recipe import shipped_recipe
+from tests.conftest import save_model
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:growkit|make|python|pip)\s[^`]+)`")
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+DIFFERENTIAL = {"group-diff", "shared-diff", "motif"}
+LANGUAGES = {"sh", "python", "text"}
+SMALL = {name: {"prompts": 2, "length": 64} for name in ("grow", "convert", "verify")}
+"""Proofs, as defaults of the command line."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, or a command in running text."""
+
+    document: str
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.document}: {self.text.strip().splitlines()[0][:60]}"
+
+    def commands(self) -> Iterator[list[str]]:
+        """The words of every command; comments are none."""
+        for line in self.text.splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield words
+
+
+def blocks_of(document: str, text: str) -> list[Block]:
+    found = [Block(document, language, inside) for language, inside in FENCED.findall(text)]
+    assert all(block.language in LANGUAGES for block in found), document
+    inline = (" ".join(each.split()) for each in INLINE.findall(FENCED.sub("", text)))
+    return found + [Block(document, "sh", each) for each in dict.fromkeys(inline)]
+
+
+BLOCKS = [block for file in DOCUMENTS for block in blocks_of(file.name, file.read_text("utf-8"))]
+
+
+def of(language: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == language]
+
+
+class Workplace:
+    """The folder in which a block runs."""
+
+    def __init__(self, models: Path) -> None:
+        self._models = models
+        Path("TEXT").write_text(held_out_text()[:600], encoding="utf-8")
+        shutil.copy("TEXT", "some-text.txt")
+        shutil.copytree(models / "llama", "my-llama")
+
+    def prepare(self, words: list[str]) -> list[str]:
+        """Make what a command reads, and put names where it leaves them open."""
+        assert "…" not in " ".join(words), f"{words} is no command"
+        made = any(word.startswith("OUT/") for word in words) or "verify" in words
+        for name in ("SRC", "OUT"):
+            shutil.rmtree(name, ignore_errors=True)
+        if "SRC" in words or made:
+            kind = "low-rank" if "shared-diff" in words or "run" in words else "diff"
+            differential = DIFFERENTIAL.intersection(words) or "run" in words
+            shutil.copytree(self._models / (kind if differential else "llama"), "SRC")
+        if "run" in words and made:
+            growkit.convert("SRC", "OUT", "shared-diff", rank="auto", energy=0.9, verify=False)
+        elif made:
+            growkit.grow("SRC", "OUT", hidden="x2", verify=False)
+        if "RECIPE.yaml" in words:
+            shutil.copy(shipped_recipe("wider-mlp"), "RECIPE.yaml")
+            shutil.copytree(self._models / "llama", "source")
+        name = "wider-mlp" if "recipes" in words else "diff-v2"
+        return [name if word == "NAME" else word for word in words]
+
+    def run(self, words: list[str]) -> str:
+        """Run a command; it must succeed."""
+        program, *arguments = words
+        if words == ["growkit", "demo"]:
+            return ""  # runs where its output is compared
+        if program == "growkit":
+            done = CliRunner().invoke(app, self.prepare(arguments), default_map=SMALL)
+            assert done.exit_code == 0, f"{' '.join(words)}: {done.output}"
+            return done.stdout
+        if program == "make":
+            assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), words
+        elif arguments[-2:] == ["-m", "growkit"]:
+            pass  # see test_modules_of_the_current_folder
+        elif program == "python":
+            assert (ROOT / arguments[0]).is_file(), words
+        else:
+            assert words == ["pip", "install", "."], f"nobody knows how to run {words}"
+        return ""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of each kind, with the byte tokenizer of the demo."""
+    folder = tmp_path_factory.mktemp("models")
+    sizes = {"vocab_size": 256, "intermediate_size": 32, "max_position_embeddings": 512}
+    save_model(folder / "llama", "llama", num_hidden_layers=1, **sizes)
+    save_model(folder / "diff", "diffllama", **sizes)
+    wide = {"hidden_size": 64, "num_hidden_layers": 4, "head_dim": 24}
+    save_model(folder / "low-rank", "diffllama", **(sizes | wide))
+    for kind in ("llama", "diff", "low-rank"):
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(MODEL / name, folder / kind)
+    return folder
+
+
+@pytest.fixture
+def workplace(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    monkeypatch.chdir(tmp_path)
+    return Workplace(models)
+
+
+@pytest.mark.parametrize("block", of("sh"), ids=str)
+def test_commands_run_as_printed(block: Block, workplace: Workplace) -> None:
+    for words in block.commands():
+        workplace.run(words)
+
+
+@pytest.mark.parametrize("block", of("python"), ids=str)
+def test_snippets_run_as_printed(block: Block, workplace: Workplace) -> None:
+    with contextlib.redirect_stdout(None):
+        exec(compile(block.text, str(block), "exec"), {})
+
+
+def test_a_manifest_is_a_recipe(workplace: Workplace) -> None:
+    """What was found out on the way stands in it, so the same model comes out."""
+    workplace.run(["growkit", "run", "OUT/growkit.json", "--output", "AGAIN"])
+    assert (
+        Path("AGAIN/model.safetensors").read_bytes() == Path("OUT/model.safetensors").read_bytes()
+    )
+    growkit.convert("SRC", "OTHER", "shared-diff", rank=3, verify=False)
+    other = Path("OTHER/model.safetensors").read_bytes()
+    assert other != Path("OUT/model.safetensors").read_bytes()
+
+
+# What is printed.
+
+
+def demo() -> str:
+    """The demo, on a CPU as in the README."""
+    return CliRunner().invoke(app, ["demo"]).stdout
+
+
+def fault() -> str:
+    """The demo's model, in which somebody multiplied a matrix by 1.01."""
+    Path("TEXT").write_text(held_out_text(), encoding="utf-8")
+    growkit.grow(MODEL, "FAULTY", method="group-diff", hidden="x2", signal_heads="x4", verify=False)
+    weights = load_file("FAULTY/model.safetensors")
+    weights["model.layers.3.mlp.up_proj.weight"] *= 1.01
+    save_file(weights, "FAULTY/model.safetensors", metadata={"format": "pt"})
+    verify = ["verify", str(MODEL), "FAULTY", "--text", "TEXT"]
+    done = CliRunner().invoke(app, verify, default_map={"verify": {"prompts": 3}})
+    assert done.exit_code == 1
+    return done.stdout[done.stdout.index("at fault:") :]
+
+
+PRINTED: dict[str, Callable[[], str]] = {"771,456": demo, "at": fault}
+"""By the first word."""
+
+
+def alike(expected: str, found: str) -> bool:
+    """The same words; numbers that are measured may differ a little.
+
+    Whole numbers and words are to be the same, lines may be broken elsewhere. Rounding in float64
+    is of no certain size.
+    """
+    expected, found = (re.sub(r"[─━╇┃│]+", " ", text) for text in (expected, found))
+    if NUMBER.sub("", expected).split() != NUMBER.sub("", found).split():
+        return False
+    pairs = zip(NUMBER.findall(expected), NUMBER.findall(found), strict=True)
+    for one, other in pairs:
+        measured = any(mark in one + other for mark in ".e")
+        a, b = (float(each.replace(",", "")) for each in (one, other))
+        near = max(a, b) < 1e-6 or b == pytest.approx(a, rel=0.3)
+        if one != other and not (measured and near):
+            return False
+    return True
+
+
+@pytest.mark.usage
+@pytest.mark.parametrize("block", of("text"), ids=str)
+def test_what_is_printed_is_what_comes_out(
+    block: Block, workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = PRINTED[block.text.split()[0]]()
+    assert alike(block.text, found), found
+
+
+def test_exit_codes(workplace: Workplace) -> None:
+    workplace.run(["growkit", "verify", "SRC", "OUT"])
+    weights = load_file("OUT/model.safetensors")
+    weights["model.norm.weight"] *= 1.01
+    save_file(weights, "OUT/model.safetensors", metadata={"format": "pt"})
+    assert CliRunner().invoke(app, ["verify", "SRC", "OUT"]).exit_code == 1
+    nothing = CliRunner().invoke(app, ["verify", "SRC", "nowhere"])
+    assert nothing.exit_code == 2
+    assert nothing.stderr.count("\n") == 1
+    assert "nowhere" in nothing.stderr
+
+
+def test_modules_of_the_current_folder(workplace: Workplace, tmp_path: Path) -> None:
+    """What docs/trust.md says of them; the last is the control."""
+    for name in sys.stdlib_module_names | {"typer", "torch", "yaml", "growkit_canary"}:
+        Path(f"{name}.py").write_text("raise SystemExit(77)")
+    command = tmp_path / "bin" / "growkit"
+    command.parent.mkdir()
+    command.write_text("from growkit.cli import main\n\nmain()\n")
+    safe = [["-P", "-m", "growkit"]] if sys.version_info >= (3, 11) else []
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    codes = [
+        subprocess.run(
+            [sys.executable, *start, "--version"], env=environment, stdout=subprocess.DEVNULL
+        ).returncode
+        for start in ([str(command)], *safe, ["-m", "growkit_canary"])
+    ]
+    assert codes == [0, *(0 for _ in safe), 77]
+
+
+# What is named.
+
+
+def options_of(command: typer.core.TyperGroup) -> set[str]:
+    known = set()
+    for each in command.commands.values():
+        if isinstance(each, typer.core.TyperGroup):
+            known |= options_of(each)
+        for parameter in each.params:
+            known |= {*parameter.opts, *parameter.secondary_opts}
+    return known
+
+
+def unknown_options(text: str) -> set[str]:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+    return named - options_of(group)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
+def test_options_that_are_named_exist(document: Path) -> None:
+    assert not unknown_options(document.read_text("utf-8"))
+
+
+def test_all_commands_are_in_the_table() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    readme = DOCUMENTS[0].read_text("utf-8")
+    assert {*re.findall(r"^\| `growkit (\w+)", readme, re.MULTILINE)} == {*group.commands}
+
+
+def test_switches_of_the_table_are_those_of_the_config() -> None:
+    readme = DOCUMENTS[0].read_text("utf-8")
+    table = readme[readme.index("| switch | values |") :].split("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert len(named) > 10
+    assert set(named) <= {*inspect.signature(growkit.DiffTransformerConfig).parameters}
+
+
+def test_rooms_of_the_house_exist() -> None:
+    house = DOCUMENTS[1].read_text("utf-8")
+    cells = [line.split("|")[1] for line in house.splitlines() if line.startswith("| `")]
+    rooms = [room for cell in cells for room in re.findall(r"`([^`]+)`", cell)]
+    assert len(rooms) > 10
+    for room in rooms:
+        assert (ROOT / "growkit" / room).exists(), room
+
+
+def anchors(text: str) -> set[str]:
+    """Of every heading."""
+    titles = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def dead_links(document: Path, text: str) -> list[str]:
+    dead = []
+    for link in LINK.findall(FENCED.sub("", text)):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        file = document.parent / path if path else document
+        there = file.exists() and (not anchor or anchor in anchors(file.read_text("utf-8")))
+        dead += [] if there else [link]
+    return dead
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    assert not dead_links(document, document.read_text("utf-8"))
+
+
+# Controls: what is wrong is noticed.
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "growkit grow SRC OUT --hiden x2",
+        "growkit grow SRC OUT --hidden x2    everything twice",
+        "growkit grow SRC OUT …",
+        "growkit run OUT/README.md --output AGAIN",
+        "make nothing",
+        "python benchmarks/nothing.py",
+        "rm nothing",
+    ],
+)
+def test_a_broken_command_is_noticed(line: str, workplace: Workplace) -> None:
+    (block,) = blocks_of("here", f"```sh\n{line}\n```\n")
+    with pytest.raises(AssertionError):
+        workplace.run(next(block.commands()))
+
+
+def test_a_broken_snippet_is_noticed(workplace: Workplace) -> None:
+    text = (
+        "import growkit\n\ngrowkit.DiffTransformerConfig(num_attention_heads=20, hidden_size=512)"
+    )
+    (block,) = blocks_of("here", f"```python\n{text}\n```\n")
+    with pytest.raises(ValueError, match="must be even"):
+        test_snippets_run_as_printed(block, workplace)
+
+
+def test_other_faults_are_noticed() -> None:
+    with pytest.raises(AssertionError):
+        blocks_of("here", "```\ngrowkit demo\n```\n")
+    assert [block.text for block in blocks_of("here", "so `growkit\ndemo` it")] == ["growkit demo"]
+    assert unknown_options("`--hiden` and --json") == {"--hiden"}
+    text = "[a](nothing.md), [b](#nothing), [c](docs/numerics.md#the-law), [d](LICENSE)"
+    assert dead_links(DOCUMENTS[0], text) == ["nothing.md", "#nothing"]
+    printed = "loss 1.178, 8 windows, off by 1e-14"
+    assert alike(printed, "loss 1.2, 8\nwindows, off by 3.1e-15")
+    for right, wrong in (("1.178", "2.178"), (" 8", " 9"), ("loss", "gain"), ("1e-14", "1e-2")):
+        assert not alike(printed, printed.replace(right, wrong, 1))

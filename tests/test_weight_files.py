@@ -1,0 +1,439 @@
+"""Weights are read as the libraries read them, and what these refuse is refused in one sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.safetensors_file import MOST_HEADER, open_safetensors
+from growkit.checkpoint.torch_file import open_torch_file
+from growkit.checkpoint.weight_file import WeightFile
+from growkit.errors import InputError
+from growkit.proof.strict import strict_float64
+from tests.conftest import save_model
+
+Tensors = dict[str, torch.Tensor]
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+def odd_tensors() -> Tensors:
+    """Of every dtype that torch and safetensors share and growkit reads, and of odd shapes."""
+    numbers = torch.arange(24).view(4, 6)
+    kinds = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+    kinds += (torch.float8_e5m2, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    return {
+        **{str(kind): numbers.to(kind) for kind in kinds},
+        "bool": numbers > 3,
+        "rank 0": torch.tensor(2.5),
+        "rank 4": torch.rand(2, 3, 2, 2),
+        "nothing": torch.zeros(0, 3),
+        "no columns": torch.zeros(3, 0),
+    }
+
+
+def same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """The same dtype, shape and bits."""
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    bits = [t.contiguous().flatten().view(torch.uint8) for t in (first, second)]
+    return bits[0].equal(bits[1])
+
+
+def check_reading(file: WeightFile, expected: Tensors) -> None:
+    assert file.tensors.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert file.tensors[name].shape == tuple(tensor.shape)
+        assert file.tensors[name].bytes == tensor.numel() * tensor.element_size()
+        with strict_float64():  # whatever dtype is wanted around it
+            assert same(file.read(name, None), tensor)
+        for rows in (slice(0, 1), slice(1, 3), slice(2, None), slice(2, 2)):
+            if tensor.dim():
+                assert same(file.read(name, rows), tensor[rows]), (name, rows)
+
+
+def test_safetensors_as_the_library_reads_them(tmp_path: Path) -> None:
+    save_file(odd_tensors(), tmp_path / "model.safetensors", {"format": "pt", "note": "×"})
+    file = open_safetensors(Folder(tmp_path), "model.safetensors")
+    check_reading(file, load_file(tmp_path / "model.safetensors"))
+
+
+def header_of(content: bytes) -> tuple[bytes, bytes]:
+    length = struct.unpack("<Q", content[:8])[0]
+    return content[8 : 8 + length], content[8 + length :]
+
+
+def with_header(header: bytes, data: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def mutated(content: bytes, random: random.Random) -> bytes:
+    """Some characters of the header replaced by others that stand in headers."""
+    header, data = header_of(content)
+    text = bytearray(header)
+    for _ in range(random.choice((1, 1, 2, 5))):
+        at = random.randrange(len(text))
+        kind = random.randrange(3)
+        if kind == 0:
+            text[at] = random.choice(b'0123456789[]{},:"FB-. \\u')
+        elif kind == 1:
+            del text[at]
+        else:
+            text[at:at] = bytes([random.choice(b'0123456789[]{},:"')])
+    return with_header(bytes(text), data)
+
+
+def test_headers_that_the_library_refuses_are_refused(tmp_path: Path) -> None:
+    """Whatever is taken, the library takes as well, and finds the same in it."""
+    small = {"a": torch.rand(2, 3), "b": torch.arange(4), "c": torch.zeros(0)}
+    save_file(small, tmp_path / "model.safetensors", {"format": "pt"})
+    content = (tmp_path / "model.safetensors").read_bytes()
+    generator, taken = random.Random(0), 0
+    for _ in range(1500):
+        (tmp_path / "model.safetensors").write_bytes(mutated(content, generator))
+        try:
+            file = open_safetensors(Folder(tmp_path), "model.safetensors")
+        except InputError:
+            continue
+        taken += 1
+        found = load_file(tmp_path / "model.safetensors")
+        assert all(same(file.read(name, None), tensor) for name, tensor in found.items())
+        assert file.tensors.keys() == found.keys()
+    assert taken > 50
+
+
+ONE = '"dtype":"F32","shape":[1],"data_offsets":[0,4]'
+HEADERS = {
+    "two of a name": f'{{"a":{{{ONE}}},"a":{{{ONE}}}}}',
+    "a name with a line break": f'{{"a\\n\\u001b[31m":{{{ONE}}}}}',
+    "a long name": f'{{"{"x" * 10**6}":{{{ONE}}}}}',
+    "half of a pair in a name": f'{{"\\ud800":{{{ONE}}}}}',
+    "metadata that is no text": f'{{"__metadata__":{{"a":1}},"a":{{{ONE}}}}}',
+    "metadata with a key twice": f'{{"__metadata__":{{"a":"","a":""}},"a":{{{ONE}}}}}',
+    "too large": '{"a":{"dtype":"F32","shape":[1000000000000,1000000],"data_offsets":[0,4]}}',
+    "nothing of a size": '{"a":{"dtype":"F32","shape":[0,%s],"data_offsets":[0,0]}}' % ("9" * 19),
+    "a negative size": '{"a":{"dtype":"F32","shape":[-1,-1],"data_offsets":[0,4]}}',
+    "a size that is true": '{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}',
+    "many dimensions": '{"a":{"dtype":"F32","shape":[%s1],"data_offsets":[0,4]}}' % ("1," * 10**5),
+    "an unknown dtype": '{"a":{"dtype":"F4","shape":[8],"data_offsets":[0,4]}}',
+    "a long dtype": '{"a":{"dtype":"%s","shape":[1],"data_offsets":[0,4]}}' % ("X" * 10**6),
+    "overlapping data": f'{{"a":{{{ONE}}},"b":{{{ONE}}}}}',
+    "a hole": '{"a":{"dtype":"F32","shape":[0],"data_offsets":[4,4]}}',
+    "a list": "[]",
+    "no data": "{}",
+    "a list for a tensor": '{"a":[]}',
+    "a large header": " " * (MOST_HEADER + 1),
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_odd_headers(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(with_header(HEADERS[kind].encode(), b"1234"))
+    with pytest.raises(InputError) as error:
+        open_safetensors(Folder(tmp_path), file.name)
+    assert str(file) in str(error.value)
+    assert str(error.value).isprintable()
+    file.write_bytes(with_header(f'{{"__metadata__":null,"a":{{{ONE}}}}}'.encode(), b"1234"))
+    assert open_safetensors(Folder(tmp_path), file.name).tensors["a"].shape == (1,)
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567", struct.pack("<Q", 2**63) + b"{}"])
+def test_headers_that_are_not_there(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match="truncated"):
+        open_safetensors(Folder(tmp_path), "model.safetensors")
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.uint8])
+def test_models_of_integers(kind: torch.dtype, tmp_path: Path) -> None:
+    """One tensor beside the weights does not matter; weights must be floats."""
+    source = save_model(tmp_path / "source", "llama")
+    tensors = load_file(source / "model.safetensors")
+    beside = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3).to(kind)}
+    save_file(tensors | beside, source / "model.safetensors", {"format": "pt"})
+    assert Checkpoint(source).tensors.keys() == tensors.keys() | beside.keys()
+    whole = {name: tensor.to(kind) for name, tensor in tensors.items()}
+    save_file(whole, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match="no weights of a float dtype"):
+        Checkpoint(source)
+
+
+# -- files that change while they are read
+
+
+def to_torch(folder: Path, **options: Any) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin", **options)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin", "old bin"])
+def test_a_file_that_is_cut_off_while_it_is_read(suffix: str, tmp_path: Path) -> None:
+    """Mapped, it would end the process with SIGBUS."""
+    source = save_model(tmp_path / "source", "llama", vocab_size=5000)
+    if suffix != "safetensors":
+        to_torch(source, _use_new_zipfile_serialization=suffix == "bin")
+    checkpoint = Checkpoint(source)
+    name = "model.embed_tokens.weight"
+    before = checkpoint.read(name)
+    os.truncate(checkpoint.files[0], 5000)
+    with pytest.raises(InputError, match="has changed while it was read"):
+        checkpoint.read(name)
+    with pytest.raises(InputError, match="has changed while it was read"):
+        checkpoint.read(name, slice(4000, 4100))
+    assert before.shape == (5000, 16)
+
+
+def test_a_file_that_is_cut_off_within_a_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save_model(tmp_path / "source", "llama", vocab_size=5000)
+    checkpoint = Checkpoint(source)
+    os.truncate(checkpoint.files[0], 5000)
+    monkeypatch.setattr(WeightFile, "check_unchanged", lambda *_: None)
+    with pytest.raises(InputError, match="cut off"):
+        checkpoint.read("model.embed_tokens.weight")
+
+
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    checkpoint = Checkpoint(source)
+    other = save_model(tmp_path / "other", "llama", seed=1)
+    os.replace(other / "model.safetensors", source / "model.safetensors")
+    with pytest.raises(InputError, match="has changed while it was read"):
+        checkpoint.read(UP)
+    assert Checkpoint(source).read(UP).shape == (24, 16)
+
+
+# -- pytorch_model.bin
+
+
+def opened(folder: Path, content: Any, **options: Any) -> WeightFile:
+    torch.save(content, folder / "pytorch_model.bin", **options)
+    return open_torch_file(Folder(folder), "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("archived", [True, False])
+def test_torch_files_as_torch_reads_them(archived: bool, tmp_path: Path) -> None:
+    large = torch.rand(10, 10)
+    content = {
+        **odd_tensors(),
+        "turned": large.t(),
+        "every second": large[1::2, ::3],
+        "first": large[:4],
+        "again": large[:4],
+        "parameter": torch.nn.Parameter(torch.rand(3)),
+        "repeated": torch.rand(6, 1).expand(6, 1),
+    }
+    if not archived:  # torch does not read these back either
+        content = {name: tensor for name, tensor in content.items() if "float8" not in name}
+    file = opened(tmp_path, content, _use_new_zipfile_serialization=archived)
+    check_reading(file, torch.load(tmp_path / "pytorch_model.bin", weights_only=True))
+    assert file.by_rows("first") == archived
+    assert not file.by_rows("turned")
+
+
+NOT_PLAIN: dict[str, Callable[[], Any]] = {
+    "sparse": lambda: {"a": torch.eye(3).to_sparse()},
+    "quantised": lambda: {"a": torch.quantize_per_tensor(torch.rand(3), 0.1, 0, torch.qint8)},
+    "complex": lambda: {"a": torch.ones(3, dtype=torch.complex128)},
+    "conjugate": lambda: {"a": torch.ones(3, dtype=torch.complex64).conj()},
+    "one number a billion times": lambda: {"a": torch.ones(1).expand(10**9)},
+    "on no device": lambda: {"a": torch.ones(3, device="meta")},
+    "steering": lambda: {"a\n\x1b[31m": torch.ones(3)},
+    "numbered": lambda: {5: torch.ones(3)},
+    "nested": lambda: {"model": {"a": torch.ones(3)}},
+    "a tensor": lambda: torch.ones(3),
+    "a number": lambda: {"a": 3},
+}
+
+
+@pytest.mark.parametrize("archived", [True, False])
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+@pytest.mark.filterwarnings("ignore")
+def test_torch_files_that_are_not_plain(kind: str, archived: bool, tmp_path: Path) -> None:
+    if kind == "one number a billion times" and not archived:
+        return  # is what it says it is, and read as a whole
+    with pytest.raises(InputError, match=r"pytorch_model\.bin"):
+        opened(tmp_path, NOT_PLAIN[kind](), _use_new_zipfile_serialization=archived)
+
+
+Records = list[tuple[str, bytes]]
+
+
+def rewritten(file: Path, change: Callable[[str, bytes], bytes | None], kind: int = 0) -> None:
+    """Write an archive anew, with other records or compressed."""
+    with zipfile.ZipFile(file) as archive:
+        records = [(info.filename, archive.read(info)) for info in archive.infolist()]
+    with zipfile.ZipFile(file, "w", kind) as archive:
+        for name, content in records:
+            changed = change(name, content)
+            if changed is not None:
+                archive.writestr(name, changed)
+
+
+ARCHIVES: dict[str, Callable[[Path], Any]] = {
+    "other byte order": lambda f: rewritten(
+        f, lambda name, data: b"big" if name.endswith("byteorder") else data
+    ),
+    "odd byte order": lambda f: rewritten(
+        f, lambda name, data: b"\xff" * 99 if name.endswith("byteorder") else data
+    ),
+    "compressed": lambda f: rewritten(f, lambda _, data: data, zipfile.ZIP_DEFLATED),
+    "a bomb": lambda f: rewritten(
+        f,
+        lambda name, data: bytes(10**8) if name.endswith("data.pkl") else data,
+        zipfile.ZIP_DEFLATED,
+    ),
+    "a large pickle": lambda f: rewritten(
+        f, lambda name, data: data + bytes(10**7) if name.endswith("data.pkl") else data
+    ),
+    "cut off": lambda f: rewritten(
+        f, lambda name, data: data[:-4] if name.endswith("data/0") else data
+    ),
+    "without data": lambda f: rewritten(
+        f, lambda name, data: None if name.endswith("data/0") else data
+    ),
+    "nothing": lambda f: f.write_bytes(b"PK\x05\x06" + bytes(18)),
+    "half": lambda f: f.write_bytes(f.read_bytes()[:300]),
+    "another pickle": lambda f: f.write_bytes(pickle.dumps({"a": 1})),
+    "many brackets": lambda f: f.write_bytes(b"\x80\x02" + b"]" * 10**6 + b"."),
+}
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_archives(kind: str, tmp_path: Path) -> None:
+    content = {"a": torch.rand(100), "b": torch.rand(3)}
+    assert opened(tmp_path, content).read("a", None).equal(content["a"])
+    file = tmp_path / "pytorch_model.bin"
+    rewritten(file, lambda _, data: data)  # by another library: the control
+    found = open_torch_file(Folder(tmp_path), file.name)
+    assert all(found.read(name, None).equal(tensor) for name, tensor in content.items())
+    ARCHIVES[kind](file)
+    with pytest.raises(InputError, match=r"pytorch_model\.bin"):
+        open_torch_file(Folder(tmp_path), file.name)
+
+
+class Storage:
+    """Stands for the storage of a forged tensor."""
+
+
+class Forged:
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch._utils._rebuild_tensor_v2, (*self.arguments, False, OrderedDict())
+
+
+def forge(file: Path, begin: Any, size: Any, stride: Any, count: Any = 24) -> None:
+    """Write an archive with one storage of 24 numbers, and a tensor that says where it lies."""
+    stream = io.BytesIO()
+
+    class Writer(pickle._Pickler):  # type: ignore[name-defined]
+        def persistent_id(self, thing: Any) -> Any:
+            found = isinstance(thing, Storage)
+            return ("storage", torch.FloatStorage, "0", "cpu", count) if found else None
+
+    Writer(stream, 2).dump({"a": Forged(Storage(), begin, size, stride)})
+    numbers = torch.arange(24.0).numpy().tobytes()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in (
+            ("data.pkl", stream.getvalue()),
+            ("byteorder", b"little"),
+            ("data/0", numbers),
+            ("data/1", numbers),
+            ("version", b"3\n"),
+        ):
+            archive.writestr(f"archive/{name}", content)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        *((1, (4, 6), (6, 1)), (10**15, (4, 6), (6, 1)), (-1, (4, 6), (6, 1)), (0, (4,), (8,))),
+        *((0, (10**9, 10**9), (10**9, 1)), (0, (4, 6), (6, 10**12)), (20, (4,), (-2,))),
+        *((0, (-1, 6), (6, 1)), (0, (4, 6), (6,)), (0, (2**62, 2), (0, 0)), (0, (25,), (0,))),
+        *((0, (4, 6), (6, 1), count) for count in (-1, 0, 23, 25, 48, 10**18, "x", None)),
+    ],
+    ids=str,
+)
+def test_tensors_beyond_their_storage(forged: tuple[Any, ...], tmp_path: Path) -> None:
+    file = tmp_path / "pytorch_model.bin"
+    forge(file, *forged)
+    with pytest.raises(InputError, match=r"pytorch_model\.bin"):
+        open_torch_file(Folder(tmp_path), file.name)
+    forge(file, 3, (3, 2), (1, 5))
+    expected = torch.arange(24.0).as_strided((3, 2), (1, 5), 3)
+    assert torch.load(file, weights_only=True)["a"].equal(expected)
+    assert open_torch_file(Folder(tmp_path), file.name).read("a", None).equal(expected)
+
+
+@pytest.mark.parametrize("archived", [True, False])
+def test_torch_files_with_other_bytes(archived: bool, tmp_path: Path) -> None:
+    """Some are read, some refused; nothing else happens."""
+    file = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.rand(5)}, file, _use_new_zipfile_serialization=archived)
+    content, generator = file.read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(150):
+        changed = bytearray(content)
+        for _ in range(generator.choice((1, 3, 10))):
+            changed[generator.randrange(len(changed))] = generator.randrange(256)
+        file.write_bytes(changed)
+        try:
+            found = open_torch_file(Folder(tmp_path), file.name)
+            for name in found.tensors:
+                found.read(name, None)
+        except InputError:
+            refused += 1
+    assert 20 < refused < 150
+
+
+def test_torch_files_of_other_machines_are_refused_by_all(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    to_torch(source)
+    Checkpoint(source)
+    ARCHIVES["other byte order"](source / "pytorch_model.bin")
+    with pytest.raises(InputError, match="other byte order"):
+        Checkpoint(source)
+
+
+def test_index_and_headers_agree(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama", shard_size="4KB")
+    index = source / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    with safe_open(source / content["weight_map"][UP], framework="pt") as shard:
+        assert same(Checkpoint(source).read(UP), shard.get_tensor(UP))
+    content["weight_map"][UP] = content["weight_map"]["lm_head.weight"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="where the index lists it"):
+        Checkpoint(source)
+
+
+def test_the_library_refuses_what_is_called_odd(tmp_path: Path) -> None:
+    """The control of the headers above: most are no safetensors to anyone."""
+    refused = 0
+    for header in HEADERS.values():
+        (tmp_path / "x").write_bytes(with_header(header.encode(), b"1234"))
+        try:
+            load_file(tmp_path / "x")
+        except (SafetensorError, RuntimeError):
+            refused += 1
+    assert refused > len(HEADERS) // 2

@@ -1,0 +1,159 @@
+"""Without a manifest the verdict says what it rests on, and no setting differs unnoticed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+import growkit
+from growkit.checkpoint.reading import Checkpoint
+from growkit.proof.folder import beside_source
+from growkit.proof.loader import loading
+from tests.test_calibration import with_tokenizer
+from tests.test_peers import GROWN, SIZES, hyperclone, save
+
+QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def source(make: Make) -> Path:
+    return with_tokenizer(make("llama", vocab_size=256, eos_token_id=2))
+
+
+@pytest.fixture
+def target(source: Path, tmp_path: Path) -> Path:
+    growkit.grow(source, tmp_path / "target", hidden="x2", verify=False)
+    (tmp_path / "target" / "growkit.json").unlink()
+    return tmp_path / "target"
+
+
+def change(folder: Path, name: str = "config.json", **values: Any) -> None:
+    file = folder / name
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | values))
+
+
+def found(source: Path, target: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    checkpoints = Checkpoint(source), Checkpoint(target)
+    beside = beside_source(*checkpoints, *map(loading, checkpoints))
+    return beside.changed, beside.named
+
+
+def test_the_verdict_says_what_it_rests_on(source: Path, target: Path) -> None:
+    result = growkit.verify(source, target, **QUICK)
+    assert result["kept"]
+    assert result["weights_recovered"] is None
+    told = "weights were not compared, because no manifest says how the target was made"
+    assert told in result["reason"].split(". ")[0]
+    assert (result["changed"], result["notes"], result["unknown_files"]) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("max_position_embeddings", 32),
+        ("max_position_embeddings", 128),
+        ("rope_parameters", {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
+        ("eos_token_id", [2, 3]),
+        ("bos_token_id", 4),
+        ("pad_token_id", 4),
+        ("dtype", "bfloat16"),
+        ("hidden_act", "gelu"),
+        ("attention_window", 5),
+        ("architectures", ["EvilForCausalLM"]),
+    ],
+)
+def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, target: Path) -> None:
+    assert found(source, target) == ((), ())
+    change(target, **{key: value})
+    changed, _ = found(source, target)
+    assert f"{key} in config.json" in changed
+    result = growkit.verify(source, target, **QUICK)
+    assert not result["kept"]
+    assert key in result["reason"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("initializer_range", 0.5), ("attention_dropout", 0.1), ("dtype", "float64")]
+)
+def test_a_setting_without_effect_is_only_named(
+    key: str, value: Any, source: Path, target: Path
+) -> None:
+    change(target, **{key: value})
+    assert found(source, target) == ((), (f"{key} in config.json differs",))
+    result = growkit.verify(source, target, **QUICK)
+    assert result["kept"], result["reason"]
+    assert key in result["reason"]
+
+
+def test_a_window_of_attention(make: Make, tmp_path: Path) -> None:
+    source = make("mistral", sliding_window=None)
+    target = shutil.copytree(source, tmp_path / "target")
+    change(target, sliding_window=40)  # longer than any prompt here
+    result = growkit.verify(source, target, **QUICK)
+    assert not result["kept"]
+    assert "sliding_window in config.json is not what it is in the source" in result["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("generation_config.json", {"eos_token_id": 3}),
+        ("generation_config.json", {"do_sample": True, "temperature": 0.3}),
+        ("tokenizer_config.json", {"eos_token": "e"}),
+        ("tokenizer_config.json", {"chat_template": "{{ messages }}"}),
+        ("tokenizer_config.json", {"model_max_length": 7}),
+        ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}),
+    ],
+)
+def test_other_ids_and_other_sampling(
+    name: str, values: dict[str, Any], source: Path, target: Path
+) -> None:
+    change(target, name, **values)
+    result = growkit.verify(source, target, **QUICK)
+    assert not result["kept"]
+    assert "the tokenizer" in result["reason"] or "generation settings" in result["reason"]
+
+
+def test_code_that_was_added(source: Path, target: Path) -> None:
+    (target / "modeling_evil.py").write_text("")
+    result = growkit.verify(source, target, **QUICK)
+    assert result["unknown_files"] == ["modeling_evil.py"]
+    assert "modeling_evil.py" in result["reason"]
+    change(target, auto_map={"AutoModelForCausalLM": "modeling_evil.Model"})
+    result = growkit.verify(source, target, **QUICK)
+    assert not result["kept"]
+    assert "modeling_evil.py" in result["changed"]
+
+
+@pytest.mark.parametrize("to", ["diff-v2", "diff", "llama"])
+def test_conversions_are_no_false_alarms(to: str, make: Make, tmp_path: Path) -> None:
+    source = make("mistral" if to == "llama" else "llama", vocab_size=256)
+    if to == "llama":
+        change(source, sliding_window=None)
+    growkit.convert(with_tokenizer(source), tmp_path / "target", to=to, verify=False)
+    (tmp_path / "target" / "growkit.json").unlink()
+    result = growkit.verify(source, tmp_path / "target", **QUICK)
+    assert result["kept"], result["reason"]
+    assert "only what means the same in both classes" in result["reason"]
+
+
+def test_a_differential_model_of_another_layout(make: Make, tmp_path: Path) -> None:
+    for to in ("motif", "diff-transformer"):
+        growkit.convert(make("diffllama"), tmp_path / to, to=to, verify=False)
+        (tmp_path / to / "growkit.json").unlink()
+    result = growkit.verify(tmp_path / "motif", tmp_path / "diff-transformer", **QUICK)
+    assert result["kept"], result["reason"]
+
+
+def test_what_others_grow_may_have_other_sizes(tmp_path: Path) -> None:
+    source = save(tmp_path / "llama", LlamaConfig(**SIZES))
+    grown = hyperclone(source, tmp_path / "grown", LlamaConfig(**GROWN), {})
+    assert found(source, grown)[0] == ()
