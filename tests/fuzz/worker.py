@@ -102,7 +102,7 @@ class Worker:
             (self.root / name).mkdir()
         self.places = build(self.root / "places")
         self.command = typer.main.get_command(app)
-        self._prepare = prepare
+        self.prepare = prepare
 
     def close(self) -> None:
         """Remove everything."""
@@ -192,7 +192,7 @@ class _Child:
         self.fatal = (self.root / "fatal").open("w")
         self.spill = os.open(self.root / "spill", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         self._settle()
-        worker._prepare()
+        worker.prepare()
 
     def _settle(self) -> None:
         for number in (1, 2):  # what other libraries say, past Python
