@@ -21,7 +21,7 @@ from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads, shared_keys, shared_queries
 from growkit.families.llama import ATTENTION
-from growkit.plan import Check, Judged, Rule
+from growkit.plan import Check, Judged, Rule, unused_tensors
 from growkit.proof import MOST_VALUES, Settings, Spectrum
 from growkit.ranks import smallest_rank
 from growkit.rewriting import rewrite, taken_over
@@ -124,6 +124,7 @@ class SharedDiff:
             raise refuse(
                 self.name, diff, "scope layer pairs signal with noise heads; choose scope head"
             )
+        unused_tensors(source, DIFF)  # refuses what is no such model, before ranks are tried on it
         sharing = _Sharing(source, diff | {"qk_projection": "shared"}, options)
         way, kl_by_rank = sharing.settle()
         distinct = sorted(set(way.ranks))

@@ -169,6 +169,12 @@ class Family:
                     f"config.json of a {self.name} model has {key} {complete[key]!r}; choose one "
                     f"of {', '.join(values)}"
                 )
+        for key, default in self.defaults.items():
+            if isinstance(default, bool) and not isinstance(complete[key], bool):
+                raise InputError(
+                    f"config.json of a {self.name} model has {key} {complete[key]!r}; "
+                    "true or false was expected"
+                )
         sizes = self._solve(complete)
         self.check(complete)
         numbers = complete | sizes

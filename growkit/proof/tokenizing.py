@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -61,10 +63,29 @@ def load_tokenizer(folder: Folder | Path) -> Any:
     opened = folder if isinstance(folder, Folder) else Folder(folder)
     check_files_run_nothing(opened)
     check_tokenizer_reads_nothing_else(opened)
-    with quiet(), foreign(f"{opened.path} has no tokenizer that loads", "add tokenizer.json"):
+    failure = foreign(f"{opened.path} has no tokenizer that loads", "add tokenizer.json")
+    with quiet(), _silent(), failure:
         return AutoTokenizer.from_pretrained(
             opened.path, local_files_only=True, trust_remote_code=False
         )
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what the tokenizers library prints on stdout, past Python, of settings it ignores."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is none
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:

@@ -29,7 +29,7 @@ import typer
 from growkit.cli import app
 from growkit.report import page, terminal
 from tests.fuzz.case import Case
-from tests.fuzz.places import Place, build, remove, state
+from tests.fuzz.places import SECRET, Place, build, remove, state
 from tests.fuzz.rules import Answer, Fault, cause, judge
 
 SECONDS = 5.0
@@ -102,7 +102,7 @@ class Worker:
             (self.root / name).mkdir()
         self.places = build(self.root / "places")
         self.command = typer.main.get_command(app)
-        self._prepare = prepare
+        self.prepare = prepare
 
     def close(self) -> None:
         """Remove everything."""
@@ -192,7 +192,7 @@ class _Child:
         self.fatal = (self.root / "fatal").open("w")
         self.spill = os.open(self.root / "spill", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         self._settle()
-        worker._prepare()
+        worker.prepare()
 
     def _settle(self) -> None:
         for number in (1, 2):  # what other libraries say, past Python
@@ -257,6 +257,9 @@ class _Child:
             path.removeprefix(base) for path, was in before.items() if after.get(path) != was
         ]
         answer.strays += sorted(self._outside() ^ outside)
+        answer.strays += [
+            f"leaked into {name}" for name in answer.made if _leaks(place.folder / name)
+        ]
         self._put_back(case, place, answer)
         return answer
 
@@ -329,6 +332,11 @@ class _Child:
         if not real.startswith((f"{self.root}/", *NOBODY)):
             self.strays.append(f"{event} {real}"[:300])
             raise PermissionError(13, "not here", str(path))
+
+
+def _leaks(path: Path) -> bool:
+    """Whether something from outside of a model folder is in a new file."""
+    return path.is_file() and SECRET[:40] in path.read_bytes()
 
 
 def _show(
