@@ -44,6 +44,9 @@ from growkit.report import Progress, Silent
 from growkit.report.card import model_card
 from growkit.results import GrowResult, describe, planned_tensors
 
+FORMAT = 2
+"""Of manifests: from 2 on, the recipe of a random split gives the same bits for ever."""
+
 ROOM = 1 << 20
 """Bytes set aside on the disk for everything that is not weights."""
 
@@ -254,6 +257,7 @@ def _manifest(recipe: Recipe, result: GrowResult) -> dict[str, Any]:
     """What the manifest says of how a model was made."""
     return {
         "growkit": __version__,
+        "format": FORMAT,
         "versions": versions(),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "recipe": recipe.as_dict(),
