@@ -16,6 +16,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError
 from growkit.proof import prompts
 from growkit.proof.record import origin_of, read_record
+from growkit.report.page import report_page
 from tests.conftest import save_model
 from tests.test_calibration import with_tokenizer
 
@@ -118,14 +119,11 @@ def test_whole_proofs_with_odd_manifests(seed: int, pair: Path, target: Path) ->
     manifest = json.loads((target / "growkit.json").read_text())
     path = choose.choice([path for path in places(manifest) if path])
     record(target, with_odd(manifest, path, choose.choice(ODD)))
-    report = target.parent / "report.html"
     try:
         result = growkit.verify(pair / "source", target, **QUICK)
     except InputError:
         return
-    from growkit.report.page import write_report
-
-    write_report(result, target, report, None)
+    report_page(result, json.loads((target / "growkit.json").read_text()))
     json.dumps(result, allow_nan=False)
 
 
