@@ -36,7 +36,8 @@ class Inputs:
             self._add(path, path)
             if os.path.lexists(path / "config.json"):  # else it is refused as no model folder
                 for each in islice(below(path), MOST_ENTRIES):
-                    self._add(each, path)
+                    if not (each.is_symlink() and each.is_dir()):  # nothing behind it is read
+                        self._add(each, path)
 
     def _add(self, path: Path, given: Path) -> None:
         state = _state(path)
