@@ -25,6 +25,7 @@ from tests.fuzz.targets import TARGETS, draw
 from tests.fuzz.worker import Tally, Worker, quickly
 
 INPUTS = 1000
+EACH = 4
 SEED = 20261122
 LOOK = Case("llama", ("inspect", "source"))
 
@@ -46,7 +47,9 @@ def report(tally: Tally) -> str:
 
 def test_odd_inputs_break_no_rule(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "prepare", quickly)
-    tally = worker.run(lambda number: draw(SEED, number, worker.places), 0, INPUTS)
+    every = list(TARGETS) * EACH  # and the others as often as they always come
+    targets = [*every, *[None] * (INPUTS - len(every))]
+    tally = worker.run(lambda number: draw(SEED, number, worker.places, targets[number]), 0, INPUTS)
     assert not tally.found, report(tally)
     assert tally.count == INPUTS
     assert {target for target, _ in tally.inputs} == set(TARGETS)
