@@ -54,12 +54,13 @@ class CopyMethod:
         dropped, duplicates = unused_tensors(source, family)
         copies = self.copies(family, source.config, sizes)
         old = family.sizes(source.config)
+        new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
+        config = family.resized(source.config, new)
+        # Not before it is known that there are such models: maps take as much memory as an axis.
         expansions = {
             axis: (side_by_side if axis in family.grouped else in_blocks)(old[axis], count)
             for axis, count in copies.items()
         }
-        new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
-        config = family.resized(source.config, new)
         maps = _Maps(old, new, expansions, shares)
         plan = Plan(
             config=config,

@@ -388,6 +388,7 @@ class TestLeftovers:
     def left(self, stem: Path) -> Path:
         """What a killed run leaves: a folder with a lock that nobody holds."""
         scratch = Scratch(stem)
+        scratch.make()
         (scratch.path / "weights").write_text("half")
         (scratch.path / "deep").mkdir()
         (scratch.path / "deep" / "file").write_text("half")
@@ -411,6 +412,7 @@ class TestLeftovers:
         self, source: Path, place: Path, temporary: Path, said: pytest.LogCaptureFixture
     ) -> None:
         alive = Scratch(place / ".out.")
+        alive.make()
         (alive.path / "weights").write_text("half")
         mine = [place / ".out.deadbeef", temporary / "growkit-reload-deadbeef", place / ".out.mine"]
         for folder in mine:
@@ -437,6 +439,7 @@ class TestLeftovers:
     ) -> None:
         """It was killed right after names were exchanged, and somebody has been quicker."""
         scratch = Scratch(out.with_name(".out."))
+        scratch.make()
         scratch.note("1")
         scratch.release()
         (out / "mine.txt").write_text("the only copy")
@@ -495,6 +498,25 @@ class TestOrder:
         with pytest.raises(OSError, match="/somewhere") as error:
             grow(source, place / "out")
         assert not isinstance(error.value, InputError)
+        assert names(place) == ["source"]
+
+    @pytest.mark.parametrize("call", ["mkdir", "open", "pwrite"])
+    def test_an_interrupt_at_the_very_beginning(
+        self, call: str, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Right after the hidden folder was made, or something in it."""
+        real = getattr(os, call)
+
+        def interrupted(first: Any, *args: Any, **options: Any) -> Any:
+            result = real(first, *args, **options)
+            if call == "pwrite" or ".out." in str(first):
+                raise KeyboardInterrupt
+            return result
+
+        monkeypatch.setattr(os, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            grow(source, place / "out")
+        monkeypatch.undo()
         assert names(place) == ["source"]
 
     def test_a_name_that_cannot_be_given(

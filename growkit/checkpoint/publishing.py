@@ -138,11 +138,11 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
         InputError: the folder cannot be made.
     """
     missing = [path for path in output.parents if not path.exists()]
-    scratch = staging = None
+    scratch, staging = Scratch(output.with_name(f".{output.name}.")), None
     try:
         with writing(output):
             output.parent.mkdir(parents=True, exist_ok=True)
-            scratch = Scratch(output.with_name(f".{output.name}."))
+            scratch.make()
             staging = Staging(output, scratch, replaceable)
         yield staging
     except KeyboardInterrupt:
@@ -151,18 +151,15 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
             raise KeyboardInterrupt(f"{final} is written") from None
         raise
     finally:
-        if scratch:
-            try:
-                stays = tidy(scratch.path, replaceable.values())
-            except BaseException:  # an interrupt; the next one is ignored
-                stays = tidy(scratch.path, replaceable.values())
-                raise
-            finally:
-                scratch.release()
-            for path in stays:
-                _log.warning(
-                    "%s is left; keep what you need of it, and delete it", plain(str(path))
-                )
+        try:
+            stays = tidy(scratch.path, replaceable.values())
+        except BaseException:  # an interrupt; the next one is ignored
+            stays = tidy(scratch.path, replaceable.values())
+            raise
+        finally:
+            scratch.release()
+        for path in stays:
+            _log.warning("%s is left; keep what you need of it, and delete it", plain(str(path)))
         for parent in missing:
             with suppress(OSError):
                 parent.rmdir()

@@ -32,23 +32,33 @@ NAMES = r"(\..+\.|growkit-[a-z]+-)[0-9a-f]{8}"
 class Scratch:
     """A folder with a name of its own.
 
+    It is made by ``make``, not at once: an interrupt may come at any moment, and whoever is to
+    clean up needs to know the folder by then.
+
     Args:
         stem: the path without the random end of its name.
-
-    Raises:
-        OSError: it cannot be made.
     """
 
     def __init__(self, stem: Path) -> None:
+        self._stem = stem
         self._lock: int | None = None
+        self.path = self._any_path()
+
+    def _any_path(self) -> Path:
+        return self._stem.with_name(self._stem.name + secrets.token_hex(4))
+
+    def make(self) -> None:
+        """Make the folder.
+
+        Raises:
+            OSError: it cannot be made.
+        """
         while self._lock is None:
-            self.path = stem.with_name(stem.name + secrets.token_hex(4))
-            self.path.mkdir(mode=0o700)
             try:
+                self.path.mkdir(mode=0o700)
                 self._lock = _make_lock(self.path / LOCK)
-            except BaseException:
-                self.close()
-                raise
+            except FileExistsError:
+                self.path = self._any_path()
 
     def note(self, text: str) -> None:
         """Leave word to whoever finds the folder when the run is dead."""
@@ -72,10 +82,11 @@ def temporary(kind: str) -> Iterator[Path]:
     """A folder for temporary files.
 
     Raises:
-        InputError: it cannot be made, or the disk is full.
+        InputError: the disk is full.
     """
     scratch = temporary_scratch(kind)
     try:
+        scratch.make()
         yield scratch.path
     except Exception as error:  # safetensors has an error of its own, with the number in its words
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -87,16 +98,8 @@ def temporary(kind: str) -> Iterator[Path]:
 
 
 def temporary_scratch(kind: str) -> Scratch:
-    """A folder for temporary files, to be closed.
-
-    Raises:
-        InputError: it cannot be made.
-    """
-    place = Path(tempfile.gettempdir())
-    try:
-        return Scratch(place / f"growkit-{kind}-")
-    except OSError as error:
-        raise _no_room(place, error) from error
+    """A folder for temporary files, to be made and closed."""
+    return Scratch(Path(tempfile.gettempdir()) / f"growkit-{kind}-")
 
 
 def _no_room(place: Path, error: Exception) -> InputError:

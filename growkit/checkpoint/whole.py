@@ -23,6 +23,7 @@ def write_whole(path: Path, text: str, *, new: bool = False) -> None:
     """
     scratch = Scratch(path.with_name(f".{path.name}."))
     try:
+        scratch.make()
         written = scratch.path / path.name
         written.write_bytes(text.encode("utf-8", "backslashreplace"))
         flush(written)

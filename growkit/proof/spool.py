@@ -18,9 +18,16 @@ class Spool:
 
     def __init__(self) -> None:
         scratch = temporary_scratch("spool")
-        self._folder = scratch.path
         self._count = 0
         finalize(self, scratch.close)
+        try:
+            scratch.make()
+        except OSError as error:
+            raise InputError(
+                f"{scratch.path} cannot be made ({reason(error)}); "
+                "set TMPDIR to a folder that has room"
+            ) from error
+        self._folder = scratch.path
 
     def __len__(self) -> int:
         """Number of tensors."""
