@@ -81,7 +81,13 @@ def _is_rejected(folder: Path) -> bool:
 
 
 def rejected_name(output: Path) -> Path:
-    """Where an output goes that broke its promise."""
+    """Where an output goes that broke its promise.
+
+    Raises:
+        InputError: the output has no name.
+    """
+    if not output.name:
+        raise InputError(f"{output} is the root of all folders; name a folder to be made")
     return output.with_name(f"{output.name}.rejected")
 
 

@@ -7,6 +7,7 @@ into, ``growkit.modeling``.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import reduce
@@ -358,7 +359,7 @@ def blocks(model: Any, where: str) -> list[tuple[str, nn.Module]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bars, warnings and network: errors say what matters."""
+    """Without transformers' progress bars, all warnings and network: errors say what matters."""
     from huggingface_hub import constants
     from transformers.utils import logging
 
@@ -366,7 +367,8 @@ def quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with patch.object(constants, "HF_HUB_OFFLINE", True):
+        with patch.object(constants, "HF_HUB_OFFLINE", True), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         logging.set_verbosity(verbosity)

@@ -14,15 +14,15 @@ TARGETS: dict[str, tuple[Callable[[Random, Places], Case], float]] = {
     "weights": (sources.weights, 18),
     "index": (sources.index, 8),
     "pickled": (sources.pickled, 8),
-    "folder": (sources.folder, 3),
+    "folder": (sources.folder, 2),
     "recipe": (lines.recipe, 13),
     "arguments": (lines.arguments, 13),
     "manifest": (pairs.manifest, 4),
-    "growth": (sources.growth, 1.2),
-    "text": (pairs.text, 0.7),
-    "proof": (pairs.proof, 0.3),
-    "tokenizer": (pairs.tokenizer, 0.3),
-    "generation": (pairs.generation, 0.15),
+    "growth": (sources.growth, 0.6),
+    "text": (pairs.text, 0.3),
+    "proof": (pairs.proof, 0.15),
+    "tokenizer": (pairs.tokenizer, 0.15),
+    "generation": (pairs.generation, 0.05),
 }
 """Every target, and its share of the inputs: what runs models takes a hundred times as long."""
 

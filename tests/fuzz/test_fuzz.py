@@ -15,7 +15,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 
 from growkit import inspection
 from tests.fuzz import worker as workers
@@ -24,7 +23,8 @@ from tests.fuzz.rules import Answer, judge
 from tests.fuzz.targets import TARGETS, draw
 from tests.fuzz.worker import Tally, Worker, quickly
 
-INPUTS = 1000
+INPUTS = 700
+EACH = 2
 SEED = 20261122
 LOOK = Case("llama", ("inspect", "source"))
 
@@ -46,7 +46,9 @@ def report(tally: Tally) -> str:
 
 def test_odd_inputs_break_no_rule(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "prepare", quickly)
-    tally = worker.run(lambda number: draw(SEED, number, worker.places), 0, INPUTS)
+    every = list(TARGETS) * EACH  # and the others as often as they always come
+    targets = [*every, *[None] * (INPUTS - len(every))]
+    tally = worker.run(lambda number: draw(SEED, number, worker.places, targets[number]), 0, INPUTS)
     assert not tally.found, report(tally)
     assert tally.count == INPUTS
     assert {target for target, _ in tally.inputs} == set(TARGETS)
@@ -97,7 +99,7 @@ def spoil(folder: Path) -> None:
 
 
 def swell(folder: Path) -> None:
-    torch.ones(1 << 27, dtype=torch.uint8).sum()
+    assert b"x" * (130 << 20)
 
 
 def hang(folder: Path) -> None:

@@ -58,7 +58,7 @@ WORDS = words(
 # What only text can say: it takes the place of a string once the rest is text.
 RAW = {
     "§digits§": "1" + "0" * 5000,
-    "§deep§": "[" * 20_000 + "]" * 20_000,
+    "§deep§": "[" * 3000 + "]" * 3000,
     "§objects§": '{"a":' * 5000 + "1" + "}" * 5000,
     "§1e999§": "1e999",
     "§-0§": "-0",
