@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 
 import growkit
 from growkit.errors import InputError
@@ -211,6 +212,8 @@ def main() -> None:
     import sys
     import tempfile
 
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     counts: dict[str, int] = {}
     for kind in sys.argv[1:] or TYPES:
         with tempfile.TemporaryDirectory() as scratch:
