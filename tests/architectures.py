@@ -15,11 +15,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 
 import growkit
 from growkit.errors import InputError
 
 TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+LARGEST = 3_000_000
+"""Parameters of a model that is still tiny, at most."""
 
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "max_position_embeddings"), 64),
@@ -49,7 +53,6 @@ SIZES: dict[str, Any] = {
 """Values of config keys, wherever a config has them."""
 
 LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
-DENSE = {"mlp_layer_types": ["dense", "sparse"]}
 KINDS: dict[str, dict[str, Any]] = {
     "axk1": {"n_group": 2, "topk_group": 1},
     "axk2": {"index_topk": 4},
@@ -67,7 +70,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "deepseek_v3": {"n_group": 2, "topk_group": 1},
+    "deepseek_v3": {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
     "deepseek_v32": {"n_group": 2, "topk_group": 1, "index_topk": 4},
     "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
     "dots3_note_text": {"index_topk": 4},
@@ -149,6 +152,10 @@ def _small(config_class: Any) -> dict[str, Any]:
 def build(kind: str, seed: int = 0) -> PreTrainedModel:
     """A random model of a type; no bias of it is zero and no norm is one, so faults show."""
     torch.manual_seed(seed)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config_of(kind))
+    if sum(parameter.numel() for parameter in empty.parameters()) > LARGEST:
+        raise ValueError(f"{kind} stays large")
     model = AutoModelForCausalLM.from_config(config_of(kind))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -198,3 +205,36 @@ def outcome(source: Path, target: Path) -> str:
     except InputError as error:
         return f"refused: {error}"
     return ("preserved: " if found["kept"] else "not preserved: ") + found["reason"]
+
+
+def main() -> None:
+    """Verify every type against a copy, and against a copy with a fault."""
+    import sys
+    import tempfile
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    counts: dict[str, int] = {}
+    for kind in sys.argv[1:] or TYPES:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            try:
+                source = save(kind, folder / "source")
+            except Exception as error:  # what transformers itself cannot make
+                found = [f"not built: {error}"]
+            else:
+                shutil.copytree(source, folder / "copy")
+                found = [outcome(source, folder / "copy")]
+                if found[0].startswith("preserved"):
+                    name = with_fault(source, folder / "spoiled")
+                    said = outcome(source, folder / "spoiled")
+                    fault = "missed" if said.startswith("preserved") else "caught"
+                    found.append(f"{fault if name else 'no'} fault: {name}, {said}")
+            for each in found:
+                counts[each.split(":")[0]] = counts.get(each.split(":")[0], 0) + 1
+                print(kind, " ".join(each.replace(scratch, "").split())[:300], flush=True)  # noqa: T201
+    print(counts)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -19,6 +19,9 @@ from growkit.proof.tokenizing import ids_of, load_tokenizer
 MOST_TOKENS = 1 << 22
 """Of all prompts together: thirty megabytes of ids, and far more of everything else."""
 
+FEWEST = 8
+"""Tokens of a text that must be predicted, at least: fewer show nothing."""
+
 
 @dataclass(frozen=True)
 class Prompts:
@@ -65,6 +68,12 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
     windows = [part for tokens in ids for part in tokens.split(length) if len(part) > 1]
     if not windows:
         raise InputError(f"text {file} has fewer than 2 tokens in a row; give a longer one")
+    predictions = sum(len(window) - 1 for window in windows)
+    if predictions < FEWEST:
+        raise InputError(
+            f"text {file} has only {predictions} tokens to predict; at least {FEWEST} are needed, "
+            "give a longer one"
+        )
     largest = max(int(tokens.max()) for tokens in ids if len(tokens))
     if largest >= config["vocab_size"]:
         raise InputError(

@@ -57,6 +57,9 @@ from growkit.report.sentences import trainability_sentence
 STRICT_MARGIN = 8
 """How many times what rounding does to the source the target may differ in strict float64."""
 
+FEW = 100
+"""Predictions below which a verdict says how few there were."""
+
 ROUNDING_MARGIN = 16
 """How many times the source's own rounding error the target may differ: both round, over sums up to
 some times as long, and the largest of many errors is compared."""
@@ -165,6 +168,8 @@ def _proved(
         reason = f"not able to learn: {trainability_sentence(learns)}; but {reason}"
     fault = proof.fault(strict, weights, asked)
     distance = strict.distance
+    if distance.predictions < FEW:
+        reason += f"; on {distance.predictions} predictions alone"
     shown = native.compared if exact else strict.compared
     return VerifyResult(
         promise=origin.promise,
