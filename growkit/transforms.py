@@ -82,13 +82,15 @@ class Transform(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A tensor as it is, but for its name, or times a power of two."""
+@dataclass(frozen=True, eq=False)
+class _Holding:
+    """What holds one source, and can be asked for any part of it.
+
+    Attributes:
+        source: the name of what it is made from.
+    """
 
     source: str
-    factor: float = 1.0
-    why: str = "as it is"
 
     local = True
     holds = True
@@ -98,6 +100,14 @@ class Kept:
     def sources(self) -> tuple[str, ...]:
         """See ``Transform``."""
         return (self.source,)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(_Holding):
+    """A tensor as it is, but for its name, or times a power of two."""
+
+    factor: float = 1.0
+    why: str = "as it is"
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
@@ -119,31 +129,20 @@ class Kept:
 
 
 @dataclass(frozen=True, eq=False)
-class Mapped:
+class Mapped(_Holding):
     """A tensor whose coordinates are copied, split and put elsewhere, dimension by dimension.
 
     Attributes:
-        source: the name of what it is made from.
         maps: of every dimension.
         why: one phrase for people.
         name: seeds the random splits.
         shares: how read weights are split.
     """
 
-    source: str
     maps: tuple[IndexMap, ...]
     why: str
     name: str = ""
     shares: Shares = PLAIN
-
-    local = True
-    holds = True
-    repeatable = True
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """See ``Transform``."""
-        return (self.source,)
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
