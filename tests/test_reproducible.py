@@ -41,9 +41,9 @@ def test_every_product_is_a_full_one(
     found: set[str] = set()
     call = Layerwise._call
 
-    def noted(self: Layerwise, *args: Any) -> Any:
+    def noted(self: Layerwise, *args: Any, **kwargs: Any) -> Any:
         found.add(torch.get_float32_matmul_precision())
-        return call(self, *args)
+        return call(self, *args, **kwargs)
 
     monkeypatch.setattr(Layerwise, "_call", noted)
     torch.set_float32_matmul_precision("medium")
