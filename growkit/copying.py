@@ -16,7 +16,7 @@ from growkit.algebra.orders import Order
 from growkit.algebra.shares import Shares
 from growkit.checkpoint import Config, TensorInfo, Weights
 from growkit.errors import InputError
-from growkit.families import Family, family_of
+from growkit.families import Family, stored_family
 from growkit.families import Tensor as Described
 from growkit.growth import Size, SizeOption
 from growkit.plan import Plan, Rule, unused_tensors
@@ -44,7 +44,7 @@ class CopyMethod:
         """See ``growkit.growth.Method``."""
         from growkit.algebra.expansion import in_blocks, side_by_side
 
-        family = family_of(source.config, source.where())
+        family = stored_family(source)
         for axis in self.needs:
             if not family.sizes(source.config).get(axis):
                 raise InputError(

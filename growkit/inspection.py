@@ -14,7 +14,7 @@ from growkit.checkpoint import (
 )
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError
-from growkit.families import Family, family_of
+from growkit.families import Family, stored_family
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_lambda_vectors, variant
 from growkit.layouts import LAMBDA_VECTORS, as_diff_transformer, is_differential
@@ -84,7 +84,7 @@ def inspect(folder: str | Path) -> Inspection:
         InputError: it is no checkpoint of a known family, or its tensors do not fit its config.
     """
     checkpoint = Checkpoint(folder)
-    family = family_of(checkpoint.config, checkpoint.where())
+    family = stored_family(checkpoint)
     dropped, _ = unused_tensors(checkpoint, family)
     complete = family.complete(checkpoint.config)
     architectures = checkpoint.config.get("architectures") or None

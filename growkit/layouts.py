@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from growkit.algebra.axes import Layout
 from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.errors import InputError
-from growkit.families import DiffForm, Family, families, family_of
+from growkit.families import DiffForm, Family, families, family_of, stored_family
 from growkit.families import Tensor as Described
 from growkit.families.diff_transformer import DEFAULTS
 from growkit.families.diff_transformer import FAMILY as DIFF
@@ -117,7 +117,7 @@ def read_layout(source: Weights) -> Plan:
     Raises:
         InputError: see ``as_diff_transformer``; or the tensors do not fit the config.
     """
-    family = family_of(source.config, source.where())
+    family = stored_family(source)
     dropped, duplicates = unused_tensors(source, family)
     config = as_diff_transformer(source.config, source.where())
     names = {

@@ -119,6 +119,7 @@ def load_strict(folder: Path) -> PreTrainedModel:
             folder,
             dtype=torch.float64,
             attn_implementation="eager",
+            experts_implementation="eager",  # the fast one has no float64
             output_loading_info=True,
         )
     assert not any(report[key] for key in ("missing_keys", "mismatched_keys", "unexpected_keys"))

@@ -6,14 +6,14 @@ A family's file defines ``FAMILY``; being in this package is what registers it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from growkit.algebra.axes import Layout
 from growkit.algebra.orders import Order
-from growkit.checkpoint import Config
+from growkit.checkpoint import Config, Weights
 from growkit.errors import InputError
 from growkit.registry import members
 
@@ -108,6 +108,7 @@ class Family:
         defaults: what the model class assumes for keys that the config leaves out, as values or as
             functions of the config.
         tensors: every tensor.
+        other_forms: every tensor, as other files hold the same models.
         constants: axes whose size is the same in every model of the family.
         same: axes that always have the size of another one.
         may_be_zero: keys of sizes that may be 0.
@@ -132,6 +133,7 @@ class Family:
     model_types: tuple[str, ...]
     axes: Mapping[str, Axes | Callable[[Config], Axes]]
     tensors: tuple[Tensor, ...]
+    other_forms: tuple[tuple[Tensor, ...], ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
     same: Mapping[str, str] = field(default_factory=dict)
@@ -303,6 +305,13 @@ class Family:
         """Name and layout of every tensor of the model, in the order of the layers."""
         return {name: Layout.parse(tensor.layout) for name, tensor, _ in self.members(config)}
 
+    def as_stored(self, config: Config, names: Collection[str]) -> Family:
+        """The family with the form of its tensors that fits these names best."""
+        forms = [replace(self, tensors=each) for each in (self.tensors, *self.other_forms)]
+        if len(forms) == 1:
+            return self
+        return max(forms, key=lambda form: sum(name in names for name in form.layouts(config)))
+
     def members(self, config: Config) -> list[tuple[str, Tensor, int | None]]:
         """Name, description and layer (None outside of the layers) of every tensor of a model."""
         complete = self.complete(config)
@@ -354,3 +363,13 @@ def family_of(config: Config, where: str) -> Family:
         )
     known[model_type].check_bounds(config, where)
     return known[model_type]
+
+
+def stored_family(weights: Weights) -> Family:
+    """The family of a checkpoint, in the form that its tensors have.
+
+    Raises:
+        InputError: see ``family_of``.
+    """
+    family = family_of(weights.config, weights.where())
+    return family.as_stored(weights.config, weights.tensors.keys())

@@ -19,7 +19,7 @@ from growkit.algebra.axes import Dimension, Layout, Role
 from growkit.algebra.expansion import in_blocks, index_map, side_by_side
 from growkit.checkpoint import TORCH_NAMES, Config, Weights, main_dtype
 from growkit.errors import InputError
-from growkit.families import Family, family_of
+from growkit.families import Family, stored_family
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.layouts import read_layout
 from growkit.plan import Planned
@@ -120,7 +120,7 @@ def find_fault(
 def _comparable(before: Weights, after: Weights) -> tuple[Weights, Weights]:
     """Both in one layout, so that their modules have the same names and meanings."""
     pair = readable(before), readable(after)
-    families = [family_of(each.config, each.where()) for each in pair]
+    families = [stored_family(each) for each in pair]
     if families[0] is families[1]:
         return pair
     one, other = (
@@ -132,7 +132,7 @@ def _comparable(before: Weights, after: Weights) -> tuple[Weights, Weights]:
 
 def _differing_keys(before: Weights, after: Weights) -> list[str]:
     """Keys of the config, other than sizes, in which two models of a family differ."""
-    family = family_of(before.config, before.where())
+    family = stored_family(before)
     one, other = (family.complete(each.config) for each in (before, after))
     free = {*family.axes, "dtype", "torch_dtype", "architectures", "transformers_version"}
     free |= {"auto_map", "use_cache", "_name_or_path", "max_position_embeddings"}
@@ -143,7 +143,7 @@ def _parts(
     before: Weights, after: Weights, ids: Tensor, layer: int, device: torch.device
 ) -> list[Part]:
     """What the components of a layer hand on, in the order of computation."""
-    family = family_of(before.config, before.where())
+    family = stored_family(before)
     expected = _outputs(before, ids, layer, device)
     found = _outputs(after, ids, layer, device)
     given, handed = expected.pop(GIVEN), found.pop(GIVEN)
