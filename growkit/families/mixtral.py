@@ -1,0 +1,44 @@
+"""Mixtral: Mistral with experts, of which a router picks some for every token.
+
+Files hold the matrices of every expert one by one, or those of a layer's experts in one tensor.
+
+https://github.com/huggingface/transformers/tree/main/src/transformers/models/mixtral
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from growkit.families import Tensor
+from growkit.families.llama import ATTENTION, skeleton
+from growkit.families.mistral import FAMILY as MISTRAL
+
+LAYER = "model.layers.{layer}."
+EXPERT = LAYER + "block_sparse_moe.experts.{expert}."
+
+_attention = tuple(tensor for tensor in MISTRAL.tensors if tensor.name.startswith(ATTENTION))
+
+ONE_BY_ONE = (
+    Tensor(LAYER + "block_sparse_moe.gate.weight", "experts <- hidden"),
+    Tensor(EXPERT + "w1.weight", "ffn <- hidden"),
+    Tensor(EXPERT + "w2.weight", "hidden <- ffn"),
+    Tensor(EXPERT + "w3.weight", "ffn <- hidden"),
+)
+STACKED = (
+    Tensor(LAYER + "mlp.gate.weight", "experts <- hidden"),
+    Tensor(LAYER + "mlp.experts.gate_up_proj", "experts: two.ffn <- hidden"),
+    Tensor(LAYER + "mlp.experts.down_proj", "experts: hidden <- ffn"),
+)
+
+FAMILY = replace(
+    MISTRAL,
+    name="Mixtral",
+    model_types=("mixtral",),
+    architecture="MixtralForCausalLM",
+    form=None,  # no DIFF Transformer has experts
+    axes={**MISTRAL.axes, "num_local_experts": ("experts",)},
+    defaults={**MISTRAL.defaults, "num_local_experts": 8},
+    constants={"two": 2},
+    tensors=skeleton(_attention, ONE_BY_ONE),
+    other_forms=(skeleton(_attention, STACKED),),
+)
