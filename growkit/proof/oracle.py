@@ -252,7 +252,7 @@ def lacks_class(config: Config) -> bool:
     from transformers import CONFIG_MAPPING
 
     register()
-    known = {kind for family in families().values() if family.form for kind in family.model_types}
+    known = [kind for family in families().values() if family.form for kind in family.model_types]
     return config.get("model_type") in known and config["model_type"] not in CONFIG_MAPPING
 
 
