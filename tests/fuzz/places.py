@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 
 import growkit
 from growkit.proof import Settings
-from tests.conftest import save_model
+from tests.conftest import save_random
 
 SECRET = b"what lies outside of a model folder is none of its business\n" * 8
 TEXT = b"one two three four five six seven eight nine ten <|endoftext|> two two three ten one\n"
@@ -35,7 +35,9 @@ SIZES = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
 }
+ENDS = {"bos_token_id": None, "eos_token_id": None}
 DIFF = SIZES | {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", SIZES),
@@ -50,6 +52,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "shared": ("diff_transformer", DIFF | {"qk_projection": "shared", "shared_rank": 2}),
     "dint": ("diff_transformer", DIFF | {"integral": "causal"}),
+    "qwen3": ("qwen3", SIZES | {"head_dim": 2}),
+    "mixtral": ("mixtral", SIZES | {"num_local_experts": 2}),
+    "gpt2": ("gpt2", {"n_embd": 4, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 16}),
 }
 STORED = {"motif": ("diffllama", "motif"), "microsoft": ("diffllama", "microsoft")}
 STORED |= {"microsoft-v2": ("v2", "microsoft-v2")}
@@ -189,7 +194,8 @@ def _begin(folder: Path) -> Place:
 
 
 def _model(folder: Path, kind: str, sizes: dict[str, Any], shard_size: str = "5GB") -> Path:
-    save_model(folder, kind, shard_size=shard_size, **sizes)
+    config = CONFIG_MAPPING[kind](**ENDS, **sizes)
+    save_random(folder, config, shard_size=shard_size)
     for file in folder.glob("*.safetensors"):  # few different bytes, so that inputs are kept small
         rounded = {name: (t * 4).round() / 4 for name, t in load_file(file).items()}
         save_file(rounded, file, {"format": "pt"})

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from transformers import DiffLlamaConfig, LlamaConfig, MistralConfig
+from transformers import CONFIG_MAPPING
 
+from growkit.families import families
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from tests.fuzz.case import Case
 from tests.fuzz.contents import damaged, odd_safetensors
@@ -19,7 +20,9 @@ from tests.fuzz.values import HOSTILE, change, json_text, words
 
 Places = Mapping[str, Place]
 
-MODELS = words("llama mistral diffllama diff v2 shared dint motif microsoft microsoft-v2")
+MODELS = words(
+    "llama mistral diffllama diff v2 shared dint motif microsoft microsoft-v2 qwen3 mixtral gpt2"
+)
 VARIANTS = words(
     "diff diff-v2 dint gda shared-diff diffllama motif microsoft microsoft-v2 diff-transformer "
     "llama mistral"
@@ -80,8 +83,11 @@ def make(random: Random) -> tuple[str, ...]:
 @functools.cache
 def config_keys() -> list[str]:
     """Every key that a config may have, as far as one can list them."""
-    classes = (LlamaConfig, MistralConfig, DiffLlamaConfig, DiffTransformerConfig)
-    return sorted({key for kind in classes for key in kind().to_dict()} | set(OTHER_KEYS))
+    kinds = {kind for family in families().values() for kind in family.model_types}
+    known = {
+        key for kind in kinds & set(CONFIG_MAPPING) for key in CONFIG_MAPPING[kind]().to_dict()
+    }
+    return sorted(known | set(DiffTransformerConfig().to_dict()) | set(OTHER_KEYS))
 
 
 def config(random: Random, places: Places) -> Case:
