@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Dimension, Layout, Role
@@ -42,8 +43,6 @@ class CopyMethod:
 
     def plan(self, source: Weights, sizes: Mapping[str, Size | None], shares: Shares) -> Plan:
         """See ``growkit.growth.Method``."""
-        from growkit.algebra.expansion import in_blocks, side_by_side
-
         family = stored_family(source)
         for axis in self.needs:
             if not family.sizes(source.config).get(axis):
@@ -56,12 +55,7 @@ class CopyMethod:
         old = family.sizes(source.config)
         new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
         config = family.resized(source.config, new)
-        # Not before it is known that there are such models: maps take as much memory as an axis.
-        expansions = {
-            axis: (side_by_side if axis in family.grouped else in_blocks)(old[axis], count)
-            for axis, count in copies.items()
-        }
-        maps = _Maps(old, new, expansions, shares)
+        maps = _Maps(family, old, new, copies, shares)
         plan = Plan(
             config=config,
             rules=tuple(
@@ -168,29 +162,43 @@ def _current_size(family: Family, config: Config, axes: list[str]) -> int:
 
 
 class _Maps:
-    """The index maps of a growth, each made once: layers are alike."""
+    """The index maps of a growth, each made once, when it is needed: layers are alike."""
 
     def __init__(
         self,
+        family: Family,
         old: Mapping[str, int],
         new: Mapping[str, int],
-        expansions: Mapping[str, Expansion],
+        copies: Mapping[str, int],
         shares: Shares,
     ) -> None:
+        self._grouped = family.grouped
         self._old, self._new = old, new
-        self._expansions, self._shares = expansions, shares
+        self._copies, self._shares = copies, shares
         self._made: dict[tuple[Dimension, Order | None], IndexMap] = {}
 
     def rule(self, name: str, tensor: Described, info: TensorInfo) -> Rule:
         """How a tensor grows."""
         layout = Layout.parse(tensor.layout)
         grown = TensorInfo(layout.shape(self._new), info.dtype)
-        why = _why(layout, self._expansions)
-        if all(each.axes.isdisjoint(self._expansions) for each in layout.dimensions):
+        why = _why(layout, self._copies)
+        if all(each.axes.isdisjoint(self._copies) for each in layout.dimensions):
             return Rule(name, grown, Kept(name))
-        first, *others = layout.dimensions
-        maps = (self._map(first, tensor.order), *(self._map(each, None) for each in others))
+        maps = partial(self._maps, layout, tensor.order)
         return Rule(name, grown, Mapped(name, maps, why, name, self._shares))
+
+    @cached_property
+    def _expansions(self) -> dict[str, Expansion]:
+        from growkit.algebra.expansion import in_blocks, side_by_side
+
+        return {
+            axis: (side_by_side if axis in self._grouped else in_blocks)(self._old[axis], count)
+            for axis, count in self._copies.items()
+        }
+
+    def _maps(self, layout: Layout, order: Order | None) -> tuple[IndexMap, ...]:
+        first, *others = layout.dimensions
+        return (self._map(first, order), *(self._map(each, None) for each in others))
 
     def _map(self, dimension: Dimension, order: Order | None) -> IndexMap:
         from growkit.algebra.expansion import index_map
@@ -201,15 +209,11 @@ class _Maps:
         return self._made[dimension, order]
 
 
-def _why(layout: Layout, expansions: Mapping[str, Expansion]) -> str:
+def _why(layout: Layout, copies: Mapping[str, int]) -> str:
     """What happens to a tensor, in words."""
     parts = [
-        f"{verb} {axis} {_growth(expansions[axis])}"
+        f"{verb} {axis} ×{copies[axis]}"
         for role, verb in ((Role.WRITTEN, "repeat"), (Role.READ, "split"))
-        for axis in sorted(layout.axes(role) & expansions.keys())
+        for axis in sorted(layout.axes(role) & copies.keys())
     ]
     return ", ".join(parts) or "as it is"
-
-
-def _growth(expansion: Expansion) -> str:
-    return f"×{expansion.copies}" if expansion.copies else f"to {len(expansion.source)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 from growkit.algebra.axes import Role
@@ -18,7 +19,7 @@ from growkit.checkpoint import TORCH_NAMES, TensorInfo, Weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from growkit.algebra.expansion import Expansion, IndexMap
+    from growkit.algebra.expansion import IndexMap
     from growkit.algebra.law import Rows
 
 PLAIN = Shares(None)
@@ -133,16 +134,21 @@ class Mapped(_Holding):
     """A tensor whose coordinates are copied, split and put elsewhere, dimension by dimension.
 
     Attributes:
-        maps: of every dimension.
+        make: gives the maps of every dimension, when they are needed.
         why: one phrase for people.
         name: seeds the random splits.
         shares: how read weights are split.
     """
 
-    maps: tuple[IndexMap, ...]
+    make: Callable[[], tuple[IndexMap, ...]]
     why: str
     name: str = ""
     shares: Shares = PLAIN
+
+    @property
+    def maps(self) -> tuple[IndexMap, ...]:
+        """Of every dimension."""
+        return self.make()
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
@@ -168,24 +174,21 @@ class Mapped(_Holding):
 
 def reordered(source: str, shape: Sequence[int], order: Sequence[int]) -> Mapped:
     """A tensor whose rows stand in another order; ``order`` says for each where it came from."""
-    from growkit.algebra.expansion import placed
-
-    return _rows_mapped(source, shape, placed(shape[0], order), "rows in another order")
+    return Mapped(source, partial(_of_rows, tuple(shape), tuple(order)), "rows in another order")
 
 
 def twice(source: str, shape: Sequence[int], why: str) -> Mapped:
     """A tensor whose rows come twice; ``shape`` is that of the source."""
-    from growkit.algebra.expansion import in_blocks
-
-    return _rows_mapped(source, shape, in_blocks(shape[0], 2), why)
+    return Mapped(source, partial(_of_rows, tuple(shape), (*range(shape[0]),) * 2), why)
 
 
-def _rows_mapped(source: str, shape: Sequence[int], rows: Expansion, why: str) -> Mapped:
-    from growkit.algebra.expansion import IndexMap, in_blocks
+@lru_cache(maxsize=64)  # layers are alike
+def _of_rows(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[IndexMap, ...]:
+    """The maps of a tensor of which only the rows are put elsewhere."""
+    from growkit.algebra.expansion import IndexMap, in_blocks, placed
 
-    every = (rows, *(in_blocks(size, 1) for size in shape[1:]))
-    maps = (IndexMap(Role.WRITTEN, each.size, each.source, each.share) for each in every)
-    return Mapped(source, tuple(maps), why)
+    every = (placed(shape[0], order), *(in_blocks(size, 1) for size in shape[1:]))
+    return tuple(IndexMap(Role.WRITTEN, each.size, each.source, each.share) for each in every)
 
 
 @dataclass(frozen=True)

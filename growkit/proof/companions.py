@@ -40,6 +40,9 @@ LEFT_OUT = (*VOCABULARIES, SPECIAL, ADDED, "chat_template.json")
 PROCESSORS = ("*processor_config.json", "audio_tokenizer_config.json", "chat_template.json")
 """What transformers reads beside a tokenizer, for models of more than text."""
 
+OF_TOKENIZERS = ("model_type", "tokenizer_class", "transformers_version")
+"""Keys of ``config.json`` on which it depends what transformers makes of a tokenizer's files."""
+
 OF_THE_SAVING = frozenset(
     {
         *("transformers_version", "_from_model_config", "tokenizer_class", "processor_class"),
@@ -69,7 +72,7 @@ def changed_companions(source: Folder, target: Folder) -> list[str]:
     lost = [name for name in source.names(*FILES) if name not in names and not target.has(name)]
     read = [name for name in (*changed, *added, *lost) if is_of_tokenizer(name)]
     found: list[str] = []
-    if read and has_tokenizer(source):
+    if has_tokenizer(source) and (read or _configs_differ(source, target)):
         found = _changed_in_tokenizer(source, target, changed, added, read)
         changed = [name for name in changed if not is_of_tokenizer(name)]
         added = [name for name in added if not is_of_tokenizer(name)]
@@ -82,14 +85,29 @@ def _changed_in_tokenizer(
     source: Folder, target: Folder, changed: Sequence[str], added: Sequence[str], read: list[str]
 ) -> list[str]:
     first, second = _loaded(source), _loaded(target)
+    if first is None and second is None and not read:
+        return []
     if first is None or second is None or first_difference(first, second):
         first_of_saved = [name for name in read if _is_saved_with_it(name, target)]
-        return [*first_of_saved, *(name for name in read if name not in first_of_saved)]
+        others = [name for name in read if name not in first_of_saved]
+        return [*first_of_saved, *others] or ["the tokenizer, which depends on config.json,"]
     found = [name for name in changed if name in read and not _is_saved_with_it(name, target)]
     found = [name for name in found if not _same_json(source, target, name)]
-    if SETTINGS in read and target.has(SETTINGS) and _contradict(source, target, first):
+    if SETTINGS in read and target.has(SETTINGS) and _contradict(source, target, first, second):
         found.append(SETTINGS)
     return found + [name for name in added if name in read and not _agrees(name, target, first)]
+
+
+def written_otherwise(source: Folder, target: Folder) -> list[str]:
+    """Files of a tokenizer that both folders have, but not byte for byte."""
+    names = [name for name in source.names(*FILES) if is_of_tokenizer(name) and target.has(name)]
+    return [name for name in names if not _same_bytes(source, target, name)]
+
+
+def _configs_differ(source: Folder, target: Folder) -> bool:
+    """Whether ``config.json`` may make another tokenizer of the same files."""
+    first, second = source.json("config.json"), target.json("config.json")
+    return any(first.get(key) != second.get(key) for key in OF_TOKENIZERS)
 
 
 def different_tokenizers(before: Path, after: Path) -> str | None:
@@ -123,7 +141,11 @@ def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
     first, second = _loaded(before), _loaded(after)
     if first is None or second is None:
         return None, "the tokenizers, because they do not load"
-    return first_difference(first, second, steps=False), None
+    alike = before.has(TOKENIZER) and after.has(TOKENIZER)
+    found = first_difference(first, second, steps=alike)
+    if found is None and after.has(SETTINGS) and _contradict(before, after, first, second):
+        found = f"a setting in {SETTINGS}"
+    return found, None
 
 
 def changed_generation(before: Folder, after: Folder) -> list[str]:
@@ -175,15 +197,17 @@ def _same_json(source: Folder, target: Folder, name: str) -> bool:
         return False
 
 
-def _contradict(source: Folder, target: Folder, tokenizer: Any) -> bool:
+def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool:
     """Whether settings say something that the source's do not; each may leave keys out.
 
     transformers lets one file overrule another, so that what it loads does not show everything.
+    A key that it drops from both when it saves them does nothing.
 
     Args:
         source: a folder.
         target: another.
-        tokenizer: that of the source.
+        first: the tokenizer of the source.
+        second: that of the target.
     """
     try:
         was = _given(source.json(SETTINGS)) if source.has(SETTINGS) else {}
@@ -192,11 +216,14 @@ def _contradict(source: Folder, target: Folder, tokenizer: Any) -> bool:
         return True
     both = now.keys() & was.keys()
     pairs = [(_plain(was[key]), _plain(now[key])) for key in both]
-    if any(first != second for first, second in pairs if not isinstance(first, list | dict)):
+    if any(old != new for old, new in pairs if not isinstance(old, list | dict)):
         return True
     added = now.keys() - was.keys()
-    saved = _saved_settings(tokenizer) if added else {}
-    return any(_plain(now[key]) != _plain(saved.get(key)) for key in added)
+    if not added:
+        return False
+    saved, again = _given(_saved_settings(first)), _given(_saved_settings(second))
+    dropped = frozenset() if saved != again else added - saved.keys()
+    return any(_plain(now[key]) != _plain(saved.get(key)) for key in added - dropped)
 
 
 def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:

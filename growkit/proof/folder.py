@@ -23,10 +23,13 @@ from growkit.proof.code import GENERATE, foreign_code, growkits_code, same_code
 from growkit.proof.companions import (
     GENERATION,
     PROCESSORS,
+    SETTINGS,
+    TOKENIZER,
     changed_companions,
     changed_generation,
     different_tokenizers,
     same_ids,
+    written_otherwise,
 )
 from growkit.proof.loader import Loading
 from growkit.proof.oracle import parsed, quiet
@@ -100,7 +103,7 @@ def beside_plan(source: Checkpoint, target: Checkpoint, planned: Config) -> Besi
     changed += [name for name in extra if _is_read(name, runs)]
     others = [name for name in extra if not _is_read(name, runs)]
     unknown = [name for name in others if not _is_compared(name, PROCESSORS)]
-    return Beside(tuple(dict.fromkeys(changed)), (), tuple(unknown))
+    return Beside(tuple(dict.fromkeys(changed)), _rewritten(source, target), tuple(unknown))
 
 
 def beside_source(
@@ -125,6 +128,8 @@ def beside_source(
     named = [f"{key} in config.json differs" for key in named_keys]
     if loads.config.get("model_type") != loaded.config.get("model_type"):
         named.append("of config.json only what means the same in both classes was compared")
+    named += _passed_over(source, target, loads, loaded)
+    named += _rewritten(source, target)
     ids, unseen = same_ids(source.opened, target.opened)
     changed += [f"the tokenizer ({ids})"] if ids else []
     named += [f"not compared: {unseen}"] if unseen else []
@@ -139,7 +144,10 @@ def beside_source(
     own_code = code_of(target.opened) if target.config.get("auto_map") else []
     known = {*WRITTEN, *code, *own_code, *_weights_of(target)}
     names = [name for name in target.opened.names() if name not in known]
-    unknown = [n for n in names if not (_is_compared(n, INERT) or _same(source, target, n))]
+    read = {TOKENIZER, SETTINGS, GENERATION}
+    known = {n for n in names if n in read or (source.opened.has(n) and is_of_tokenizer(n))}
+    others = [n for n in names if n not in known and not _matches(n, INERT)]
+    unknown = [n for n in others if not _same(source, target, n)]
     return Beside(tuple(dict.fromkeys(changed)), tuple(named), tuple(unknown))
 
 
@@ -171,6 +179,25 @@ def rests_on(
     if beside.unknown:
         notes.append(f"of other files nothing is known: {listed(beside.unknown)}")
     return [*notes, *beside.named]
+
+
+def _passed_over(
+    source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading
+) -> list[str]:
+    """Keys of the target's config that its class passes over, and other engines may read."""
+    keys = target.config.keys() - loaded.config.keys() - RENAMED - FREE
+    return [
+        f"{key} in config.json differs, which {loaded.model} does not read"
+        for key in sorted(keys)
+        if target.config[key] not in (None, source.config.get(key), loads.config.get(key))
+    ]
+
+
+def _rewritten(source: Checkpoint, target: Checkpoint) -> tuple[str, ...]:
+    """What is to be said of a tokenizer's files that are not the same bytes."""
+    names = written_otherwise(source.opened, target.opened)
+    said = f"what transformers does with {listed(names)} was compared, not every byte"
+    return (said,) if names else ()
 
 
 def _changed_buffers(
@@ -234,8 +261,9 @@ def _first_changed_key(wanted: Config, found: Config) -> str | None:
     if first is None or second is None:
         first, second = wanted, found
     # What the class passes over, such as a second rope_theta, another engine may read.
-    added = found.keys() - wanted.keys() - second.keys() - RENAMED
-    second |= {key: found[key] for key in added if found[key] is not None}
+    passed_over = (found.keys() | wanted.keys()) - first.keys() - second.keys() - RENAMED
+    first |= {key: wanted[key] for key in passed_over if wanted.get(key) is not None}
+    second |= {key: found[key] for key in passed_over if found.get(key) is not None}
     missing: Any = object()
     keys = sorted((first.keys() | second.keys()) - FREE, key=lambda key: (key not in written, key))
     return next((k for k in keys if first.get(k, missing) != second.get(k, missing)), None)

@@ -51,6 +51,8 @@ def check_report(
     """
     if file is not None and file.suffix not in BEGINNINGS.keys() - {".svg"}:
         raise InputError(f"report {file} cannot be written; name it .html or .json")
+    if file is not None and figures is not None and file.absolute() == figures.absolute():
+        raise InputError(f"{file} cannot be both the report and the folder of the figures")
     for folder in (file.parent if file else None, figures.parent if figures else None):
         if folder is not None and not folder.is_dir():
             raise InputError(f"{folder} is not a folder; make it before a report goes there")
