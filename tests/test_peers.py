@@ -203,9 +203,11 @@ def test_names_without_the_prefix_of_the_class(tmp_path: Path) -> None:
 
 
 def test_what_has_no_layers_to_run_alone_is_refused(tmp_path: Path) -> None:
-    options = FALCON | {"state_size": 4}
-    source = save(tmp_path / "source", transformers.MambaConfig(**options))
-    assert "MambaForCausalLM" in refused(source, shutil.copytree(source, tmp_path / "copy"))
+    config = transformers.XLMConfig(
+        vocab_size=29, emb_dim=16, n_layers=2, n_heads=2, max_position_embeddings=64
+    )
+    source = save(tmp_path / "source", config)
+    assert "XLMWithLMHeadModel" in refused(source, shutil.copytree(source, tmp_path / "copy"))
 
 
 def test_encoders_with_decoders_are_refused(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_other_ids_and_other_sampling(
     assert found(source, target) == ((), ())
     change(target, name, **values)
     ((changed,), named) = found(source, target)
-    assert named == ()
+    assert all(name in said and "not every byte" in said for said in named)
     assert changed.endswith("in the generation settings") or changed.startswith("the tokenizer (")
 
 

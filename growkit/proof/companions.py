@@ -106,6 +106,8 @@ def written_otherwise(source: Folder, target: Folder) -> list[str]:
 
 def _configs_differ(source: Folder, target: Folder) -> bool:
     """Whether ``config.json`` may make another tokenizer of the same files."""
+    if not (source.has("config.json") and target.has("config.json")):
+        return False
     first, second = source.json("config.json"), target.json("config.json")
     return any(first.get(key) != second.get(key) for key in OF_TOKENIZERS)
 

@@ -36,6 +36,15 @@ LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_lay
 """What configs call the number of layers."""
 
 
+OF_LOADING = frozenset(
+    {
+        *("dtype", "_name_or_path", "architectures", "transformers_weights", "auto_map"),
+        "transformers_version",
+    }
+)
+"""Keys of configs that depend on how they were loaded."""
+
+
 @dataclass(frozen=True)
 class Loading:
     """What transformers makes of a folder.
@@ -141,14 +150,21 @@ def _check_config(checkpoint: Checkpoint, resolved: Config, seen: _Seen) -> None
     """Both make the same of ``config.json``: growkit's proof, and the loader."""
     theirs = seen.model.config.to_dict()
     theirs = resolved.get("text_config", theirs) if "text_config" in resolved else theirs
-    ours = resolved.get("text_config", resolved)
-    apart = ("dtype", "_name_or_path", "architectures", "transformers_weights", "auto_map")
-    for key in sorted((ours.keys() | theirs.keys()) - {*apart, "transformers_version"}):
+    ours = _of_the_model(resolved.get("text_config", resolved))
+    theirs = _of_the_model(theirs)
+    for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
             raise InputError(
                 f"transformers resolves {key} in the config.json of {checkpoint.folder} to "
                 f"{theirs.get(key)!r}, not {ours.get(key)!r}; correct it"
             )
+
+
+def _of_the_model(config: Any) -> Any:
+    """A config without what says how it came about, however deep."""
+    if not isinstance(config, dict):
+        return config
+    return {key: _of_the_model(value) for key, value in config.items() if key not in OF_LOADING}
 
 
 def _asked(checkpoint: Checkpoint, config: Any) -> _Seen:
