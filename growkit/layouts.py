@@ -275,7 +275,7 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
     config = {key: value for key, value in diff.items() if key not in only}
     for key, name in form.keys.items():
         sharing = {k: diff[k] for k in DIFF.defaults if form.keys.get(k, k) == name}
-        if len(set(sharing.values())) > 1:
+        if any(value != diff[key] for value in sharing.values()):
             listed = " and ".join(f"{k} {value}" for k, value in sharing.items())
             raise InputError(
                 f"a {family.name} model has one {name} for {listed}; choose another layout"

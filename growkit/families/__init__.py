@@ -18,6 +18,11 @@ from growkit.errors import InputError
 from growkit.registry import members
 
 MOST_LAYERS = 10_000
+"""Or experts of a layer."""
+
+MOST_EXPERTS = 1 << 15
+"""In all layers together: more than the largest models have."""
+
 MOST_ROWS = 1 << 22
 """Of a tensor, or columns, but for those that stand for the vocabulary."""
 
@@ -164,7 +169,8 @@ class Family:
                 try:
                     complete[key] = default(complete) if callable(default) else default
                 except (KeyError, TypeError, ZeroDivisionError):
-                    continue  # a size it depends on is bad, and is reported below
+                    complete[key] = None  # a size it depends on is bad, and is reported below
+        sizes = self._solve(complete)
         for key, values in self.choices.items():
             if complete[key] not in values:
                 raise InputError(
@@ -177,7 +183,6 @@ class Family:
                     f"config.json of a {self.name} model has {key} {complete[key]!r}; "
                     "true or false was expected"
                 )
-        sizes = self._solve(complete)
         self.check(complete)
         numbers = complete | sizes
         for demand in self.multiples:
@@ -195,8 +200,10 @@ class Family:
         Raises:
             InputError: names the key.
         """
+        counted = 1
         for key in self.axes:
-            most = MOST_LAYERS if self.axes[key] == ("layers",) else MOST_SIZE
+            many = self.axes[key] in (("layers",), ("experts",))
+            most = MOST_LAYERS if many else MOST_SIZE
             value = config.get(key)
             largest = max((v for v in _listed(value) if isinstance(v, int)), default=0)
             if largest > most:
@@ -204,6 +211,12 @@ class Family:
                     f"{key} is {largest} in config.json of {where}; at most {most:,} was "
                     "expected, correct it"
                 )
+            counted *= largest if many else 1
+        if counted > MOST_EXPERTS:
+            raise InputError(
+                f"config.json of {where} promises {counted:,} experts in all layers; at most "
+                f"{MOST_EXPERTS:,} was expected, correct it"
+            )
 
     def sizes(self, config: Config) -> dict[str, int]:
         """The size of every axis."""

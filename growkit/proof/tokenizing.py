@@ -132,9 +132,11 @@ def _outcome(tokenizer: Any, text: str) -> Any:
 
 def _settings(tokenizer: Any) -> dict[str, Any]:
     special: dict[str, Any] = {}
-    for name, token in tokenizer.special_tokens_map.items():
-        tokens = token if isinstance(token, list) else [token]
-        special[name] = [(str(each), tokenizer.convert_tokens_to_ids(str(each))) for each in tokens]
+    failure = f"the tokenizer in {tokenizer.name_or_path} fails on its own special tokens"
+    with quiet(), foreign(failure, "repair its files"):
+        for name, token in tokenizer.special_tokens_map.items():
+            words = list(map(str, token if isinstance(token, list) else [token]))
+            special[name] = [(word, tokenizer.convert_tokens_to_ids(word)) for word in words]
     special["special tokens"] = sorted(map(str, tokenizer.all_special_tokens))
     return special | {name: getattr(tokenizer, name, None) for name in SETTINGS}
 
