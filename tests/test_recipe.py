@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,3 +125,13 @@ def test_run_does_what_grow_does(make: Make, tmp_path: Path) -> None:
     apart = load_file(tmp_path / "grown" / "model.safetensors")
     same = load_file(tmp_path / "run" / "model.safetensors")
     assert all(apart[name].equal(same[name]) for name in apart)
+
+
+def test_many_doublings_are_refused_at_once(make: Make, tmp_path: Path) -> None:
+    """No map of an axis is made before it is known that there are such models."""
+    steps = tuple(GrowStep("hypercloning", {"ffn": "x2"}) for _ in range(60))
+    recipe = Recipe(str(make("llama")), steps, str(tmp_path / "out"))
+    started = time.process_time()
+    with pytest.raises(InputError, match="rows or columns"):
+        growkit.run(recipe)
+    assert time.process_time() - started < 5

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+from transformers import AutoTokenizer, LlamaConfig
 
 import growkit
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
+from growkit.proof import companions
 from growkit.proof.folder import beside_source
 from growkit.proof.loader import loading
+from growkit.proof.tokenizing import load_tokenizer
 from tests.conftest import save_model
 from tests.test_calibration import with_tokenizer
 from tests.test_peers import GROWN, SIZES, hyperclone, save
@@ -164,3 +167,84 @@ def test_what_others_grow_may_have_other_sizes(tmp_path: Path) -> None:
     source = save(tmp_path / "llama", LlamaConfig(**SIZES))
     grown = hyperclone(source, tmp_path / "grown", LlamaConfig(**GROWN), {})
     assert found(source, grown)[0] == ()
+
+
+def rewrite(file: Path, change_it: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(file.read_text())
+    change_it(content)
+    file.write_text(json.dumps(content))
+
+
+def replace_dogs(tokenizer: dict[str, Any]) -> None:
+    replaced = {"type": "Replace", "pattern": {"String": "dog"}, "content": "cat"}
+    steps = [step for step in (tokenizer.get("normalizer"), replaced) if step]
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": steps}
+
+
+def cut(tokenizer: dict[str, Any]) -> None:
+    tokenizer["truncation"] = {
+        "direction": "Right",
+        "max_length": 3,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+
+
+def test_a_way_to_ids_that_no_probe_shows(source: Path, target: Path) -> None:
+    rewrite(target / "tokenizer.json", replace_dogs)
+    changed, _ = found(source, target)
+    assert changed == ("the tokenizer (the way from texts to ids)",)
+
+
+def test_what_only_others_do_with_a_tokenizer_is_named(source: Path, target: Path) -> None:
+    """transformers cuts nothing unless it is told to; who reads the file by itself does."""
+    rewrite(target / "tokenizer.json", cut)
+    (target / "tekken.json").write_text("{}")
+    result = growkit.verify(source, target, **QUICK)
+    assert result["kept"]
+    assert "tokenizer.json was compared, not every byte" in result["reason"]
+    assert result["unknown_files"] == ["tekken.json"]
+
+
+def test_a_key_that_the_class_passes_over_is_named(source: Path, target: Path) -> None:
+    change(target, rope_theta=5.0)
+    changed, named = found(source, target)
+    assert changed == ()
+    assert named == ("rope_theta in config.json differs, which LlamaForCausalLM does not read",)
+
+
+@pytest.mark.parametrize("key", ["transformers_version", "model_type"])
+def test_a_tokenizer_depends_on_the_config(
+    key: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers mends a pattern of Mistral's tokenizers, unless a version has done so."""
+    first = Folder(shutil.copytree(source, tmp_path / "first"))
+    second = Folder(shutil.copytree(source, tmp_path / "second"))
+    loaded: list[Folder] = []
+
+    def load(folder: Folder) -> Any:
+        loaded.append(folder)
+        return load_tokenizer(folder)
+
+    monkeypatch.setattr(companions, "load_tokenizer", load)
+    assert companions.changed_companions(first, second) == []
+    assert not loaded  # nothing differs that could make another tokenizer
+    change(second.path, **{key: "other"})
+    assert companions.changed_companions(first, second) == []
+    assert loaded == [first, second]
+    monkeypatch.setattr(companions, "first_difference", lambda *tokenizers: "the ids")
+    (said,) = companions.changed_companions(first, second)
+    assert "depends on config.json" in said
+
+
+def test_a_setting_that_saving_drops_is_no_contradiction(source: Path, tmp_path: Path) -> None:
+    """The source's tokenizer, saved again after growth, says less and does the same."""
+    again = shutil.copytree(source, tmp_path / "again")
+    change(again, "tokenizer_config.json", add_bos_token=True)
+    grown = tmp_path / "grown"
+    growkit.grow(again, grown, ffn="x2", verify=False)
+    AutoTokenizer.from_pretrained(again).save_pretrained(again)
+    assert "add_bos_token" not in (again / "tokenizer_config.json").read_text()
+    assert growkit.verify(again, grown, **QUICK)["kept"]
+    change(grown, "tokenizer_config.json", eos_token="e")
+    assert not growkit.verify(again, grown, **QUICK)["kept"]
