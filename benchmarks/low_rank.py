@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from growkit.algebra.low_rank import share, truncated
+from growkit.conversions.shared_diff.low_rank import share, truncated
 
 HIDDEN, HEAD_DIM, PAIRS, RANK = 4096, 128, 32, 32
 FEW = 2

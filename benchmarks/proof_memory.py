@@ -60,8 +60,8 @@ def make_source(folder: Path, layers: int, scale: int) -> None:
 def peaks(source: Path, grown: Path) -> dict[str, float]:
     """Run the command here, and take the peak of every phase in GB."""
     from growkit.cli import main as growkit
+    from growkit.engine.layerwise import Layerwise
     from growkit.proof import verdict
-    from growkit.proof.layerwise import Layerwise
 
     found: dict[str, float] = {}
     now = ["start"]

@@ -149,12 +149,12 @@ def comparison_alone(source: Path, target: Path) -> None:
     import torch
 
     from growkit.checkpoint.reading import Checkpoint
-    from growkit.proof import Settings
+    from growkit.engine.layerwise import Layerwise
+    from growkit.engine.prompts import make_prompts
+    from growkit.engine.strict import strict_float64
     from growkit.proof.comparison import compare
-    from growkit.proof.layerwise import Layerwise
     from growkit.proof.modes import modes
-    from growkit.proof.prompts import make_prompts
-    from growkit.proof.strict import strict_float64
+    from growkit.settings import Settings
 
     both = Checkpoint(source), Checkpoint(target)
     settings = Settings(prompts=PROMPTS, length=LENGTH)

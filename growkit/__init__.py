@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from growkit.modeling.modeling_diff_transformer import (
         DiffTransformerForCausalLM as DiffTransformerForCausalLM,
     )
-    from growkit.proof import Settings as Settings
     from growkit.proof.verdict import verify as verify
     from growkit.recipe import ConvertStep as ConvertStep
     from growkit.recipe import GrowStep as GrowStep
     from growkit.recipe import Recipe as Recipe
     from growkit.recipe import load_recipe as load_recipe
+    from growkit.settings import Settings as Settings
     from growkit.surgery import convert as convert
     from growkit.surgery import grow as grow
     from growkit.surgery import run as run
@@ -39,7 +39,7 @@ _HOMES = {
     "GrowStep": "growkit.recipe",
     "InputError": "growkit.errors",
     "Recipe": "growkit.recipe",
-    "Settings": "growkit.proof",
+    "Settings": "growkit.settings",
     "convert": "growkit.surgery",
     "grow": "growkit.surgery",
     "inspect": "growkit.inspection",

@@ -24,11 +24,11 @@ import typer
 
 from growkit import __version__
 from growkit.checkpoint.folder import check_name
-from growkit.conversions import conversions, targets
+from growkit.conversions.conversion import conversions, targets
 from growkit.errors import InputError, plain, reason
-from growkit.growth import methods
-from growkit.proof import Settings
+from growkit.growth.method import methods
 from growkit.recipe import DEFAULT_SHARD_SIZE, DEFAULT_SNR_DB
+from growkit.settings import Settings
 from growkit.streams import make_patient
 
 if TYPE_CHECKING:

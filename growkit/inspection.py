@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypedDict
 
-from growkit.checkpoint import (
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import (
     TORCH_NAMES,
     Config,
     main_dtype,
     total_bytes,
     total_parameters,
 )
-from growkit.checkpoint.reading import Checkpoint
+from growkit.conversions.layouts import LAMBDA_VECTORS, as_diff_transformer, is_differential
 from growkit.errors import InputError
-from growkit.families import Family, stored_family
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_lambda_vectors, variant
-from growkit.layouts import LAMBDA_VECTORS, as_diff_transformer, is_differential
-from growkit.plan import unused_tensors
+from growkit.families.family import Family, stored_family
+from growkit.planning.plan import unused_tensors
 
 
 class Attention(TypedDict):

@@ -22,18 +22,19 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
-from growkit.checkpoint import Weights
 from growkit.checkpoint.folder import Folder, check_name, open_regular, read
+from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.widening import Widened
-from growkit.conversions import Converted, Value, complete_options, conversions, convert
-from growkit.copying import as_factors
+from growkit.conversions.conversion import Converted, Value, complete_options, conversions, convert
+from growkit.conversions.layouts import is_differential, layout_names, read_layout
 from growkit.errors import InputError, reason
-from growkit.families import family_of
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.growth import Size, method_of
-from growkit.layouts import is_differential, layout_names, read_layout
-from growkit.plan import Plan, Planned
-from growkit.proof import PROMISES, Settings, check_seed
+from growkit.families.family import family_of
+from growkit.growth.copying import as_factors
+from growkit.growth.method import Size, method_of
+from growkit.planning.plan import Plan, Planned
+from growkit.results.proof import PROMISES
+from growkit.settings import Settings, check_seed
 
 Symmetry = Literal["break", "keep"]
 DEFAULT_SNR_DB = 10.0

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
-from types import ModuleType
 
 
-def members(package: ModuleType, attribute: str) -> dict[str, object]:
-    """``{module name: module.attribute}`` for every module of a package, in alphabetical order.
+def members(package: str, attribute: str) -> dict[str, object]:
+    """``{module name: module.attribute}`` for every module of a package that has it, by name.
 
-    A new module in the package is found by being there; nothing else needs to name it.
+    A new module in the package is found by being there; nothing else needs to name it. Modules
+    without the attribute are what the others share.
     """
+    path = import_module(package).__path__
+    modules = {
+        info.name: import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(path)
+    }
     return {
-        info.name: getattr(import_module(f"{package.__name__}.{info.name}"), attribute)
-        for info in pkgutil.iter_modules(package.__path__)
+        name: getattr(module, attribute)
+        for name, module in modules.items()
+        if hasattr(module, attribute)
     }

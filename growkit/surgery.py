@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from growkit import __version__
-from growkit.checkpoint import Weights
 from growkit.checkpoint.carrying import carried, carry_code, carry_over
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.inputs import Inputs
@@ -24,12 +23,12 @@ from growkit.checkpoint.leftovers import sweep
 from growkit.checkpoint.made import write_json, write_manifest
 from growkit.checkpoint.publishing import check_output, check_space, staged, writing
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.writing import parse_bytes, write_weights
-from growkit.conversions import Value
-from growkit.families import family_of
-from growkit.growth import Size
-from growkit.proof import RankCost, Settings, VerifyResult, versions
-from growkit.proof.texts import read_text
+from growkit.conversions.conversion import Value
+from growkit.engine.texts import read_text
+from growkit.families.family import family_of
+from growkit.growth.method import Size
 from growkit.recipe import (
     DEFAULT_SHARD_SIZE,
     DEFAULT_SNR_DB,
@@ -40,9 +39,12 @@ from growkit.recipe import (
     Way,
     load_recipe,
 )
-from growkit.report import Progress, Silent
 from growkit.report.card import model_card
-from growkit.results import GrowResult, describe, planned_tensors
+from growkit.report.progress import Progress, Silent
+from growkit.results.operation import GrowResult, describe, planned_tensors
+from growkit.results.proof import RankCost, VerifyResult
+from growkit.results.versions import versions
+from growkit.settings import Settings
 
 FORMAT = 2
 """Of manifests: from 2 on, the recipe of a random split gives the same bits for ever."""

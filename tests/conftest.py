@@ -20,10 +20,11 @@ from transformers import (
 from transformers.utils import logging
 
 from growkit import checkpoint
+from growkit.engine import in_blocks, lending
+from growkit.engine.strict import strict_float64
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.proof import in_blocks, lending, verdict
-from growkit.proof.strict import strict_float64
+from growkit.proof import verdict
 
 logging.disable_progress_bar()
 logging.set_verbosity_error()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import growkit
 from growkit.errors import InputError
-from growkit.proof import Settings
+from growkit.settings import Settings
 from tests.conftest import save_model
 
 ROPES: tuple[dict[str, Any] | None, ...] = (

@@ -11,10 +11,10 @@ from transformers import DynamicCache
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.oracle import CPU, load
+from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
-from growkit.proof.layerwise import Call, Layerwise
-from growkit.proof.oracle import CPU, load
-from growkit.proof.strict import strict_float64
 from tests import architectures, odd_pairs
 from tests.architectures import TYPES, outcome, save, with_fault
 from tests.conftest import seeded

@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from growkit import demo
-from growkit.checkpoint import TensorInfo, writing
+from growkit.checkpoint import writing
+from growkit.checkpoint.tensors import TensorInfo
 from growkit.cli import app
 from tests.conftest import folder_bytes, save_model
 

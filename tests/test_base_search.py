@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from growkit.algebra import base_search
-from growkit.algebra.low_rank import share
-from growkit.algebra.shared_projection import Heads
+from growkit.conversions.shared_diff import base_search
+from growkit.conversions.shared_diff.low_rank import share
+from growkit.conversions.shared_diff.shared_projection import Heads
 from growkit.demo.story import MODEL
 
 PROJECTIONS = {"q": Heads(4, 4, "all_heads"), "k": Heads(2, 2, "all_heads")}

@@ -18,17 +18,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import growkit
-from growkit.algebra import base_search
-from growkit.algebra.low_rank import Shared, share, spread, truncated
-from growkit.algebra.shared_projection import Heads
-from growkit.calibration import Calibration
-from growkit.checkpoint import Weights
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import Weights
+from growkit.conversions.layouts import read_layout
+from growkit.conversions.shared_diff import base_search
+from growkit.conversions.shared_diff.calibration import Calibration
+from growkit.conversions.shared_diff.low_rank import Shared, share, spread, truncated
+from growkit.conversions.shared_diff.shared_projection import Heads
 from growkit.demo.story import MODEL
+from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
-from growkit.layouts import read_layout
-from growkit.plan import Planned
-from growkit.proof.strict import strict_float64
+from growkit.planning.plan import Planned
 from growkit.recipe import ConvertStep, GrowStep, Recipe
 from tests.conftest import load_strict, save_model
 

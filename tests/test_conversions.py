@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 
 import growkit
-from growkit.algebra.low_rank import share, truncated
 from growkit.checkpoint.reading import read_json
-from growkit.conversions import conversions
+from growkit.conversions.conversion import conversions
+from growkit.conversions.shared_diff.low_rank import share, truncated
+from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
-from growkit.proof.strict import strict_float64
 from growkit.recipe import ConvertStep, GrowStep, Recipe, load_recipe
 from growkit.training import GammaRamp
 from tests.conftest import load_strict, relative_error, save_model, seeded

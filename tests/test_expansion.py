@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from growkit.algebra.axes import Layout, Role
+from growkit.algebra.axes import Pattern, Role
 from growkit.algebra.expansion import (
     NOTHING,
     Expansion,
@@ -74,14 +74,14 @@ def law(chance: Random) -> tuple[list[IndexMap], list[int]]:
     """The maps of a random tensor, and its shape."""
     sizes = {axis: chance.randrange(1, 7) for axis in "abcde"}
     expansions = {axis: expansion(sizes[axis], chance) for axis in "abcde" if chance.random() < 0.6}
-    layout, maps = Layout.parse(chance.choice(NOTATIONS)), []
-    for dimension in layout.dimensions:
+    pattern, maps = Pattern.parse(chance.choice(NOTATIONS)), []
+    for dimension in pattern.dimensions:
         made = index_map(dimension, sizes, expansions)
         if chance.random() < 0.3:  # stored in an order of its own
             orders = [chance.sample(range(n), n) for n in (made.size, len(made))]
             made = index_map(dimension, sizes, expansions, (orders[0], orders[1]))
         maps.append(made)
-    return maps, list(layout.shape(sizes))
+    return maps, list(pattern.shape(sizes))
 
 
 def along(axis: int, index: object, array: NDArray[np.float64]) -> tuple[object, ...]:
@@ -184,8 +184,8 @@ def test_copies_of_an_expansion() -> None:
     ],
 )
 def test_a_wrong_notation_is_quoted_with_the_reason(notation: str, why: str) -> None:
-    with pytest.raises(ValueError, match="layout") as error:
-        Layout.parse(notation)
+    with pytest.raises(ValueError, match="pattern") as error:
+        Pattern.parse(notation)
     assert why in str(error.value)
     assert repr(notation) in str(error.value)
 
@@ -202,4 +202,4 @@ def test_a_wrong_notation_is_quoted_with_the_reason(notation: str, why: str) -> 
 )
 def test_dimensions(notation: str, shape: tuple[int, ...]) -> None:
     sizes = {"heads": 4, "nope": 2, "value": 3, "latent": 7, "experts": 6}
-    assert Layout.parse(notation).shape(sizes) == shape
+    assert Pattern.parse(notation).shape(sizes) == shape

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from growkit.checkpoint import Config
 from growkit.checkpoint.reading import Checkpoint
-from growkit.families import family_of
-from growkit.proof.companions import different_tokenizers, first_changed_companion
-from growkit.proof.folder import first_changed_file
+from growkit.checkpoint.tensors import Config
+from growkit.families.family import family_of
+from growkit.proof.files.companions import different_tokenizers, first_changed_companion
+from growkit.proof.files.folder import first_changed_file
 from tests.conftest import CONFIGS, save_model
 from tests.test_mutations import DEMO, opened
 

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, DiffLlamaForCausalLM
 
 import growkit
 from growkit.errors import InputError
-from growkit.families import family_of
 from growkit.families.diff_transformer import CHOICES, DEFAULTS, FAMILY
+from growkit.families.family import family_of
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
 from growkit.recipe import ConvertStep, GrowStep
 from tests.conftest import relative_error, save_model, seeded
@@ -204,7 +204,7 @@ def headers_only(folder: Path, layers: int) -> Path:
     }
     family = family_of(config, str(folder))
     header, offset = {}, 0
-    for name, layout in family.layouts(config).items():
+    for name, layout in family.patterns(config).items():
         shape = layout.shape(family.sizes(config))
         size = 2 * torch.Size(shape).numel()
         offsets = [offset, offset + size]

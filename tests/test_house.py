@@ -11,14 +11,15 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit import conversions, families, growth
-from growkit.algebra.axes import Layout, Role
-from growkit.families import family_of
-from growkit.growth import methods
+from growkit.algebra.axes import Pattern, Role
+from growkit.families.family import families as all_families
+from growkit.families.family import family_of
+from growkit.growth.method import methods
 from tests.conftest import relative_error, save_model
 
 METHOD = """
-from growkit.copying import CopyMethod
-from growkit.growth import SizeOption
+from growkit.growth.copying import CopyMethod
+from growkit.growth.method import SizeOption
 
 METHOD = CopyMethod(
     name="wide-mlp",
@@ -33,10 +34,11 @@ DEPTH = r'''
 
 import re
 
-from growkit.families import family_of
-from growkit.growth import SizeOption
-from growkit.plan import Plan, Rule, unused_tensors
-from growkit.transforms import Constant, Kept
+from growkit.families.family import families as all_families
+from growkit.families.family import family_of
+from growkit.growth.method import SizeOption
+from growkit.planning.plan import Plan, Rule, unused_tensors
+from growkit.planning.transforms import Constant, Kept
 
 
 class Depth:
@@ -49,7 +51,7 @@ class Depth:
         layers = source.config["num_hidden_layers"]
         config = source.config | {"num_hidden_layers": layers + int(sizes["more_layers"])}
         rules = []
-        for name in family.layouts(config):
+        for name in family.patterns(config):
             number = re.search(r"layers\.(\d+)", name)
             new = number is not None and int(number[1]) >= layers
             origin = re.sub(r"layers\.\d+", f"layers.{layers - 1}", name) if new else name
@@ -58,16 +60,16 @@ class Depth:
             made = Constant(info, 0.0, "new") if silent else Kept(origin)
             rules.append(Rule(name, info, made))
         plan = Plan(config, tuple(rules), {}, dropped, duplicates)
-        plan.check(source, family.layouts(config), family.sizes(config))
+        plan.check(source, family.patterns(config), family.sizes(config))
         return plan
 
 
 METHOD = Depth()
 '''
 CONVERSION = """
-from growkit.conversions import Converted, Row
+from growkit.conversions.conversion import Converted, Row
 from growkit.families.diff_transformer import FAMILY
-from growkit.rewriting import rewrite
+from growkit.conversions.rewriting import rewrite
 
 
 class Unscaled:
@@ -147,8 +149,8 @@ def test_growth_and_families_are_data() -> None:
     """Reading them imports neither torch nor transformers."""
     code = (
         "import sys\n"
-        "from growkit.families import families\n"
-        "from growkit.growth import methods\n"
+        "from growkit.families.family import families\n"
+        "from growkit.growth.method import methods\n"
         "families(), methods()\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
     )
@@ -166,16 +168,16 @@ def test_growth_and_families_are_data() -> None:
     ],
 )
 def test_layouts(notation: str, shape: tuple[int, ...], written: set[str], read: set[str]) -> None:
-    layout = Layout.parse(notation)
-    assert layout.shape({"heads": 2, "dim": 3, "hidden": 5, "vocab": 7}) == shape
-    assert layout.axes(Role.WRITTEN) == written
-    assert layout.axes(Role.READ) == read
+    pattern = Pattern.parse(notation)
+    assert pattern.shape({"heads": 2, "dim": 3, "hidden": 5, "vocab": 7}) == shape
+    assert pattern.axes(Role.WRITTEN) == written
+    assert pattern.axes(Role.READ) == read
 
 
 def test_no_family_is_named_outside_its_file() -> None:
     """There is no ``if model_type ==`` in the house."""
     package = Path(growkit.__file__).parent
-    names = {kind for family in families.families().values() for kind in family.model_types}
+    names = {kind for family in all_families().values() for kind in family.model_types}
     for file in package.rglob("*.py"):
         if file.parent.name in ("families", "modeling"):
             continue

@@ -13,10 +13,10 @@ from torch.nn import functional
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, XLMConfig
 
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.spool import Spool
+from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
-from growkit.proof.layerwise import Call, Layerwise
-from growkit.proof.spool import Spool
-from growkit.proof.strict import strict_float64
 from tests.conftest import load_strict, seeded
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -19,7 +19,7 @@ import growkit
 from growkit.algebra.lambdas import solve_lambda
 from growkit.cli import app
 from growkit.errors import InputError
-from growkit.families import families
+from growkit.families.family import families
 from growkit.modeling import FILES, register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
-from growkit.proof import lending
-from growkit.proof.layerwise import Call, Layerwise
+from growkit.engine import lending
+from growkit.engine.layerwise import Call, Layerwise
 
 CALLS = [Call(torch.arange(9)), Call(torch.arange(5))]
 CPU = torch.device("cpu")

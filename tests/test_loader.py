@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 import growkit
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.loader import generation, loading
 from growkit.errors import InputError
-from growkit.proof.loader import generation, loading
 from tests.conftest import CONFIGS
 from tests.test_peers import STRANGERS, save
 

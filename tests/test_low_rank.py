@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from growkit.algebra import low_rank
-from growkit.algebra.low_rank import share, truncated
+from growkit.conversions.shared_diff import low_rank
+from growkit.conversions.shared_diff.low_rank import share, truncated
 
 INPUTS, OUTPUTS = 300, 24
 EXACT = 1e-14

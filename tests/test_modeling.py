@@ -21,10 +21,10 @@ from transformers import (
     StaticCache,
 )
 
+from growkit.engine.strict import strict_float64
 from growkit.modeling import differential_attention, modeling_diff_transformer
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM, IntegralLayer
-from growkit.proof.strict import strict_float64
 from tests import papers
 from tests.conftest import randomise, seeded
 

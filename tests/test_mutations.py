@@ -28,8 +28,8 @@ import growkit
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.cli import app
 from growkit.errors import InputError
-from growkit.proof import VerifyResult
 from growkit.recipe import ConvertStep, GrowStep, Recipe, Step, Symmetry
+from growkit.results.proof import VerifyResult
 from tests.conftest import save_model, seeded
 from tests.test_diffllama import draw as draw_diffllama
 from tests.test_group_diff import draw_factors, draw_source, legal

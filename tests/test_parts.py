@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import growkit
-from growkit.checkpoint import parts
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import parts
+from growkit.engine.in_blocks import InBlocks, lend, suits, take_back
+from growkit.engine.spool import Spool
 from growkit.errors import InputError
-from growkit.plan import Planned
-from growkit.proof.in_blocks import InBlocks, lend, suits, take_back
-from growkit.proof.spool import Spool
+from growkit.planning.plan import Planned
 from growkit.recipe import parse_recipe
 from tests.conftest import seeded
 

@@ -25,15 +25,15 @@ from typer.testing import CliRunner
 import growkit
 from growkit.checkpoint.reading import Checkpoint, read_json
 from growkit.cli import app
+from growkit.conversions.shared_diff.ranks import AT_ONCE, smallest_rank
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text
+from growkit.engine.prompts import make_prompts
+from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.proof import Settings
-from growkit.proof.prompts import make_prompts
-from growkit.proof.strict import strict_float64
-from growkit.ranks import AT_ONCE, smallest_rank
 from growkit.recipe import ConvertStep, GrowStep, Recipe, load_recipe
+from growkit.settings import Settings
 from tests.conftest import folder_bytes, load_strict, relative_error, save_model, seeded
 from tests.test_calibration import TEXT, with_tokenizer
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.errors import InputError
-from growkit.proof import Settings
 from growkit.recipe import (
     GrowStep,
     Recipe,
@@ -21,6 +20,7 @@ from growkit.recipe import (
     shipped_recipe,
     shipped_recipes,
 )
+from growkit.settings import Settings
 
 Make = Callable[..., Path]
 GOOD = """

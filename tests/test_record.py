@@ -13,8 +13,8 @@ import pytest
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine import prompts
 from growkit.errors import InputError
-from growkit.proof import prompts
 from growkit.proof.record import origin_of, read_record
 from growkit.report.page import report_page
 from tests.conftest import save_model

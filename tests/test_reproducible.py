@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import growkit
-from growkit.proof import layerwise
-from growkit.proof.layerwise import Layerwise
-from growkit.proof.reproducible import MKL_FUNCTIONS, choose_kernels, reproducible
+from growkit.engine import layerwise
+from growkit.engine.layerwise import Layerwise
+from growkit.engine.reproducible import MKL_FUNCTIONS, choose_kernels, reproducible
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 AMOUNT = {"prompts": 2, "length": 16}

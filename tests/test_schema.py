@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import growkit
-from growkit.report.schema import json_schema
+from growkit.results.schema import json_schema
 
 FILE = Path(growkit.__file__).parents[1] / "docs" / "results.schema.json"
 KINDS: dict[str, type | tuple[type, ...]] = {

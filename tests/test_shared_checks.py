@@ -19,13 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import growkit
-from growkit.algebra.shared_projection import Heads
 from growkit.checkpoint.reading import Checkpoint
+from growkit.conversions.layouts import read_layout
+from growkit.conversions.shared_diff.shared_projection import Heads
 from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.layouts import read_layout
-from growkit.plan import Plan, Planned
-from growkit.proof.algebra import Compared, compare_weights
+from growkit.planning.plan import Plan, Planned
+from growkit.proof.weights import Compared, compare_weights
 from growkit.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import save_model, seeded
 from tests.test_mutations import DEMO, TOKENIZER, swap
@@ -217,7 +217,7 @@ def test_a_tensor_that_is_not_repeatable_needs_a_check(tmp_path: Path) -> None:
     steps = (ConvertStep("shared-diff", {"rank": 2}),)
     plan: Plan = Recipe("source", steps, "target").plan(source).plans[-1]
     read = Planned(source, read_layout(source))
-    layouts, sizes = DIFF.layouts(plan.config), DIFF.sizes(plan.config)
+    layouts, sizes = DIFF.patterns(plan.config), DIFF.sizes(plan.config)
     plan.check(read, layouts, sizes)
     with pytest.raises(AssertionError, match="unchecked"):
         replace(plan, checks=()).check(read, layouts, sizes)

@@ -16,15 +16,16 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 import growkit
-from growkit import calibration
-from growkit.calibration import Calibration
 from growkit.checkpoint.reading import Checkpoint, read_json
-from growkit.conversions.shared_diff import SHRINKAGES
+from growkit.conversions.shared_diff import calibration
+from growkit.conversions.shared_diff.calibration import Calibration
+from growkit.conversions.shared_diff.conversion import SHRINKAGES
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text, training_text
+from growkit.engine import spool
+from growkit.engine.prompts import make_prompts
 from growkit.errors import InputError
-from growkit.proof import Settings, spool
-from growkit.proof.prompts import make_prompts
+from growkit.settings import Settings
 from tests.conftest import save_model, seeded
 from tests.test_calibration import as_read, by_hooks, close, windows, with_tokenizer
 from tests.test_ranks import kl, plan

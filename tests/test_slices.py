@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import growkit
-from growkit import plan
-from growkit.checkpoint import Config, TensorInfo, writing
+from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
-from growkit.lineage import Lineage
+from growkit.checkpoint.tensors import Config, TensorInfo
+from growkit.planning import plan
+from growkit.planning.lineage import Lineage
 from growkit.recipe import parse_recipe
 from tests.conftest import seeded
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from growkit.proof.strict import strict_float64
+from growkit.engine.strict import strict_float64
 from tests.conftest import CONFIGS
 
 NARROW = {torch.float32, torch.float16, torch.bfloat16}

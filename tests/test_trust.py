@@ -20,10 +20,10 @@ import growkit
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli import app
+from growkit.engine import texts
+from growkit.engine.prompts import make_prompts
 from growkit.errors import LONGEST_SENTENCE, InputError
 from growkit.parsing import parse_json
-from growkit.proof import texts
-from growkit.proof.prompts import make_prompts
 from growkit.strict_yaml import parse_yaml
 from tests.conftest import save_model
 

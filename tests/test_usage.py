@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.cli import app
-from growkit.proof import Settings, usage
+from growkit.proof import usage
+from growkit.settings import Settings
 from tests.conftest import save_model
 from tests.test_verify import spoil
 

@@ -14,8 +14,8 @@ from transformers import BertConfig, BertLMHeadModel
 
 import growkit
 from growkit.errors import InputError
-from growkit.proof import Settings
-from growkit.report.sentences import modes_sentence
+from growkit.results.sentences import modes_sentence
+from growkit.settings import Settings
 from tests.architectures import save
 from tests.conftest import save_model
 

@@ -14,10 +14,12 @@ from safetensors.torch import load_file, save_file
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.metrics import Distance
 from growkit.errors import InputError
-from growkit.proof import Settings, VerifyResult, comparison, verdict
-from growkit.proof.layerwise import Call, Layerwise
-from growkit.proof.metrics import Distance
+from growkit.proof import comparison, verdict
+from growkit.results.proof import VerifyResult
+from growkit.settings import Settings
 from tests.conftest import folder_bytes, save_model
 
 QUICK = {"prompts": 2, "length": 12}

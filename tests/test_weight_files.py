@@ -24,8 +24,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.safetensors_file import MOST_HEADER, open_safetensors
 from growkit.checkpoint.torch_file import open_torch_file
 from growkit.checkpoint.weight_file import WeightFile
+from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
-from growkit.proof.strict import strict_float64
 from tests.conftest import save_model
 
 Tensors = dict[str, torch.Tensor]

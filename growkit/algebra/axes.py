@@ -1,6 +1,6 @@
 """Named axes: how a tensor's dimensions are composed, and which way data flows through it.
 
-A layout is written the way data flows, in the tensor's storage order:
+A pattern is written the way data flows, in the tensor's storage order:
 
 =====================================================  ==========================================
 ``heads.head_dim <- hidden``                           a matrix that reads hidden (dimension 1) and
@@ -117,14 +117,14 @@ class Dimension:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Pattern:
     """The dimensions of one tensor, in storage order."""
 
     notation: str
     dimensions: tuple[Dimension, ...]
 
     @classmethod
-    def parse(cls, notation: str) -> Layout:
+    def parse(cls, notation: str) -> Pattern:
         """Read the notation of this module's docstring.
 
         Raises:
@@ -142,9 +142,9 @@ class Layout:
 
 
 @lru_cache(maxsize=4096)  # a model has as many tensors as layers, and few notations
-def _parsed(notation: str) -> Layout:
+def _parsed(notation: str) -> Pattern:
     parser = _Parser(notation)
-    return Layout(notation, tuple(parser.layout()))
+    return Pattern(notation, tuple(parser.pattern()))
 
 
 class _Parser:
@@ -164,7 +164,7 @@ class _Parser:
             self._tokens.append((found[1], found.start(1)))
             at = found.end()
 
-    def layout(self) -> Iterator[Dimension]:
+    def pattern(self) -> Iterator[Dimension]:
         tokens = [token for token, _ in self._tokens]
         arrows = [token for token in tokens if token in ("<-", "->")]
         if len(arrows) > 1:
@@ -231,4 +231,4 @@ class _Parser:
     def _error(self, why: str, at: int | None = None) -> ValueError:
         if at is None:
             at = self._tokens[0][1] if self._tokens else len(self._notation)
-        return ValueError(f"layout {self._notation!r}, at character {at + 1}: {why}")
+        return ValueError(f"pattern {self._notation!r}, at character {at + 1}: {why}")

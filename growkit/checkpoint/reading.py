@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from growkit.checkpoint import FLOAT_BYTES, Config, TensorInfo
 from growkit.checkpoint.carrying import check_companions
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.safetensors_file import open_safetensors
+from growkit.checkpoint.tensors import FLOAT_BYTES, Config, TensorInfo
 from growkit.checkpoint.torch_file import open_torch_file
 from growkit.checkpoint.weight_file import WeightFile
 from growkit.checkpoint.weight_files import weight_files

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
-from growkit.checkpoint import TensorInfo
 from growkit.checkpoint.folder import Folder, read
+from growkit.checkpoint.tensors import TensorInfo
 from growkit.checkpoint.weight_file import (
     LONGEST_NAME,
     Place,

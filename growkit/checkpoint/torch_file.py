@@ -18,8 +18,8 @@ from pickle import UnpicklingError
 from typing import IO, TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from growkit.checkpoint import ELEMENT_BYTES, STORED_NAMES, TensorInfo
 from growkit.checkpoint.folder import Folder, read
+from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo
 from growkit.checkpoint.weight_file import Place, WeightFile, check_header, row_by_row
 from growkit.errors import InputError, reason
 

@@ -12,8 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from growkit.checkpoint import ELEMENT_BYTES, STORED_NAMES, TensorInfo
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo
 from growkit.errors import InputError, reason
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import os
 import re
 from typing import Any
 
-from growkit.checkpoint import Config
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
 
 SINGLE = ("model.safetensors", "pytorch_model.bin")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.errors import InputError
 
 if TYPE_CHECKING:

@@ -14,7 +14,13 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
 
-from growkit.checkpoint import FLOAT_BYTES, TensorInfo, Weights, total_bytes, total_parameters
+from growkit.checkpoint.tensors import (
+    FLOAT_BYTES,
+    TensorInfo,
+    Weights,
+    total_bytes,
+    total_parameters,
+)
 from growkit.errors import InputError
 
 WORKERS = 2

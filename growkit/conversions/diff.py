@@ -17,10 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.shares import Shares
-from growkit.checkpoint import TORCH_NAMES, Config, TensorInfo, Weights
-from growkit.conversions import Choice, Converted, Row, refuse
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights
+from growkit.conversions.conversion import Choice, Converted, Row, refuse
 from growkit.conversions.diff_v2 import doubled, noise_like_signal, with_noise_heads
-from growkit.conversions.shared_diff import multiplied_out
+from growkit.conversions.rewriting import rewrite
+from growkit.conversions.shared_diff.conversion import multiplied_out
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import (
     LAMBDA,
@@ -28,10 +29,9 @@ from growkit.families.diff_transformer import (
     has_noise_heads,
     shared_queries,
 )
-from growkit.growth import method_of
-from growkit.plan import Plan, Planned, Rule
-from growkit.rewriting import rewrite
-from growkit.transforms import Computed
+from growkit.growth.method import method_of
+from growkit.planning.plan import Plan, Planned, Rule
+from growkit.planning.transforms import Computed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ class Diff:
     )
 
     def convert(self, source: Weights, options: Mapping[str, str]) -> Converted:
-        """See ``growkit.conversions.Conversion``."""
+        """See ``growkit.conversions.conversion.Conversion``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
             return _differential(source, diff, options["head_norm"])

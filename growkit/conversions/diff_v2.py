@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from growkit.checkpoint import Config, TensorInfo, Weights
-from growkit.conversions import Choice, Converted, Row, refuse
+from growkit.checkpoint.tensors import Config, TensorInfo, Weights
+from growkit.conversions.conversion import Choice, Converted, Row, refuse
+from growkit.conversions.rewriting import rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
-from growkit.plan import Rule
-from growkit.rewriting import rewrite
-from growkit.transforms import Constant, Kept, twice
+from growkit.planning.plan import Rule
+from growkit.planning.transforms import Constant, Kept, twice
 
 
 class DiffV2:
@@ -37,7 +37,7 @@ class DiffV2:
     )
 
     def convert(self, source: Weights, options: Mapping[str, str]) -> Converted:
-        """See ``growkit.conversions.Conversion``."""
+        """See ``growkit.conversions.conversion.Conversion``."""
         diff = DIFF.complete(source.config)
         if has_noise_heads(diff):
             raise refuse(self.name, diff, "its noise heads have λ of another kind")

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from growkit.checkpoint import Config, TensorInfo, Weights
-from growkit.conversions import Choice, Converted, Row, refuse
+from growkit.checkpoint.tensors import Config, TensorInfo, Weights
+from growkit.conversions.conversion import Choice, Converted, Row, refuse
+from growkit.conversions.rewriting import rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
-from growkit.plan import Rule
-from growkit.rewriting import rewrite
-from growkit.transforms import Computed, Constant
+from growkit.planning.plan import Rule
+from growkit.planning.transforms import Computed, Constant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +52,7 @@ class Dint:
     )
 
     def convert(self, source: Weights, options: Mapping[str, str]) -> Converted:
-        """See ``growkit.conversions.Conversion``."""
+        """See ``growkit.conversions.conversion.Conversion``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
             raise refuse(self.name, diff, "it has no λ; convert it to diff or diff-v2 first")

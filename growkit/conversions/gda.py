@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from growkit.checkpoint import Weights
-from growkit.conversions import Choice, Converted, Row, refuse
+from growkit.checkpoint.tensors import Weights
+from growkit.conversions.conversion import Choice, Converted, Row, refuse
+from growkit.conversions.rewriting import rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
-from growkit.rewriting import rewrite
 
 
 class GroupedDiff:
@@ -33,7 +33,7 @@ class GroupedDiff:
     )
 
     def convert(self, source: Weights, options: Mapping[str, str]) -> Converted:
-        """See ``growkit.conversions.Conversion``."""
+        """See ``growkit.conversions.conversion.Conversion``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
             raise refuse(self.name, diff, "it has no noise heads; convert it to diff first")

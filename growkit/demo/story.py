@@ -7,9 +7,9 @@ from typing import TypedDict
 
 from growkit.checkpoint.scratch import temporary
 from growkit.demo.text import held_out_text
-from growkit.proof import Settings
-from growkit.report import Progress, Silent
-from growkit.results import GrowResult
+from growkit.report.progress import Progress, Silent
+from growkit.results.operation import GrowResult
+from growkit.settings import Settings
 from growkit.surgery import grow
 
 MODEL = Path(__file__).parent / "model"
@@ -83,7 +83,7 @@ def _continue(folder: Path) -> str:
     import torch
     from transformers import AutoTokenizer
 
-    from growkit.proof.oracle import load
+    from growkit.engine.oracle import load
 
     model = load(folder, torch.float32, torch.device("cpu"), None)
     tokenizer = AutoTokenizer.from_pretrained(

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from growkit.checkpoint import Config
+from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
-from growkit.families import Axes, DiffForm, Family, Multiple, Tensor, always
+from growkit.families.family import Axes, DiffForm, Family, Multiple, Tensor, always
 from growkit.families.llama import (
     ATTENTION,
     MLP,

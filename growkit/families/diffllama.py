@@ -11,8 +11,8 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/di
 from __future__ import annotations
 
 from growkit.algebra.orders import in_halves
-from growkit.families import DiffForm, Family, Multiple, Tensor
 from growkit.families.diff_transformer import lambda_vectors, paper_lambda_init
+from growkit.families.family import DiffForm, Family, Multiple, Tensor
 from growkit.families.llama import (
     ATTENTION,
     MLP_WITHOUT_BIAS,

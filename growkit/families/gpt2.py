@@ -8,8 +8,8 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/gp
 
 from __future__ import annotations
 
-from growkit.checkpoint import Config
-from growkit.families import Family, Multiple, Tensor
+from growkit.checkpoint.tensors import Config
+from growkit.families.family import Family, Multiple, Tensor
 
 LAYER = "transformer.h.{layer}."
 

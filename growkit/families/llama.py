@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from growkit.checkpoint import Config
-from growkit.families import DiffForm, Family, Multiple, Tensor, always
+from growkit.checkpoint.tensors import Config
+from growkit.families.family import DiffForm, Family, Multiple, Tensor, always
 
 
 def tied(config: Config) -> bool:

@@ -13,13 +13,13 @@ https://github.com/microsoft/unilm/tree/master/Diff-Transformer
 from __future__ import annotations
 
 from growkit.algebra.orders import in_groups
-from growkit.families import DiffForm, Family, Multiple, Tensor
 from growkit.families.diff_transformer import (
     HEADS_SHARE_KEYS,
     head_norm_weight,
     lambda_vectors,
     paper_lambda_init,
 )
+from growkit.families.family import DiffForm, Family, Multiple, Tensor
 from growkit.families.llama import ATTENTION, MLP_WITHOUT_BIAS, SKELETON_AXES, skeleton
 from growkit.families.llama import FAMILY as LLAMA
 

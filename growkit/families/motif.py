@@ -11,8 +11,7 @@ https://huggingface.co/Motif-Technologies/Motif-2-12.7B-Base
 from __future__ import annotations
 
 from growkit.algebra.orders import in_groups
-from growkit.checkpoint import Config
-from growkit.families import DiffForm, Family, Multiple, Tensor
+from growkit.checkpoint.tensors import Config
 from growkit.families.diff_transformer import (
     HEADS_SHARE_KEYS,
     SIGNAL_HEADS_SHARE_NOISE,
@@ -21,6 +20,7 @@ from growkit.families.diff_transformer import (
     paper_lambda_init,
     poly_norm,
 )
+from growkit.families.family import DiffForm, Family, Multiple, Tensor
 from growkit.families.llama import ATTENTION, SKELETON_AXES, gated_mlp, skeleton
 from growkit.families.llama import FAMILY as LLAMA
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from growkit.families import Tensor
+from growkit.families.family import Tensor
 from growkit.families.llama import ATTENTION, mlp_bias
 from growkit.families.llama import FAMILY as LLAMA
 

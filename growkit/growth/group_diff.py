@@ -7,8 +7,8 @@ a part of the weight. The coefficients are powers of two, so that no weight is r
 
 from __future__ import annotations
 
-from growkit.copying import CopyMethod
-from growkit.growth import SizeOption
+from growkit.growth.copying import CopyMethod
+from growkit.growth.method import SizeOption
 
 METHOD = CopyMethod(
     name="group-diff",

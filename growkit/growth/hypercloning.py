@@ -7,8 +7,8 @@ no weight is rounded: three copies read ¼, ¼ and ½ of a weight.
 
 from __future__ import annotations
 
-from growkit.copying import CopyMethod
-from growkit.growth import SizeOption
+from growkit.growth.copying import CopyMethod
+from growkit.growth.method import SizeOption
 
 METHOD = CopyMethod(
     name="hypercloning",

@@ -10,10 +10,10 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from growkit.proof.layerwise import Call, CallError, Layerwise, Stage
-from growkit.proof.metrics import Distance
+from growkit.engine.layerwise import Call, CallError, Layerwise, Stage
+from growkit.engine.metrics import Distance
+from growkit.engine.spool import Spool
 from growkit.proof.modes import PREFILL, Mode, NotAskedError
-from growkit.proof.spool import Spool
 
 Head = Callable[[Tensor], Tensor]
 """From what the last layer hands on, [tokens, hidden], to logits, [tokens, vocabulary]."""

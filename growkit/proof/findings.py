@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from growkit import __version__
-from growkit.checkpoint import Weights
-from growkit.plan import Plan
-from growkit.proof import CopyDistance, Measured, ModeResult, Spectrum, Trainability
+from growkit.checkpoint.tensors import Weights
+from growkit.engine.metrics import Distance
+from growkit.planning.plan import Plan
 from growkit.proof.comparison import Compared, Control
-from growkit.proof.metrics import Distance
 from growkit.proof.modes import PREFILL
+from growkit.results.proof import CopyDistance, Measured, ModeResult, Spectrum, Trainability
 
 EPSILON = 2.0**-52
 """Relative spacing of float64."""

@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from growkit.algebra.axes import Dimension, Layout, Role
+from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.expansion import in_blocks, index_map, side_by_side
-from growkit.checkpoint import TORCH_NAMES, Config, Weights, main_dtype
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, Weights, main_dtype
+from growkit.conversions.layouts import read_layout
+from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.oracle import readable
+from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
-from growkit.families import Family, stored_family
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.layouts import read_layout
-from growkit.plan import Planned
-from growkit.proof import Fault
-from growkit.proof.layerwise import Call, Layerwise
-from growkit.proof.oracle import readable
-from growkit.proof.strict import strict_float64
+from growkit.families.family import Family, stored_family
+from growkit.planning.plan import Planned
+from growkit.results.proof import Fault
 
 TOKENS = 64
 """Tokens of the prompt that are looked at."""
@@ -118,7 +118,7 @@ def find_fault(
 
 
 def _comparable(before: Weights, after: Weights) -> tuple[Weights, Weights]:
-    """Both in one layout, so that their modules have the same names and meanings."""
+    """Both in one pattern, so that their modules have the same names and meanings."""
     pair = readable(before), readable(after)
     families = [stored_family(each) for each in pair]
     if families[0] is families[1]:
@@ -227,7 +227,7 @@ class _Copies:
         tensor = self._tensors.get(f"{module}.weight") or self._tensors.get(f"{module}.up.weight")
         if tensor is None:
             return None
-        dimension = _dimension(Layout.parse(tensor.layout), role)
+        dimension = _dimension(Pattern.parse(tensor.pattern), role)
         if dimension is None or not dimension.axes <= self._expansions.keys():
             return None
         order = tensor.order if role is Role.WRITTEN else None
@@ -236,8 +236,8 @@ class _Copies:
         return lambda rows: rows[:, index]
 
 
-def _dimension(layout: Layout, role: Role) -> Dimension | None:
-    return next((each for each in layout.dimensions if each.role is role), None)
+def _dimension(pattern: Pattern, role: Role) -> Dimension | None:
+    return next((each for each in pattern.dimensions if each.role is role), None)
 
 
 def spacing(weights: Weights) -> float:
@@ -270,7 +270,7 @@ def _cause(part: Part, tolerance: float, spacing: float) -> tuple[float | None, 
         heads = part.component in ("q_proj", "k_proj", "v_proj")
         inside = bool((moved // part.head_dim == wrong // part.head_dim).all())
         if heads and inside:
-            return None, "rows inside of heads stand in another order, as RoPE layouts do"
+            return None, "rows inside of heads stand in another order, as RoPE patterns do"
         if heads and bool((moved % part.head_dim == wrong % part.head_dim).all()):
             return None, "heads stand in another order"
         return None, f"{len(wrong)} rows stand in another order"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from growkit.checkpoint import Config
+from growkit.checkpoint.tensors import Config
+from growkit.engine.layerwise import Call
+from growkit.engine.oracle import longest_context
 from growkit.errors import InputError
-from growkit.proof import ModeResult
-from growkit.proof.layerwise import Call
-from growkit.proof.oracle import longest_context
-from growkit.report.sentences import NOT_TRIED
+from growkit.results.proof import ModeResult
+from growkit.results.sentences import NOT_TRIED
 
 SHORT = 48
 """Tokens of the prompt that all but the prefill are tried on."""

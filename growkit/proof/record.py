@@ -15,9 +15,9 @@ from typing import Any
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError, plain, reason
-from growkit.proof import RankCost
 from growkit.proof.findings import Origin
 from growkit.recipe import ConvertStep, GrowStep, Recipe, Step, parse_recipe
+from growkit.results.proof import RankCost
 
 NO_FILE = os.path.join(os.devnull, "not read")
 """The path of no file: what stands for a text that a manifest names."""

@@ -13,8 +13,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from growkit.plan import Plan
-from growkit.proof import CopyDistance, Trainability
+from growkit.planning.plan import Plan
+from growkit.results.proof import CopyDistance, Trainability
 
 EQUAL = 1e-9
 """Relative difference below which two gradients in float64 are the same but for rounding."""

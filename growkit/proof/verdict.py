@@ -9,21 +9,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from growkit.checkpoint import TORCH_NAMES, Config, main_dtype, total_bytes
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype, total_bytes
+from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.loader import loading
+from growkit.engine.metrics import Distance, finite
+from growkit.engine.oracle import check_config, gradients_as_stored
+from growkit.engine.prompts import make_prompts
+from growkit.engine.reproducible import reproducible
+from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
-from growkit.plan import Plan
-from growkit.proof import (
-    Fault,
-    LayerError,
-    ModeResult,
-    RankCost,
-    Settings,
-    VerifyResult,
-    versions,
-)
-from growkit.proof.algebra import compare_weights
+from growkit.planning.plan import Plan
 from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare, logits_in_pieces
+from growkit.proof.files.folder import Beside, beside_plan, beside_source, rests_on
 from growkit.proof.findings import (
     Native,
     Origin,
@@ -32,9 +30,6 @@ from growkit.proof.findings import (
     exact_reason,
     other_reason,
 )
-from growkit.proof.folder import Beside, beside_plan, beside_source, rests_on
-from growkit.proof.layerwise import Call, Layerwise
-from growkit.proof.loader import loading
 from growkit.proof.localisation import (
     component_of,
     find_fault,
@@ -42,17 +37,16 @@ from growkit.proof.localisation import (
     find_fault_behind_layers,
     spacing,
 )
-from growkit.proof.metrics import Distance, finite
 from growkit.proof.modes import Mode, NotAskedError, modes, result
-from growkit.proof.oracle import check_config, gradients_as_stored
-from growkit.proof.prompts import make_prompts
 from growkit.proof.record import origin_of, read_record
-from growkit.proof.reproducible import reproducible
-from growkit.proof.strict import strict_float64
 from growkit.proof.trainability import Gradients
 from growkit.proof.usage import used
+from growkit.proof.weights import compare_weights
 from growkit.recipe import Recipe
-from growkit.report.sentences import trainability_sentence
+from growkit.results.proof import Fault, LayerError, ModeResult, RankCost, VerifyResult
+from growkit.results.sentences import trainability_sentence
+from growkit.results.versions import versions
+from growkit.settings import Settings
 
 STRICT_MARGIN = 8
 """How many times what rounding does to the source the target may differ in strict float64."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from growkit.report.sentences import fault_sentence, trainability_sentence
+from growkit.results.sentences import fault_sentence, trainability_sentence
 
 
 def model_card(manifest: Mapping[str, Any]) -> str:

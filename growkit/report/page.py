@@ -15,7 +15,7 @@ from typing import Any
 from growkit.report import drawing
 from growkit.report.drawing import Bar
 from growkit.report.markup import escape, facts, figure, framed, is_number, more, section, table
-from growkit.report.sentences import trainability_sentence
+from growkit.results.sentences import trainability_sentence
 
 Found = Mapping[str, Any]
 

@@ -13,14 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from growkit.errors import plain
-from growkit.report import Advance
-from growkit.report.sentences import fault_sentence, modes_sentence, trainability_sentence
+from growkit.report.progress import Advance
+from growkit.results.sentences import fault_sentence, modes_sentence, trainability_sentence
 
 if TYPE_CHECKING:
     from growkit.demo.story import Story
     from growkit.inspection import Attention, Inspection
-    from growkit.proof import VerifyResult
-    from growkit.results import GrowResult
+    from growkit.results.operation import GrowResult
+    from growkit.results.proof import VerifyResult
 
 
 class PlainConsole(Console):

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 
 import growkit
-from growkit.proof import Settings
+from growkit.settings import Settings
 from tests.conftest import save_random
 
 SECRET = b"what lies outside of a model folder is none of its business\n" * 8

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING
 
-from growkit.families import families
+from growkit.families.family import families
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from tests.fuzz.case import Case
 from tests.fuzz.contents import damaged, odd_safetensors

@@ -1,0 +1,381 @@
+"""Public layouts of differential attention: one model, stored in different ways.
+
+Every layout is read into that of ``growkit.modeling`` and written out of it; what a family's file
+says of it (``DiffForm``) is all that is needed. Rows are only put into another order. Two things
+are computed where layouts differ in more than that:
+
+- λ_init belongs to the layer. A family that computes it from the layer's index gets λ vectors with
+  which λ stays the same number (``growkit.algebra.lambdas``).
+- The weight of the head norm and the factor 1 - λ_init scale the columns that ``o_proj`` reads.
+  What a family has no other place for goes into the one or the other. A number that a storage dtype
+  cannot hold is never rounded: head norms are stored in float64 then, and ``o_proj`` is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from growkit.algebra.axes import Pattern
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.conversions.rewriting import taken_over
+from growkit.errors import InputError
+from growkit.families.diff_transformer import DEFAULTS
+from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.families.family import DiffForm, Family, families, family_of, stored_family
+from growkit.families.family import Tensor as Described
+from growkit.planning.plan import Plan, Planned, Rule, unused_tensors
+from growkit.planning.transforms import Computed, reordered
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OF_THE_FOLDER = ("architectures", "auto_map", "model_type", "transformers_version")
+HEAD_NORM = "head_norm.weight"
+OUTPUT = "o_proj.weight"
+LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+COMPUTED = ("lambda_init", "head_norm", "output_multiplier")
+"""Keys in which layouts may differ, because the difference can be computed away."""
+
+WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+"""Keys of windows, which DIFF Transformers do not have."""
+
+LAMBDA_TOLERANCE = 1e-13
+"""Of λ, relative to the exponentials it is the difference of, or absolute where they are small."""
+
+
+def layout_names() -> dict[str, Family]:
+    """The families that are DIFF Transformers, by their name on the command line."""
+    return {name.replace("_", "-"): family for name, family in families().items() if family.form}
+
+
+def is_differential(family: Family, config: Config) -> bool:
+    """Whether a model has noise heads."""
+    return bool(family.form and family.sizes(config).get("noise_heads"))
+
+
+def convert_layout(source: Weights, target: Family) -> list[Plan]:
+    """The plans that store a model in another layout.
+
+    Raises:
+        InputError: the source is no DIFF Transformer, or the target cannot express it; says what.
+    """
+    family = family_of(source.config, source.where())
+    if family is target:
+        raise InputError(f"{source.where()} is in the layout of {target.name} already")
+    plans = [] if family is DIFF else [read_layout(source)]
+    if target is not DIFF:
+        plans.append(write_layout(Planned(source, plans[0]) if plans else source, target))
+    return plans
+
+
+def as_diff_transformer(config: Config, where: str) -> Config:
+    """The config of a model of any layout, as a DIFF Transformer.
+
+    Raises:
+        InputError: the family is none, or the model has something that none has.
+    """
+    family = family_of(config, where)
+    if family is DIFF:
+        return config
+    form = _form(family, where)
+    for key, values in form.harmless.items():
+        if config.get(key) not in values and key in config:
+            raise InputError(
+                f"config.json in {where} has {key} {config[key]!r}, which growkit does not know "
+                f"in a {family.name} model; {' or '.join(map(repr, values))} was expected"
+            )
+    complete = family.complete(config)
+    sizes = {"noise_heads": 0} | family.sizes(config)
+    sizes.setdefault("signal_heads", sizes.get("heads", 0))  # softmax families have only heads
+    sizes["value_head_dim"] = _value_head_dim(family, config)
+    own = {*OF_THE_FOLDER, *WINDOWS, *form.harmless, *form.keys.values(), *family.axes}
+    plain = {key: value for key, value in complete.items() if key not in own}
+    renamed = {key: complete[name] for key, name in form.keys.items()}
+    kept = {name: complete[name] for name in form.keys.values() if name in DEFAULTS}
+    diff = plain | kept | renamed | dict(form.switches)
+    diff["model_type"] = DIFF.model_types[0]
+    diff = _with_numbers(diff, DIFF, sizes)
+    if form.lambda_init:
+        diff["lambda_init"] = [form.lambda_init(layer) for layer in range(sizes["layers"])]
+    standing = {tensor.canonical or tensor.name for tensor in family.tensors}
+    for name, tensor, _ in DIFF.members(diff):
+        if tensor.name not in standing:
+            raise InputError(
+                f"with hidden_act {diff.get('hidden_act')!r}, as config.json in {where} says, a "
+                f"model has tensor {name}, but no {family.name} model has that; correct config.json"
+            )
+    return diff
+
+
+def read_layout(source: Weights) -> Plan:
+    """Read any layout into the DIFF Transformer's.
+
+    Raises:
+        InputError: see ``as_diff_transformer``; or the tensors do not fit the config.
+    """
+    family = stored_family(source)
+    dropped, duplicates = unused_tensors(source, family)
+    config = as_diff_transformer(source.config, source.where())
+    names = {
+        (tensor.canonical or tensor.name).format(layer=layer): (name, tensor)
+        for name, tensor, layer in family.members(source.config)
+    }
+    rules = []
+    for target, described, _ in DIFF.members(config):
+        name, tensor = names[target]
+        shape = Pattern.parse(described.pattern).shape(DIFF.sizes(config))
+        stored = tensor.order(family.sizes(source.config)) if tensor.order else None
+        order = _inverse(stored) if stored else None
+        rules.append(_reordered(target, name, TensorInfo(shape, source.tensors[name].dtype), order))
+    plan = Plan(config, tuple(rules), {}, dropped, duplicates)
+    plan.check(source, DIFF.patterns(config), DIFF.sizes(config))
+    return plan
+
+
+def write_layout(source: Weights, family: Family) -> Plan:
+    """Write a DIFF Transformer in another layout.
+
+    Raises:
+        InputError: the layout cannot express the model; names what it cannot.
+    """
+    form = _form(family, family.name)
+    diff = DIFF.complete(source.config)
+    config = _written_config(diff, family, form)
+    dropped, duplicates = unused_tensors(source, DIFF)
+    members = family.members(config)
+    standing = {(t.canonical or t.name).format(layer=layer) for _, t, layer in members}
+    for name, _, _ in DIFF.members(diff):
+        if name not in standing and not name.endswith(HEAD_NORM):
+            raise InputError(
+                f"a {family.name} model has no place for tensor {name} of {source.where()}; "
+                "choose another layout"
+            )
+    writing = _Writing(source, diff, form, family.sizes(config))
+    rules = tuple(writing.rule(name, tensor, layer) for name, tensor, layer in members)
+    plan = Plan(config, rules, {}, dropped, duplicates, writing.in_effect)
+    plan.check(source, family.patterns(config), writing.sizes)
+    return plan
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """How the tensors of another layout are made.
+
+    Attributes:
+        source: the DIFF Transformer.
+        diff: its completed config.
+        form: what the other layout is like.
+        sizes: of the other layout's axes.
+        in_effect: collects source tensors that live on in what others are computed to.
+    """
+
+    source: Weights
+    diff: Config
+    form: DiffForm
+    sizes: dict[str, int]
+    in_effect: dict[str, str] = field(default_factory=dict)
+
+    def rule(self, name: str, tensor: Described, layer: int | None) -> Rule:
+        """The rule of one tensor."""
+        of = (tensor.canonical or tensor.name).format(layer=layer)
+        known = self.source.tensors.get(of)
+        info = TensorInfo(
+            Pattern.parse(tensor.pattern).shape(self.sizes),
+            known.dtype if known else main_dtype(self.source.tensors),
+        )
+        computed = None
+        if layer is not None and of.endswith(LAMBDA_VECTORS):
+            computed = self._lambda(name, of, info, layer)
+        elif layer is not None and of.endswith(HEAD_NORM):
+            computed = self._head_norm(name, of, info, self._factor(layer))
+        elif layer is not None and of.endswith(OUTPUT):
+            computed = self._output(name, of, info, self._factor(layer))
+        if computed is None:
+            order = tensor.order(self.sizes) if tensor.order else None
+            return _reordered(name, of, info, order)
+        self.in_effect.update(dict.fromkeys(computed.sources, computed.why))
+        return computed
+
+    @property
+    def _weighted(self) -> bool:
+        return bool(self.diff["head_norm"] == "affine")
+
+    def _factor(self, layer: int) -> float:
+        """What normed heads are multiplied by, beyond what the layout does by itself."""
+        has = wants = 1.0
+        if self.diff["output_multiplier"] != "none":
+            has = 1 - self.diff["lambda_init"][layer]
+        if self.form.switches["output_multiplier"] != "none":
+            assert self.form.lambda_init
+            wants = 1 - self.form.lambda_init(layer)
+        return has / wants
+
+    def _lambda(self, name: str, of: str, info: TensorInfo, layer: int) -> Rule | None:
+        """Vectors of another λ_init; None if it is the same."""
+        assert self.form.lambda_init
+        was, will_be = self.diff["lambda_init"][layer], self.form.lambda_init(layer)
+        if was == will_be:
+            return None
+        prefix, _, vector = of.rpartition(".")
+        which = LAMBDA_VECTORS.index(vector)
+        solved = Computed(
+            sources=tuple(f"{prefix}.{each}" for each in LAMBDA_VECTORS),
+            why=f"λ solved again for λ_init {will_be:.4f} instead of {was:.4f}",
+            compute=partial(_solved, which, was, will_be, self.source.where(of)),
+        )
+        return Rule(name, info, solved)
+
+    def _head_norm(self, name: str, of: str, info: TensorInfo, factor: float) -> Rule | None:
+        """The weight times the factor, or the factor alone; None if that changes nothing."""
+        if self._weighted and factor == 1:
+            return None
+        dtype = info.dtype if factor == 1 else "F64"
+        scaled = Computed(
+            sources=(of,) if self._weighted else (),
+            why=f"scaled by {factor:.6g}" if self._weighted else f"the number {factor:.6g}",
+            compute=partial(_scaled, factor, info.shape, TORCH_NAMES[dtype]),
+        )
+        return Rule(name, TensorInfo(info.shape, dtype), scaled)
+
+    def _output(self, name: str, of: str, info: TensorInfo, factor: float) -> Rule | None:
+        """The columns times what has no other place; None if there is nothing."""
+        in_norm = self.form.switches["head_norm"] == "affine"
+        if in_norm or (factor == 1 and not self._weighted):
+            return None
+        folded = Computed(
+            sources=(of, of.replace(OUTPUT, HEAD_NORM)) if self._weighted else (of,),
+            why="the head norm's weight and factor go into the columns",
+            compute=partial(_folded, factor, self.source.where(of), name),
+        )
+        return Rule(name, info, folded)
+
+
+def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
+    """The config of a DIFF Transformer in the keys of a family."""
+    problems = [
+        f"{key} {diff.get(key)!r} (it has {value!r})"
+        for key, value in form.switches.items()
+        if key not in COMPUTED and diff.get(key) != value
+    ]
+    if not diff["num_noise_heads"] and "num_noise_heads" not in form.switches:
+        problems.append("num_noise_heads 0 (convert it to diff or diff-v2 first)")
+    if diff["head_norm"] == "none" and form.switches["head_norm"] != "none":
+        problems.append("heads without a norm")
+    if diff["head_norm"] != "none" and form.switches["head_norm"] == "none":
+        problems.append("a head norm")
+    if problems:
+        raise InputError(
+            f"a {family.name} model cannot express {', '.join(problems)}; choose another layout"
+        )
+    only = {*DEFAULTS, *DIFF.axes, *OF_THE_FOLDER} - {*family.defaults, "lambda_std_dev"}
+    config = {key: value for key, value in diff.items() if key not in only}
+    for key, name in form.keys.items():
+        sharing = {k: diff[k] for k in DIFF.defaults if form.keys.get(k, k) == name}
+        if any(value != diff[key] for value in sharing.values()):
+            listed = " and ".join(f"{k} {value}" for k, value in sharing.items())
+            raise InputError(
+                f"a {family.name} model has one {name} for {listed}; choose another layout"
+            )
+        config[name] = diff[key]
+    config["model_type"] = family.model_types[0]
+    sizes = DIFF.sizes(diff)
+    sizes["heads"] = sizes["signal_heads"]
+    config = _with_numbers(config, family, sizes)
+    found = family.sizes(config)
+    found["value_head_dim"] = _value_head_dim(family, config)
+    for axis, size in sizes.items():
+        if axis in found and found[axis] != size:
+            raise InputError(
+                f"a {family.name} model cannot express {axis} {size} with signal_heads "
+                f"{sizes['signal_heads']} (it would have {axis} {found[axis]}); choose another "
+                "layout, such as diff-transformer"
+            )
+    return config
+
+
+def _with_numbers(config: Config, family: Family, sizes: dict[str, int]) -> Config:
+    """The config with every key that is a sum of sizes."""
+    config = dict(config)
+    for key, entry in family.axes.items():
+        axes = entry(config) if callable(entry) else entry
+        if axes:
+            config[key] = sum(sizes[axis] for axis in axes)
+    return config
+
+
+def _value_head_dim(family: Family, config: Config) -> int:
+    sizes = family.sizes(config)
+    rows = next(t for t in family.tensors if t.name.endswith("v_proj.weight"))
+    return Pattern.parse(rows.pattern).shape(sizes)[0] // sizes["kv_heads"]
+
+
+def _form(family: Family, where: str) -> DiffForm:
+    if family.form is None:
+        raise InputError(
+            f"{where} is a {family.name} model, which has no differential attention; "
+            f"layouts are {', '.join(sorted(layout_names()))}"
+        )
+    return family.form
+
+
+def _reordered(target: str, of: str, info: TensorInfo, order: Sequence[int] | None) -> Rule:
+    """Rows of the source put at other places; ``order`` says for each where it came from."""
+    if order is None or list(order) == list(range(len(order))):
+        return taken_over(target, info, of)
+    return Rule(target, info, reordered(of, info.shape, order))
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    inverse = [0] * len(order)
+    for stored, canonical in enumerate(order):
+        inverse[canonical] = stored
+    return inverse
+
+
+def _solved(which: int, was: float, will_be: float, where: str, *vectors: Tensor) -> Tensor:
+    from growkit.algebra.lambdas import lambda_value, solve_lambda
+
+    try:
+        solved = solve_lambda(list(vectors), was, will_be)
+        value = lambda_value(list(vectors), was)
+        error = abs(lambda_value(solved, will_be) - value)
+        terms = abs(value) + 2 * math.exp(float(vectors[2].double() @ vectors[3].double()))
+    except OverflowError:
+        raise InputError(
+            f"λ of a layer in {where} overflows; a model like that cannot be converted"
+        ) from None
+    if error > LAMBDA_TOLERANCE * max(1.0, terms):
+        raise InputError(
+            f"λ of a layer in {where} cannot be kept in {vectors[0].dtype} with {len(vectors[0])} "
+            f"numbers per vector (it would be {error:.1e} off); pass a wider --dtype"
+        )
+    return solved[which]
+
+
+def _scaled(factor: float, shape: tuple[int, ...], dtype: str, *weight: Tensor) -> Tensor:
+    import torch
+
+    scaled = weight[0].double() if weight else torch.ones(shape, dtype=torch.float64)
+    return (scaled * factor).to(getattr(torch, dtype))
+
+
+def _folded(factor: float, where: str, name: str, matrix: Tensor, *norm: Tensor) -> Tensor:
+    import torch
+
+    columns = matrix.shape[1]
+    weight = torch.full((columns,), factor, dtype=torch.float64)
+    if norm:
+        weight *= norm[0].double().repeat(columns // len(norm[0]))
+    exact = matrix.double() * weight
+    folded = exact.to(matrix.dtype)
+    if bool(((folded.double() - exact).abs() > 2.0**-50 * exact.abs()).any()):
+        raise InputError(
+            f"the head norm would have to be multiplied into {name}, from {where}, which rounds in "
+            f"{matrix.dtype}; pass a wider --dtype (twice as many bits are enough for a weight, "
+            "float64 for everything), or choose a layout with a head norm weight"
+        )
+    return folded

@@ -1,0 +1,52 @@
+"""From one DIFF Transformer to another: most tensors as they are, some by rules of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from growkit.checkpoint.tensors import Config, TensorInfo, Weights, main_dtype
+from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.planning.plan import Check, Plan, Rule, unused_tensors
+from growkit.planning.transforms import Kept
+
+
+def rewrite(
+    source: Weights,
+    config: Config,
+    special: Callable[..., Rule | None],
+    checks: Sequence[Check] = (),
+) -> Plan:
+    """Plan a DIFF Transformer of another config.
+
+    Args:
+        source: a DIFF Transformer.
+        config: of the target.
+        special: takes a tensor's name, what is known of it and its layer (None outside of the
+            layers), and gives its rule; or None for a tensor that is taken over.
+        checks: what must hold of targets that are not repeatable.
+    """
+    dropped, duplicates = unused_tensors(source, DIFF)
+    sizes, patterns = DIFF.sizes(config), DIFF.patterns(config)
+    rules: list[Rule] = []
+    in_effect: dict[str, str] = {}
+    # Layer by layer, so that what is computed together is written together.
+    members = sorted(DIFF.members(config), key=lambda m: -1 if m[2] is None else m[2])
+    for name, _, layer in members:
+        known = source.tensors.get(name)
+        dtype = known.dtype if known else main_dtype(source.tensors)
+        info = TensorInfo(patterns[name].shape(sizes), dtype)
+        rule = special(name, info, layer) or taken_over(name, info)
+        rules.append(rule)
+        if not rule.transform.holds:
+            in_effect |= dict.fromkeys(rule.sources, rule.why)
+    used = {name for rule in rules for name in rule.sources}
+    for name in source.tensors.keys() - used - dropped.keys():
+        dropped[name] = "the new attention has no use for it"
+    plan = Plan(config, tuple(rules), {}, dropped, duplicates, in_effect, tuple(checks))
+    plan.check(source, patterns, sizes)
+    return plan
+
+
+def taken_over(name: str, info: TensorInfo, of: str | None = None) -> Rule:
+    """The rule of a tensor that stays as it is, but for its name if ``of`` is another."""
+    return Rule(name, info, Kept(of or name))

@@ -1,0 +1,187 @@
+"""The best shared base with low-rank updates: W_k ≈ base + A_k B_kᵀ for several matrices at once.
+
+For two matrices there is a closed form. Whatever the updates, the best base is the mean of what
+they leave over, and what then remains is ½ ‖D - (A₁B₁ᵀ - A₂B₂ᵀ)‖² with D = W₁ - W₂. The difference
+of two rank-r updates is any matrix of rank 2r, so the optimum is the singular value decomposition
+of D, cut off after 2r and shared out between the two; ½ Σ_{i>2r} σᵢ² remains.
+
+For more than two matrices there is none: ``base_search`` looks for the base.
+
+All matrices are tall (inputs × outputs, many more inputs), and D V_k V_kᵀ is the best approximation
+of rank k, with V_k the leading right singular vectors: left vectors are never formed. Where squared
+condition numbers do no harm, V comes from the eigenvectors of Dᵀ D, which costs one product of
+matrices; elsewhere from R of a QR factorisation, which is backward stable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from growkit.conversions.shared_diff.base_search import best_move
+
+SHOWN = 1e-12
+"""Part of the largest eigenvalue of a moment that its least ones are taken to have."""
+
+WELL_CONDITIONED = 1e-4
+"""Dᵀ D is good enough if its least eigenvalue is more than this part of its largest: the squares of
+singular values, known to some 1e-16 of the largest, are then known to 1e-11 each (measured)."""
+
+UNDERFLOW = 1e-280
+"""Squares as small as this have lost digits."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A base and the updates of the matrices that share it.
+
+    Attributes:
+        base: [..., inputs, outputs].
+        down: [..., members, inputs, rank], the A of every member.
+        up: [..., members, outputs, rank], the B of every member.
+        residual: squared Frobenius norm of what remains, [...]; weighted, if it was asked for.
+        steps: of the search for the base, the most of all bases; 0 for the closed form.
+    """
+
+    base: Tensor
+    down: Tensor
+    up: Tensor
+    residual: Tensor
+    steps: int = 0
+
+
+def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
+    """The best base and updates.
+
+    Args:
+        members: [..., members, inputs, outputs], in float64.
+        rank: of every update.
+        moment: second moment C of the inputs, [inputs, inputs]; what remains, R, then counts as
+            tr Rᵀ C R, its mean square on such inputs. None for the Frobenius norm.
+
+    Returns:
+        The optimum for two members, and where a search ends for more. Its residual is never above
+        that of the mean as the base with the best update for each rest.
+    """
+    if members.shape[-3] == 2:
+        return _pair(members, rank, moment)
+    return _searched(members, rank, moment)
+
+
+def spread(members: Tensor, moment: Tensor | None = None) -> Tensor:
+    """What remains of matrices with their mean as the base and no update, [...]; see ``share``."""
+    return _size(members - members.mean(-3, keepdim=True), moment).sum(-1)
+
+
+def truncated(
+    matrix: Tensor, rank: int, moment: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The leading singular triples of tall matrices.
+
+    Args:
+        matrix: [..., inputs, outputs], in float64.
+        rank: how many triples; fewer where there are no more.
+        moment: second moment of the inputs, see ``share``.
+
+    Returns:
+        A and B with A Bᵀ the best approximation of this rank, [..., inputs, rank] and
+        [..., outputs, rank] (zeros where there are no more triples), and all singular values, in
+        falling order, [..., min(inputs, outputs)]; with a moment C, those of C^½ D.
+    """
+    values, right = _right_vectors(matrix, moment)
+    leading = right[..., :rank]
+    # A and B get the root of ‖D v‖ each, which is σ where nothing is weighted: with a moment σ says
+    # what D v counts, not how large it is. Below rounding it is noise, and must not be divided by.
+    sizes = values[..., :rank] if moment is None else (matrix @ leading).norm(dim=-2)
+    least = torch.finfo(values.dtype).eps * sizes.amax(-1, keepdim=True)
+    root = sizes.maximum(least).sqrt()[..., None, :]
+    down = matrix @ (leading / root.where(root > 0, 1))
+    up = leading * root
+    missing = rank - leading.shape[-1]
+    if missing > 0:
+        down, up = (torch.nn.functional.pad(factor, (0, missing)) for factor in (down, up))
+    return down, up, values
+
+
+def _right_vectors(matrix: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Singular values, in falling order, and right vectors as columns, [..., outputs, values]."""
+    return _of_matrix(matrix) if moment is None else _weighted(matrix, moment)
+
+
+def _of_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of D.
+
+    A matrix takes the fast way if that is accurate for it, whatever the others of the batch are.
+    """
+    inputs, outputs = matrix.shape[-2:]
+    if inputs <= outputs:
+        _, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        return values, right.transpose(-1, -2)
+    # What overflows becomes a zero on the diagonal, which the least eigenvalue cannot exceed.
+    squares = (matrix.transpose(-1, -2) @ matrix).nan_to_num(0, 0, 0)
+    eigenvalues, eigenvectors = torch.linalg.eigh(squares)  # in rising order
+    values, right = eigenvalues.flip(-1).clamp(min=0).sqrt(), eigenvectors.flip(-1)
+    least, largest = eigenvalues[..., 0], eigenvalues[..., -1]
+    inaccurate = least <= (WELL_CONDITIONED * largest).clamp(min=UNDERFLOW)
+    if bool(inaccurate.any()):
+        triangle = torch.linalg.qr(matrix[inaccurate], mode="r").R
+        _, exact, transposed = torch.linalg.svd(triangle)
+        values[inaccurate], right[inaccurate] = exact, transposed.transpose(-1, -2)
+    return values, right
+
+
+def _weighted(matrix: Tensor, moment: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of C^½ D. The best approximation is D V_k V_kᵀ again: C^½ need not be undone."""
+    squares = matrix.transpose(-1, -2) @ (moment @ matrix)
+    eigenvalues, eigenvectors = torch.linalg.eigh(squares)  # in rising order
+    return eigenvalues.flip(-1).clamp(min=0).sqrt(), eigenvectors.flip(-1)
+
+
+def _pair(members: Tensor, rank: int, moment: Tensor | None) -> Shared:
+    first, second = members.unbind(-3)
+    down, up, values = truncated(first - second, 2 * rank, moment)
+    # Taken by turns, so that both updates are of a size; the second is what is subtracted.
+    sign = torch.tensor([1.0, -1.0], dtype=members.dtype, device=members.device)
+    up = up.unflatten(-1, (rank, 2)) * sign
+    base = members.mean(-3)
+    base -= down @ (up / 2).flatten(-2).transpose(-1, -2)
+    down = down.unflatten(-1, (rank, 2))
+    residual = values[..., 2 * rank :].square().sum(-1) / 2
+    return Shared(base, down.movedim(-1, -3), up.movedim(-1, -3), residual)
+
+
+def _searched(members: Tensor, rank: int, moment: Tensor | None) -> Shared:
+    mean = members.mean(-3)
+    rests = members - mean[..., None, :, :]
+    counted, back = _whitened(rests, moment)
+    found = [best_move(group, rank) for group in counted.reshape(-1, *counted.shape[-3:])]
+    moved = back @ torch.stack([move for move, _ in found]).view_as(mean)
+    left = [_left(rests - move[..., None, :, :], rank, moment) for move in (0 * moved, moved)]
+    moved = moved.where((left[1] < left[0])[..., None, None], 0)
+    rests = rests - moved[..., None, :, :]
+    down, up, _ = truncated(rests, rank, moment)
+    residual = _size(rests - down @ up.transpose(-1, -2), moment).sum(-1)
+    return Shared(mean + moved, down, up, residual, max(steps for _, steps in found))
+
+
+def _whitened(rests: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Matrices whose Frobenius norm is what the rests count, and the way back from these."""
+    if moment is None:
+        return rests, torch.eye(rests.shape[-2], dtype=rests.dtype, device=rests.device)
+    values, vectors = torch.linalg.eigh(moment)
+    roots = values.clamp(min=SHOWN * values[-1]).sqrt()
+    roots = roots.where(roots > 0, 1)
+    return (vectors * roots).T @ rests, vectors / roots
+
+
+def _left(rests: Tensor, rank: int, moment: Tensor | None) -> Tensor:
+    """What the best updates leave of all rests of a base together, [...]."""
+    values, _ = _right_vectors(rests, moment)
+    return values[..., rank:].square().sum((-1, -2))
+
+
+def _size(rest: Tensor, moment: Tensor | None) -> Tensor:
+    """What a rest counts, [...] for [..., inputs, outputs]."""
+    return (rest * (rest if moment is None else moment @ rest)).sum((-1, -2))

@@ -1,0 +1,564 @@
+"""Run a model one layer at a time, out of its files: memory for a layer or two, whatever its size.
+
+The model is built without weights. Its own ``forward`` runs up to the layers, which stand aside and
+note what they are called with; then each layer is loaded, runs all calls, and is given back; at
+last its own ``forward`` runs from behind the layers to the logits. So all arithmetic is that of the
+transformers class, and nothing is known of it here but where its decoder layers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from growkit.checkpoint.tensors import Weights
+from growkit.engine.caches import keep_shapes, lengthen, new_cache
+from growkit.engine.in_blocks import InBlocks
+from growkit.engine.lending import Lender
+from growkit.engine.oracle import blocks, empty_model, persistent_buffers
+from growkit.engine.passing import Arguments, Form, Handed, NoStackError, untouched
+from growkit.engine.reproducible import choose_kernels
+from growkit.engine.spool import Spool
+from growkit.errors import InputError, foreign
+
+Named = tuple[str, nn.Module]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One forward pass.
+
+    Attributes:
+        ids: token ids, [tokens].
+        inputs: what else the class is called with, e.g. ``attention_mask``; batches of 1.
+        cached: whether keys and values are kept, as in generation.
+        continues: index of the cached call that this one goes on from.
+    """
+
+    ids: Tensor
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    cached: bool = False
+    continues: int | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The embedding or a layer, while its weights are loaded.
+
+    Attributes:
+        name: of the module.
+        layer: index of the layer; None for the embedding.
+        module: the module itself.
+        given: what it is given in the call that is watched, [tokens, hidden]; None for no call, and
+            for the embedding.
+        after: what it hands on in every call, each [tokens, hidden], until the next is asked for.
+        again: runs the layer on another [tokens, hidden], in the place of a call without cache.
+        scaled: multiplies a parameter of the module, for as long as the context lasts.
+        let_go: gives the weights back early.
+    """
+
+    name: str
+    layer: int | None
+    module: nn.Module
+    given: Tensor | None
+    after: list[Tensor]
+    again: Callable[[int, Tensor], Tensor]
+    scaled: Callable[[str, float], AbstractContextManager[None]]
+    let_go: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What the layers are called with, in one call.
+
+    Attributes:
+        form: of the hidden states.
+        arguments: of every layer, with stand-ins for what the one before hands on along.
+        stand_ins: these.
+    """
+
+    form: Form
+    arguments: list[Arguments]
+    stand_ins: tuple[Any, ...]
+
+
+class CallError(InputError):
+    """A model cannot be called in this way.
+
+    Attributes:
+        call: index of the call.
+    """
+
+    def __init__(self, sentence: str, call: int) -> None:
+        super().__init__(sentence)
+        self.call = call
+
+
+class _ArrivedError(Exception):
+    """The last layer is called; what comes behind it has no weights yet."""
+
+
+class Layerwise:
+    """A model that is never in memory as a whole.
+
+    Args:
+        weights: its checkpoint.
+        dtype: what its weights are cast to.
+        device: where it runs.
+        attention: transformers' attention implementation; None for the class's own choice.
+
+    Raises:
+        InputError: transformers does not know the model, or the tensors do not fit the class.
+    """
+
+    def __init__(
+        self, weights: Weights, dtype: torch.dtype, device: torch.device, attention: str | None
+    ) -> None:
+        choose_kernels()
+        self.model, self._weights, self._stored = empty_model(weights, dtype, attention)
+        self._lender = Lender(self._weights, self._stored, dtype, device)
+        self.device = device
+        self._embedding, *self._layers, self._head = blocks(self.model, weights.where())
+        self._unreached = self._watch()
+        self._load_buffers()
+        self._noted: list[Noted] = []
+        self._caches: list[Any] = []
+        self._handed = Handed()  # what layers hand on along with hidden states, or its stand-ins
+        self._along: list[tuple[Any, ...]] = []  # the same of the last layer that ran, by call
+
+    @property
+    def names(self) -> list[str]:
+        """The embedding, every layer, and the output head."""
+        return [name for name, _ in (self._embedding, *self._layers, self._head)]
+
+    def stores(self, name: str) -> bool:
+        """Whether a tensor of this name is in the files, not tied to another."""
+        return self._stored(name) == name and name in self._weights.tensors
+
+    def stages(self, calls: Sequence[Call], watched: int | None = None) -> Iterator[Stage]:
+        """The embedding and every layer, in order; each is given back when the next is asked for.
+
+        Args:
+            calls: what to run.
+            watched: index of the call of which stages keep what they are given.
+
+        Raises:
+            InputError: the class cannot run with its config, or a tensor cannot be used.
+        """
+        with ExitStack() as loaded:
+            loaded.enter_context(self._rows(calls))
+            with torch.no_grad():
+                states = self._begin(calls)
+            name, embedding = self._embedding
+            yield Stage(name, None, embedding, None, states, _never, _never, loaded.close)
+        for index, (name, layer) in enumerate(self._layers):
+            with ExitStack() as loaded:
+                loaded.enter_context(self._loaded(name, layer))
+                again = partial(self._again, index)
+                given = None if watched is None else states[watched]
+                before, states, along = states, [], []
+                while before:  # states of many prompts are large, and are needed once
+                    state, others = self._run(index, len(states), before.pop(0))
+                    states.append(state)
+                    along.append(others)
+                self._fetch(index + 1)
+                scaled = partial(_scaled, layer)
+                yield Stage(name, index, layer, given, states, again, scaled, loaded.close)
+            self._along = along
+            for cache in self._caches:
+                keep_shapes(cache, index)
+
+    def check_reach(self) -> None:
+        """Call it after logits were had.
+
+        Raises:
+            InputError: the model holds weights that text does not reach, of an image encoder, say.
+        """
+        if self._unreached:
+            raise InputError(
+                f"{type(self.model).__name__} of {self._weights.where()} holds weights that text "
+                f"does not reach ({min(self._unreached)}); such models cannot be proved"
+            )
+
+    @contextmanager
+    def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """From what the last layer hands on, [tokens, hidden], to logits, [tokens, vocabulary]."""
+        with self._behind_the_layers() as run:
+            yield torch.no_grad()(run)
+
+    def gradients(self, ids: Tensor, given: Spool, look: Callable[[str, Tensor], None]) -> None:
+        """The gradient of every parameter, from the last layer to the first, one at a time.
+
+        Of the embedding and of the head, only the rows of tokens that occur, in the order of their
+        ids: the whole may be larger than any layer.
+
+        Args:
+            ids: token ids, [tokens]; the loss is the cross-entropy of all but the first.
+            given: what every layer, and then the head, is given on them, each [tokens, hidden].
+            look: takes the name of a parameter and its gradient; of tied parameters, that of the
+                tensor they are stored as, and the gradient of each.
+        """
+
+        def tied_look(name: str, gradient: Tensor) -> None:
+            look(self._stored(name), gradient)
+
+        call = Call(ids)
+        embedding, head = (f"{name}.weight" for name, _ in (self._embedding, self._head))
+        tied = self._stored(embedding) == self._stored(head)
+        of_head: list[Tensor] = []
+        state = given[-1].to(self.device).requires_grad_()
+        with (
+            self._behind_the_layers() as run,
+            self._gradient_of_head(ids.unique(), of_head.append),
+            _handing_over(self._outside(), tied_look),
+            torch.enable_grad(),
+        ):
+            logits = run(state)
+            _backward(functional.cross_entropy(logits[:-1], ids[1:].to(logits.device)))
+        del logits
+        if not tied:
+            look(head, of_head.pop())
+        with (
+            self._rows([call]) as rows,
+            _handing_over(self._outside(), tied_look),
+            torch.enable_grad(),
+        ):
+            first = self._begin([call])[0]
+            for index, (name, layer) in reversed(list(enumerate(self._layers))):
+                gradient, state = state.grad, given[index].to(self.device).requires_grad_()
+                with self._loaded(name, layer):
+                    parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
+                    with _handing_over(parameters, look):
+                        output, along = self._call(index, 0, state)
+                        if any(isinstance(each, Tensor) for each in along):
+                            raise self._no_stack("layers hand on more than hidden states")
+                        _backward(output, gradient)
+                    del parameters
+            _backward(first, state.grad)
+            assert rows.grad is not None
+            look(embedding, of_head.pop() + rows.grad if tied else rows.grad)
+
+    @contextmanager
+    def _behind_the_layers(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """What comes behind the layers, loaded; the matrix of the head has no gradient."""
+        name, head = self._head
+
+        def run(hidden: Tensor) -> Tensor:
+            formed = self._noted[0].form.formed(hidden)
+
+            def stand_in(*args: Any, **kwargs: Any) -> Any:
+                return self._handed.with_state(formed)
+
+            ids = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
+            with self._standing_aside(stand_in), self._guarded():
+                output = self.model(input_ids=ids, use_cache=False)
+                logits = output.logits[0]
+            assert isinstance(logits, Tensor)
+            return logits
+
+        matrix = self._lender.lent(head, {"weight": f"{name}.weight"}, head=True)
+        matrix_of = dict(self._embedding[1].named_parameters())["weight"]
+        nothing = self._lender.cast(torch.zeros(1, matrix_of.shape[1]))
+        with self._embedding_of(nothing, torch.zeros(1, dtype=torch.long)), matrix:
+            dict(head.named_parameters())["weight"].requires_grad = False
+            yield run
+
+    @contextmanager
+    def _gradient_of_head(self, used: Tensor, look: Callable[[Tensor], None]) -> Iterator[None]:
+        """Give ``look`` some rows of the gradient of the head's matrix, when it goes backward."""
+
+        def follow(module: nn.Module, args: tuple[Tensor, ...], logits: Tensor) -> None:
+            given = args[0].detach().flatten(0, -2)
+            logits.register_hook(lambda g: look(g.flatten(0, -2)[:, used.to(g.device)].T @ given))
+
+        hook = self._head[1].register_forward_hook(follow)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _outside(self) -> dict[str, nn.Parameter]:
+        """Parameters that belong to no layer, nor to the embedding, but for the head's matrix."""
+        within = tuple(f"{name}." for name, _ in (self._embedding, *self._layers))
+        head = f"{self._head[0]}.weight"
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {key: p for key, p in named if not key.startswith(within) and key != head}
+
+    @contextmanager
+    def _rows(self, calls: Sequence[Call]) -> Iterator[nn.Parameter]:
+        """The embedding with only the rows that are used: these."""
+        name, _ = self._embedding
+        used = torch.cat([call.ids.cpu() for call in calls]).unique()
+        with self._embedding_of(self._lender.rows(f"{name}.weight", used), used) as rows:
+            yield rows
+
+    @contextmanager
+    def _embedding_of(self, rows: Tensor, used: Tensor) -> Iterator[nn.Parameter]:
+        """All around the layers, and an embedding that has only the rows of these ids, in order."""
+        embedding, used = self._embedding[1], used.to(self.device)
+
+        def find(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            places = torch.searchsorted(used, args[0].contiguous()).clamp_max(len(used) - 1)
+            if not used[places].equal(args[0]):
+                raise NoStackError("tokens are embedded that were not asked")
+            return (places, *args[1:])
+
+        parameter = nn.Parameter(rows)
+        whole, padding = embedding._parameters["weight"], getattr(embedding, "padding_idx", None)
+        embedding._parameters["weight"] = parameter
+        vars(embedding)["padding_idx"] = None  # rows have other numbers now
+        hook = embedding.register_forward_pre_hook(find)
+        try:
+            with self._around_the_layers():  # embeddings of positions, say
+                yield parameter
+        finally:
+            hook.remove()
+            embedding._parameters["weight"] = whole
+            vars(embedding)["padding_idx"] = padding
+
+    def _begin(self, calls: Sequence[Call]) -> list[Tensor]:
+        """Run every call up to the first layer, and note what the layers are called with."""
+        self._noted = []
+        self._caches = []
+        self._along = [()] * len(calls)
+        caches: list[tuple[Any, Any]] = []
+        states = []
+        for index, call in enumerate(calls):
+            shadow, real = caches[call.continues] if call.continues is not None else (None, None)
+            with self._guarded(index):
+                if call.cached and shadow is None:
+                    shadow = new_cache(self.model)
+                state, noted = self._note(index, call, shadow)
+                if call.cached:
+                    # The class may have prepared the empty cache for itself.
+                    if real is None:
+                        real = deepcopy(shadow)
+                        self._caches.append(real)
+                    lengthen(shadow, len(self._layers), len(call.ids))
+                    arguments = [each.replaced((shadow,), (real,)) for each in noted.arguments]
+                    noted = Noted(noted.form, arguments, noted.stand_ins)
+            caches.append((shadow, real))
+            states.append(state)
+            self._noted.append(noted)
+        return states
+
+    def _note(self, index: int, call: Call, cache: Any) -> tuple[Tensor, Noted]:
+        """What the first layer is given, and what all of them are called with."""
+        try:
+            return self._noting(call, cache)
+        except Exception:
+            if index or not self._handed.alone:
+                raise
+            # The class, then, wants more of its layers than a tensor.
+            self._handed = self._handed_by_the_first(call)
+            return self._noting(call, cache)
+
+    def _noting(self, call: Call, cache: Any) -> tuple[Tensor, Noted]:
+        given: list[tuple[Tensor, int]] = []
+        arguments: list[Arguments] = []
+
+        def stand_aside(*args: Any, **kwargs: Any) -> Any:
+            state, others = Arguments.of(args, kwargs)
+            if given and not untouched(state, *given[0]):
+                raise NoStackError("something is computed between layers")
+            given.append((state, state._version))
+            arguments.append(others)
+            if len(arguments) == len(self._layers):
+                raise _ArrivedError
+            return self._handed.with_state(state)
+
+        with self._standing_aside(stand_aside), suppress(_ArrivedError):
+            self._forward(call, cache)
+        if len(arguments) < len(self._layers):
+            raise NoStackError(f"{len(arguments)} of {len(self._layers)} layers are called")
+        state = given[0][0]
+        form = Form.of(state, len(call.ids))
+        return form.flat(state), Noted(form, arguments, self._handed.along)
+
+    def _handed_by_the_first(self, call: Call) -> Handed:
+        """What the first layer hands on in a call; stand-ins for it."""
+        noted: list[tuple[Tensor, Arguments]] = []
+
+        def stop(*args: Any, **kwargs: Any) -> Any:
+            noted.append(Arguments.of(args, kwargs))
+            raise _ArrivedError
+
+        with self._standing_aside(stop), suppress(_ArrivedError):
+            self._forward(Call(call.ids, call.inputs), None)
+        if not noted:
+            raise NoStackError("no layer is called")
+        ((state, arguments),) = noted
+        name, layer = self._layers[0]
+        with self._loaded(name, layer):
+            args, kwargs = arguments.apart().call(state)
+            return Handed.of(layer(*args, **kwargs))[1].unknown()
+
+    def _forward(self, call: Call, cache: Any) -> None:
+        inputs = {
+            key: value.to(self.device) if isinstance(value, Tensor) else value
+            for key, value in call.inputs.items()
+        }
+        if cache is not None:
+            inputs["past_key_values"] = cache
+        self.model(input_ids=call.ids[None].to(self.device), use_cache=call.cached, **inputs)
+
+    @torch.no_grad()
+    def _run(self, index: int, call: int, state: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+        return self._call(index, call, state)
+
+    @torch.no_grad()
+    def _again(self, index: int, call: int, state: Tensor) -> Tensor:
+        return self._call(index, call, state, apart=True)[0]
+
+    def _call(
+        self, index: int, call: int, state: Tensor, *, apart: bool = False
+    ) -> tuple[Tensor, tuple[Any, ...]]:
+        """Run a layer: hidden states, [tokens, hidden], and what it hands on along with them."""
+        noted = self._noted[call]
+        arguments = noted.arguments[index]
+        if index and noted.stand_ins:
+            arguments = arguments.replaced(noted.stand_ins, self._along[call])
+        args, kwargs = (arguments.apart() if apart else arguments).call(noted.form.formed(state))
+        with self._guarded(call):
+            output, handed = Handed.of(self._layers[index][1](*args, **kwargs))
+            if handed.alone != self._handed.alone:
+                self._handed = handed.unknown()  # a single layer: nobody has looked yet
+            if index and noted.stand_ins and len(noted.stand_ins) != len(handed.along):
+                raise NoStackError("layers hand on different things")
+            return noted.form.flat(output), handed.along
+
+    @contextmanager
+    def _guarded(self, call: int | None = None) -> Iterator[None]:
+        """What goes wrong in a class becomes a sentence."""
+        try:
+            with foreign(
+                f"{type(self.model).__name__} of {self._weights.where()} cannot be run one layer "
+                "at a time",
+                "correct its config.json, or such models cannot be proved",
+            ):
+                try:
+                    yield
+                except NoStackError as error:
+                    raise self._no_stack(str(error)) from error
+        except InputError as error:
+            if call is None:
+                raise
+            raise CallError(str(error), call) from error
+
+    def _no_stack(self, why: str) -> InputError:
+        return InputError(
+            f"{type(self.model).__name__} of {self._weights.where()} cannot be run one layer at a "
+            f"time ({why}); such models cannot be proved"
+        )
+
+    def _watch(self) -> dict[str, nn.Module]:
+        """Modules outside of the layers that have parameters; they leave once they run."""
+        within = tuple(f"{name}." for name, _ in self._layers)
+        outside = {
+            name: module
+            for name, module in self.model.named_modules()
+            if module._parameters and not f"{name}.".startswith(within)
+        }
+
+        def reach(name: str, module: nn.Module, args: Any) -> None:
+            outside.pop(name, None)
+
+        for name, module in outside.items():
+            module.register_forward_pre_hook(partial(reach, name))
+        return outside
+
+    def _load_buffers(self) -> None:
+        """Buffers that are in the files, as they are there; others, as the class makes them."""
+        in_files = {
+            name for name in persistent_buffers(self.model) if name in self._weights.tensors
+        }
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            for key, buffer in module._buffers.items():
+                name = f"{path}.{key}".removeprefix(".")
+                if buffer is None:
+                    continue
+                if name in in_files:
+                    module._buffers[key] = self._lender.buffer(name, buffer.dtype)
+                else:
+                    module._buffers[key] = buffer.to(self.device)
+
+    @contextmanager
+    def _standing_aside(self, stand_in: Callable[..., Any]) -> Iterator[None]:
+        for _, layer in self._layers:
+            layer.forward = stand_in
+        try:
+            yield
+        finally:
+            for _, layer in self._layers:
+                del layer.forward
+
+    def _around_the_layers(self) -> AbstractContextManager[None]:
+        return self._lender.lent(self.model, {key: key for key in self._outside()})
+
+    def _loaded(self, name: str, layer: nn.Module) -> AbstractContextManager[None]:
+        return self._lender.lent(layer, _parameters(name, layer))
+
+    def _fetch(self, index: int) -> None:
+        """Begin to load the weights of a layer, if there is one."""
+        for name, layer in self._layers[index : index + 1]:
+            self._lender.fetch(layer, _parameters(name, layer))
+
+
+def _parameters(name: str, layer: nn.Module) -> dict[str, str]:
+    """The parameters of a layer, by their names in the model."""
+    return {key: f"{name}.{key}" for key, _ in layer.named_parameters()}
+
+
+@contextmanager
+def _scaled(layer: nn.Module, key: str, factor: float) -> Iterator[None]:
+    """A layer with one of its parameters multiplied."""
+    path, _, last = key.rpartition(".")
+    owner = layer.get_submodule(path)
+    if isinstance(owner, InBlocks) and last == "weight":
+        owner.factor = factor
+        yield
+        owner.factor = 1.0
+    else:
+        parameter = layer.get_parameter(key)
+        unscaled, parameter.data = parameter.data, parameter.data * factor
+        yield
+        parameter.data = unscaled
+
+
+@contextmanager
+def _handing_over(
+    parameters: Mapping[str, nn.Parameter], look: Callable[[str, Tensor], None]
+) -> Iterator[None]:
+    """Gradients of these parameters go to ``look`` as they are made; neither of them is kept."""
+
+    def hand_over(name: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        gradient, parameter.grad = parameter.grad, None
+        parameter.data = parameter.new_empty(0)  # all that needed it went backward before
+        look(name, gradient)
+
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(partial(hand_over, name))
+        for name, parameter in parameters.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _backward(output: Tensor, gradient: Tensor | None = None) -> None:
+    torch.autograd.backward([output], [gradient] if gradient is not None else None)
+
+
+def _never(*args: Any) -> Any:
+    raise AssertionError("an embedding is neither run again nor changed")

@@ -1,0 +1,295 @@
+"""What transformers would read of a folder, asked of transformers itself.
+
+``from_pretrained`` runs up to the point where it would read weights: the class, the config, the
+files and the names under which their tensors come into the model are its own answer, and no weight
+is read, whatever the size of the model. What it would read and growkit does not is refused here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import Config
+from growkit.conversions.layouts import as_diff_transformer
+from growkit.engine.inert import (
+    check_config_runs_nothing,
+    check_files_run_nothing,
+    check_tokenizer_reads_nothing_else,
+)
+from growkit.engine.oracle import lacks_class, parsed, quiet
+from growkit.errors import InputError, foreign
+
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
+"""What configs call the number of layers."""
+
+
+OF_LOADING = frozenset(
+    {
+        *("dtype", "_name_or_path", "architectures", "transformers_weights", "auto_map"),
+        "transformers_version",
+    }
+)
+"""Keys of configs that depend on how they were loaded."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What transformers makes of a folder.
+
+    Attributes:
+        model: name of the class.
+        config: all that the class resolves from ``config.json``.
+        buffers: tensors in the files that become persistent buffers of the model.
+        passed_over: tensors in the files that it does not read.
+        made_buffers: persistent buffers that no file holds: the class makes them.
+        own_class: whether transformers has the class; else growkit's own stands in for it.
+    """
+
+    model: str
+    config: Config
+    buffers: frozenset[str] = frozenset()
+    passed_over: tuple[str, ...] = ()
+    made_buffers: frozenset[str] = frozenset()
+    own_class: bool = True
+
+
+@dataclass
+class _Seen:
+    """What was noted up to the point where weights would be read."""
+
+    model: Any = None
+    files: list[str] = field(default_factory=list)
+    named: dict[str, list[str]] = field(default_factory=dict)
+    converted: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
+
+
+class _SeenEnoughError(Exception):
+    """All that was to be known is known, and no weights are to be read."""
+
+
+def loading(checkpoint: Checkpoint) -> Loading:
+    """Ask transformers what it would read of a checkpoint.
+
+    Raises:
+        InputError: it reads something else than growkit, would run code or follow what the folder
+            names, or does not take the folder at all.
+    """
+    check_files_run_nothing(checkpoint.opened)
+    check_tokenizer_reads_nothing_else(checkpoint.opened)
+    check_config_runs_nothing(checkpoint.config, str(checkpoint.folder / "config.json"))
+    _check_layers(checkpoint)
+    folder, lacking = checkpoint.folder, lacks_class(checkpoint.config)
+    with (
+        quiet(),
+        foreign(f"transformers cannot load {folder}", "correct its config.json or its weights"),
+    ):
+        config = _config(checkpoint, lacking)
+        _check_class(checkpoint, config)
+        seen = _asked(checkpoint, config if lacking else None)
+        resolved = config.to_dict()
+        _check_config(checkpoint, resolved, seen)
+    _check_files(checkpoint, seen)
+    model = type(seen.model).__name__
+    if lacking:
+        return Loading(model, resolved, own_class=False)
+    _check_names(checkpoint, seen)
+    buffers = {name for name, _ in seen.model.named_buffers()}
+    held = frozenset(t for name, tensors in seen.named.items() if name in buffers for t in tensors)
+    read = {tensor for tensors in seen.named.values() for tensor in tensors}
+    passed_over = tuple(sorted(checkpoint.tensors.keys() - read))
+    made = frozenset(seen.missing & buffers)
+    return Loading(model, resolved, held, passed_over, made)
+
+
+def _check_layers(checkpoint: Checkpoint) -> None:
+    for key in LAYERS:
+        count = checkpoint.config.get(key)
+        if isinstance(count, int) and count > max(len(checkpoint.tensors), 1):
+            raise InputError(
+                f"config.json in {checkpoint.folder} promises {count} layers ({key}), but there "
+                f"are only {len(checkpoint.tensors)} tensors; correct it or add what is missing"
+            )
+
+
+def _config(checkpoint: Checkpoint, lacking: bool) -> Any:
+    """The config as growkit's proof understands it."""
+    if not lacking:
+        return parsed(checkpoint.config)
+    config = parsed(as_diff_transformer(checkpoint.config, str(checkpoint.folder)))
+    named = checkpoint.config.get("transformers_weights")
+    if named is not None:
+        config.transformers_weights = named
+    return config
+
+
+def _check_class(checkpoint: Checkpoint, config: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise InputError(
+            f"{checkpoint.folder} holds a model of type {config.model_type}, which "
+            "transformers has no causal language model for; only these can be compared"
+        )
+
+
+def _check_config(checkpoint: Checkpoint, resolved: Config, seen: _Seen) -> None:
+    """Both make the same of ``config.json``: growkit's proof, and the loader."""
+    theirs = seen.model.config.to_dict()
+    theirs = resolved.get("text_config", theirs) if "text_config" in resolved else theirs
+    ours = _of_the_model(resolved.get("text_config", resolved))
+    theirs = _of_the_model(theirs)
+    for key in sorted(ours.keys() | theirs.keys()):
+        if ours.get(key) != theirs.get(key):
+            raise InputError(
+                f"transformers resolves {key} in the config.json of {checkpoint.folder} to "
+                f"{theirs.get(key)!r}, not {ours.get(key)!r}; correct it"
+            )
+
+
+def _of_the_model(config: Any) -> Any:
+    """A config without what says how it came about, however deep."""
+    if not isinstance(config, dict):
+        return config
+    return {key: _of_the_model(value) for key, value in config.items() if key not in OF_LOADING}
+
+
+def _asked(checkpoint: Checkpoint, config: Any) -> _Seen:
+    """Load a folder without its weights; with this config as a DIFF Transformer, if it is given."""
+    from transformers import AutoModelForCausalLM
+
+    from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
+
+    cls: Any = AutoModelForCausalLM if config is None else DiffTransformerForCausalLM
+    options = {} if config is None else {"config": config}
+    seen = _Seen()
+    with _before_weights(checkpoint, seen), _no_more_modules(len(checkpoint.tensors)):
+        try:
+            cls.from_pretrained(
+                checkpoint.folder,
+                dtype=torch.float32,  # else it is read from the weights
+                attn_implementation="eager",
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # named when the model is built
+                **options,
+            )
+        except _SeenEnoughError:
+            return seen
+    raise AssertionError("weights were read")
+
+
+@contextmanager
+def _before_weights(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
+    """Instead of reading weights, note what would be read, and raise ``_SeenEnoughError``."""
+    from transformers import PreTrainedModel
+    from transformers.core_model_loading import WeightConverter, WeightTransform
+
+    convert, add = PreTrainedModel._load_pretrained_model, WeightTransform.add_tensor
+
+    def note(transform: Any, name: str, tensor: str, *others: Any) -> Any:
+        seen.named.setdefault(name, []).append(tensor)
+        if isinstance(transform, WeightConverter):
+            seen.converted.add(name)
+        return add(transform, name, tensor, *others)
+
+    def look(model: Any, state: Any, files: Any, options: Any, *others: Any) -> NoReturn:
+        seen.model, seen.files = model, [str(file) for file in files or ()]
+        shapes = {
+            name: torch.empty(info.shape, device="meta")
+            for name, info in checkpoint.tensors.items()
+        }
+        nowhere = dataclasses.replace(options, device_map={"": "meta"})
+        with patch.object(WeightTransform, "add_tensor", note):
+            info, _ = convert(model, shapes, None, nowhere)
+        model._adjust_missing_and_unexpected_keys(info)
+        seen.missing = set(info.missing_keys)
+        raise _SeenEnoughError
+
+    def refuse(*_: Any) -> NoReturn:
+        raise InputError(f"{checkpoint.folder} holds shards of a distributed checkpoint")
+
+    with (
+        patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(look)),
+        patch.object(
+            PreTrainedModel, "_load_and_finalize_distributed_pretrained_model", refuse, create=True
+        ),
+    ):
+        yield
+
+
+@contextmanager
+def _no_more_modules(tensors: int) -> Iterator[None]:
+    """Not to build for hours what the files cannot fill."""
+    most = 1000 + 100 * tensors
+    begin, count = nn.Module.__init__, 0
+
+    def counted(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > most:
+            raise InputError(
+                f"config.json asks for a model of more than {most:,} modules, but there are only "
+                f"{tensors:,} tensors; correct its sizes"
+            )
+        begin(module, *args, **kwargs)
+
+    with patch.object(nn.Module, "__init__", counted):
+        yield
+
+
+def _check_files(checkpoint: Checkpoint, seen: _Seen) -> None:
+    """Both read weights from the same files."""
+    theirs = {os.path.realpath(file) for file in seen.files}
+    ours = {os.path.realpath(file) for file in checkpoint.files}
+    if theirs == ours:
+        return
+    read = [sorted(Path(file).name for file in files)[:3] for files in (theirs, ours)]
+    raise InputError(
+        f"transformers reads the weights of {checkpoint.folder} from {', '.join(read[0])}, growkit "
+        f"from {', '.join(read[1])}; keep only model.safetensors, or the shards that its index "
+        "lists, and no transformers_weights in config.json"
+    )
+
+
+def _check_names(checkpoint: Checkpoint, seen: _Seen) -> None:
+    """Every tensor that is read goes to a place of its own."""
+    folder = checkpoint.folder
+    for name, tensors in sorted(seen.named.items()):
+        if name not in seen.converted and len(tensors) > 1:
+            raise InputError(
+                f"{' and '.join(sorted(tensors))} in {folder} are both loaded as {name} by "
+                "transformers, which keeps only one of them; remove the other"
+            )
+
+
+def generation(folder: Folder) -> Config | None:
+    """The generation settings as transformers resolves them, with its defaults; None if it cannot.
+
+    They come from ``generation_config.json``, or else from ``config.json``.
+    """
+    from transformers import GenerationConfig
+
+    own = folder.has("generation_config.json")
+    name = "generation_config.json" if own else "config.json"
+    try:
+        content = folder.json(name) if own or folder.has(name) else {}
+        given = deepcopy(content) | ({} if own else {"_from_model_config": True})
+        with quiet(), foreign("the settings of generation are not understood", "correct them"):
+            resolved: Config = GenerationConfig.from_dict(given).to_dict()
+    except InputError:
+        return None
+    return resolved

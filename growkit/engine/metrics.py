@@ -1,0 +1,135 @@
+"""How far apart two models' logits are, summed up piece by piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from growkit.results.proof import Measured
+
+AT_ONCE = 1 << 18
+"""Logits that are looked at together on a CPU: a dozen passes over them stay in its cache."""
+
+
+@dataclass
+class Distance:
+    """Sums over all tokens seen so far; all in float64."""
+
+    largest: float = 0.0
+    absolute: float = 0.0
+    squared_source: float = 0.0
+    squared_target: float = 0.0
+    both: float = 0.0
+    elements: int = 0
+    kl: float = 0.0
+    kl_at: dict[int, tuple[float, int]] = field(default_factory=dict)
+    agreeing: int = 0
+    tokens: int = 0
+    loss_source: float = 0.0
+    loss_target: float = 0.0
+    predictions: int = 0
+
+    def add(self, source: Tensor, target: Tensor, following: Tensor, position: int = 0) -> None:
+        """Take some tokens of a sequence into account.
+
+        Args:
+            source: logits of the source, [tokens, vocabulary].
+            target: logits of the target, the same shape.
+            following: the token that follows each, [tokens]; -1 for none.
+            position: of the first of them in its sequence.
+        """
+        rows = max(1, AT_ONCE // source.shape[-1]) if source.device.type == "cpu" else len(source)
+        parts = zip(source.split(rows), target.split(rows), following.split(rows), strict=True)
+        for part, (one, other, next_ones) in enumerate(parts):
+            self._add(one, other, next_ones, position + part * rows)
+
+    def _add(self, source: Tensor, target: Tensor, following: Tensor, position: int) -> None:
+        source, target = source.double(), target.double()
+        following = following.to(source.device)
+        # torch's maximum keeps a NaN, Python's may drop it; and a NaN must never pass.
+        difference = (source - target).abs_()
+        so_far = difference.new_tensor(self.largest)
+        self.largest = float(torch.maximum(difference.max(), so_far))
+        self.absolute += float(difference.sum())
+        del difference
+        self.squared_source += _dot(source, source)
+        self.squared_target += _dot(target, target)
+        self.both += _dot(source, target)
+        self.elements += source.numel()
+        self.agreeing += int((source.argmax(-1) == target.argmax(-1)).sum())
+        log_p, log_q = source.log_softmax(-1), target.log_softmax(-1)
+        rows = (following >= 0).nonzero()[:, 0]
+        wanted = following[rows]
+        self.loss_source -= float(log_p[rows, wanted].sum())
+        self.loss_target -= float(log_q[rows, wanted].sum())
+        self.predictions += len(rows)
+        # In place: logits of large vocabularies are large.
+        torch.sub(log_p, log_q, out=log_q)
+        kl = log_p.exp_().mul_(log_q).sum(-1)
+        self.kl += float(kl.sum())
+        for place, value in enumerate(kl.tolist(), position):
+            total, count = self.kl_at.get(place, (0.0, 0))
+            self.kl_at[place] = (total + value, count + 1)
+        self.tokens += len(following)
+
+    def add_all(self, pieces: Iterable[tuple[Tensor, Tensor, Tensor, int]]) -> None:
+        """``add`` each of them."""
+        for piece in pieces:
+            self.add(*piece)
+
+    @property
+    def scale(self) -> float:
+        """Root mean square of the source's logits."""
+        return math.sqrt(self.squared_source / self.elements)
+
+    @property
+    def relative(self) -> float:
+        """Largest difference against the scale; NaN where a logit is not finite."""
+        return self.largest / self.scale if self.scale else self.largest
+
+    def factor(self, within: float) -> float | None:
+        """The number by which all logits are multiplied, if that explains the difference.
+
+        Args:
+            within: how much may be left over, relative to what is explained.
+        """
+        if not self.squared_source or not math.isfinite(self.both + self.squared_target):
+            return None
+        factor = self.both / self.squared_source
+        left = self.squared_target - factor * self.both
+        explained = left <= (within * (1 + abs(factor))) ** 2 * self.squared_source
+        return factor if explained and abs(factor - 1) > within else None
+
+    def measured(
+        self, dtype: str, device: str, tolerance: float | None, why: str | None
+    ) -> Measured:
+        """The figures, as they are reported."""
+        return Measured(
+            dtype=dtype,
+            device=device,
+            max_abs_logit_diff=finite(self.largest),
+            mean_abs_logit_diff=finite(self.absolute / self.elements),
+            logit_scale=finite(self.scale),
+            relative=finite(self.relative),
+            tolerance=tolerance,
+            tolerance_why=why,
+            kl_nats_per_token=finite(max(self.kl, 0.0) / self.tokens),  # never less, but rounding
+            top1_agreement=self.agreeing / self.tokens,
+        )
+
+    def kl_by_position(self) -> list[float | None]:
+        """KL at every position, nats, the mean over all sequences that are so long."""
+        return [finite(max(kl, 0.0) / count) for _, (kl, count) in sorted(self.kl_at.items())]
+
+
+def _dot(one: Tensor, other: Tensor) -> float:
+    return float(one.flatten().dot(other.flatten()))
+
+
+def finite(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,389 @@
+"""Model families: tensor names and axes as data, one file each.
+
+A family's file defines ``FAMILY``; being in this package is what registers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from growkit.algebra.axes import Pattern
+from growkit.algebra.orders import Order
+from growkit.checkpoint.tensors import Config, Weights
+from growkit.errors import InputError
+from growkit.registry import members
+
+MOST_LAYERS = 10_000
+"""Or experts of a layer."""
+
+MOST_EXPERTS = 1 << 15
+"""In all layers together: more than the largest models have."""
+
+MOST_ROWS = 1 << 22
+"""Of a tensor, or columns, but for those that stand for the vocabulary."""
+
+MOST_SIZE = 1 << 24
+"""Of any size in a config: a hundred times that of the largest models there are."""
+
+Axes = tuple[str, ...]
+
+
+def always(config: Config) -> bool:
+    """Every model of the family has the tensor."""
+    return True
+
+
+def every_layer(config: Config, layer: int) -> bool:
+    """Every layer has the tensor."""
+    return True
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a family, or one for each layer and expert that its name asks for.
+
+    Attributes:
+        name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``; ``{expert}``
+            counts the axis ``experts``.
+        pattern: what it reads and writes, in the notation of ``growkit.algebra.axes``.
+        when: whether a model of this (completed) config has the tensor.
+        canonical: for families that are DIFF Transformers, its name there, if it is another.
+        order: how its rows are stored, if not in the order of the pattern.
+        layers: whether a layer of a model of this (completed) config has the tensor.
+    """
+
+    name: str
+    pattern: str
+    when: Callable[[Config], bool] = always
+    canonical: str | None = None
+    order: Order | None = None
+    layers: Callable[[Config, int], bool] = every_layer
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A demand of the family's model class: one number is a multiple of another.
+
+    Attributes:
+        what: a config key or an axis.
+        of: another.
+        why: the reason, as it ends a sentence.
+    """
+
+    what: str
+    of: str
+    why: str
+
+
+@dataclass(frozen=True)
+class DiffForm:
+    """In what way the models of a family are DIFF Transformers, so that they can become one.
+
+    Attributes:
+        switches: what the config of each as a DIFF Transformer says (``growkit.modeling``), for
+            all keys that the family cannot vary.
+        keys: the family's own names of keys, by their name there.
+        lambda_init: of a layer, counted from 0, as the family's class computes it; None where the
+            config lists it, or there is none.
+        harmless: keys of the family's own config that no DIFF Transformer has, and the values at
+            which they change nothing.
+    """
+
+    switches: Mapping[str, Any]
+    keys: Mapping[str, str] = field(default_factory=dict)
+    lambda_init: Callable[[int], float] | None = None
+    harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Everything that growkit knows of a model family.
+
+    Attributes:
+        name: for messages and ``growkit inspect``.
+        model_types: the ``model_type`` values of ``config.json`` that belong to it; the first is
+            what growkit writes.
+        axes: for every config key that is a size, the axes whose sizes add up to it, or a function
+            of the config that says so. An axis that stands twice counts twice. Axes of unknown size
+            that share a key have equal sizes, so keys of single axes come first.
+        defaults: what the model class assumes for keys that the config leaves out, as values or as
+            functions of the config.
+        tensors: every tensor.
+        other_forms: every tensor, as other files hold the same models.
+        constants: axes whose size is the same in every model of the family.
+        same: axes that always have the size of another one.
+        may_be_zero: keys of sizes that may be 0.
+        derived: keys of sizes that the class computes from others, so that configs never say them.
+        per_layer: keys that hold one number for all layers, or a list with one for each; their
+            axes are numbered, ``rank_0`` and so on (``rank_{layer}`` in patterns).
+        grouped: axes whose neighbours form groups by position (head i reads KV head ⌊i/r⌋), so
+            that copies must stand side by side.
+        multiples: sizes that the model class demands to be multiples of others.
+        recomputed: endings of tensor names that old checkpoints hold and the class computes itself.
+        duplicates: for tied models, names that may repeat a tensor, and that tensor.
+        choices: the values that keys with a fixed set of values may have.
+        check: raises InputError for what else a (completed) config may have wrong.
+        architecture: the class that ``config.json`` names, for models that growkit makes.
+        loads_with: what runs its folders, where that is not transformers as it is.
+        form: in what way its models are DIFF Transformers; None if they are not.
+        auto_map: where transformers finds the classes in the folder's own code.
+        write_code: puts the model's code into a folder, for models that transformers lacks.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    axes: Mapping[str, Axes | Callable[[Config], Axes]]
+    tensors: tuple[Tensor, ...]
+    other_forms: tuple[tuple[Tensor, ...], ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, int] = field(default_factory=dict)
+    same: Mapping[str, str] = field(default_factory=dict)
+    may_be_zero: frozenset[str] = frozenset()
+    derived: frozenset[str] = frozenset()
+    per_layer: frozenset[str] = frozenset()
+    grouped: frozenset[str] = frozenset()
+    multiples: tuple[Multiple, ...] = ()
+    recomputed: tuple[str, ...] = ()
+    duplicates: Mapping[str, str] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    check: Callable[[Config], None] = lambda config: None
+    architecture: str | None = None
+    loads_with: str | None = None
+    form: DiffForm | None = None
+    auto_map: Mapping[str, str] | None = None
+    write_code: Callable[[Path], None] | None = None
+
+    def complete(self, config: Config) -> Config:
+        """The config with the defaults filled in.
+
+        Raises:
+            InputError: a size is missing, is no positive number, or breaks a demand of the class.
+        """
+        complete = dict(config)
+        for key, default in self.defaults.items():
+            if complete.get(key) is None:
+                try:
+                    complete[key] = default(complete) if callable(default) else default
+                except (KeyError, TypeError, ZeroDivisionError):
+                    complete[key] = None  # a size it depends on is bad, and is reported below
+        sizes = self._solve(complete)
+        for key, values in self.choices.items():
+            if complete[key] not in values:
+                raise InputError(
+                    f"config.json of a {self.name} model has {key} {complete[key]!r}; choose one "
+                    f"of {', '.join(values)}"
+                )
+        for key, default in self.defaults.items():
+            if isinstance(default, bool) and not isinstance(complete[key], bool):
+                raise InputError(
+                    f"config.json of a {self.name} model has {key} {complete[key]!r}; "
+                    "true or false was expected"
+                )
+        self.check(complete)
+        numbers = complete | sizes
+        for demand in self.multiples:
+            if numbers[demand.what] % max(numbers[demand.of], 1):
+                raise InputError(
+                    f"{demand.what} {numbers[demand.what]} is no multiple of {demand.of} "
+                    f"{numbers[demand.of]}, but a {self.name} model needs that, {demand.why}; "
+                    "choose other sizes"
+                )
+        return complete
+
+    def check_bounds(self, config: Config, where: str) -> None:
+        """Refuse sizes beyond all models before anything is made that grows with them.
+
+        Raises:
+            InputError: names the key.
+        """
+        counted = 1
+        for key in self.axes:
+            many = self.axes[key] in (("layers",), ("experts",))
+            most = MOST_LAYERS if many else MOST_SIZE
+            value = config.get(key)
+            largest = max((v for v in _listed(value) if isinstance(v, int)), default=0)
+            if largest > most:
+                raise InputError(
+                    f"{key} is {largest} in config.json of {where}; at most {most:,} was "
+                    "expected, correct it"
+                )
+            counted *= largest if many else 1
+        if counted > MOST_EXPERTS:
+            raise InputError(
+                f"config.json of {where} promises {counted:,} experts in all layers; at most "
+                f"{MOST_EXPERTS:,} was expected, correct it"
+            )
+
+    def sizes(self, config: Config) -> dict[str, int]:
+        """The size of every axis."""
+        return self._solve(self.complete(config))
+
+    def axes_of(self, config: Config) -> dict[str, Axes]:
+        """The axes behind every size in a completed config."""
+        return {
+            key: axes
+            for key, entry in self.axes.items()
+            if (axes := entry(config) if callable(entry) else entry)
+        }
+
+    def _solve(self, complete: Config) -> dict[str, int]:
+        """The size of every axis, key by key."""
+        sizes = dict(self.constants)
+        for key, axes in self.axes_of(complete).items():
+            value = complete.get(key)
+            least = 0 if key in self.may_be_zero else 1
+            if key in self.per_layer:
+                sizes |= self._solve_per_layer(key, axes, value, sizes["layers"])
+                continue
+            if not isinstance(value, int) or not _is_size(value, least):
+                raise InputError(
+                    f"config.json of a {self.name} model needs {key} as a positive whole number, "
+                    f"but has {value!r}"
+                )
+            unknown = [axis for axis in axes if axis not in sizes]
+            rest = value - sum(sizes[axis] for axis in axes if axis in sizes)
+            if unknown and rest % len(unknown):
+                raise InputError(
+                    f"{key} is {value}, but a {self.name} model needs a multiple of {len(unknown)}"
+                )
+            if rest < least * len(unknown) or (not unknown and rest):
+                raise InputError(
+                    f"{key} is {value} in config.json, which leaves nothing for "
+                    f"{' and '.join(unknown) or 'the rest'}; correct it or the other sizes"
+                )
+            sizes |= {axis: rest // len(unknown) for axis in unknown}
+            sizes |= {axis: sizes[of] for axis, of in self.same.items() if of in sizes}
+        return sizes
+
+    def _solve_per_layer(self, key: str, axes: Axes, value: Any, layers: int) -> dict[str, int]:
+        values = value if isinstance(value, list) else [value] * layers
+        if len(values) != layers or not all(_is_size(each, 1) for each in values):
+            raise InputError(
+                f"config.json of a {self.name} model needs {key} as a positive whole number, or a "
+                f"list of {layers} of them, one per layer, but has {value!r}"
+            )
+        return {f"{axis}_{layer}": size for axis in axes for layer, size in enumerate(values)}
+
+    def resized(self, config: Config, sizes: Mapping[str, int]) -> Config:
+        """The config of a model whose axes have these sizes; all other keys stay as they are.
+
+        Raises:
+            InputError: the model class cannot express these sizes.
+        """
+        resized = dict(config)
+        complete = self.complete(config)
+        for key, axes in self.axes_of(complete).items():
+            # No method grows what differs between layers.
+            if key in self.per_layer or key in self.derived:
+                continue
+            value = sum(sizes[axis] for axis in axes)
+            # A default may depend on other sizes (head_dim on hidden_size): it is written out.
+            if (
+                config.get(key) is not None
+                or value != complete[key]
+                or callable(self.defaults.get(key))
+            ):
+                resized[key] = value
+        found = self.sizes(resized)
+        for name, pattern in self.patterns(resized).items():
+            for dimension in pattern.dimensions:
+                if "vocab" not in dimension.axes and dimension.size(found) > MOST_ROWS:
+                    raise InputError(
+                        f"{name} would have {dimension.size(found):,} rows or columns; "
+                        f"at most {MOST_ROWS:,} can be made, choose smaller sizes"
+                    )
+        for axis, size in sizes.items():
+            if found[axis] != size:
+                listed = ", ".join(f"{each} {sizes[each]}" for each in sorted(sizes))
+                raise InputError(
+                    f"a {self.name} model cannot have {axis} {size} with these sizes: {listed}; "
+                    "grow alike what it keeps alike"
+                )
+        return resized
+
+    def named(self, config: Config) -> Config:
+        """The config with the class that is to load it, for folders that growkit writes."""
+        named = dict(config)
+        if self.architecture:
+            named["architectures"] = [self.architecture]
+        if self.auto_map:
+            named["auto_map"] = dict(self.auto_map)
+        return named
+
+    def patterns(self, config: Config) -> dict[str, Pattern]:
+        """Name and pattern of every tensor of the model, in the order of the layers."""
+        return {name: Pattern.parse(tensor.pattern) for name, tensor, _ in self.members(config)}
+
+    def as_stored(self, config: Config, names: Collection[str]) -> Family:
+        """The family with the form of its tensors that fits these names best."""
+        forms = [replace(self, tensors=each) for each in (self.tensors, *self.other_forms)]
+        if len(forms) == 1:
+            return self
+        return max(forms, key=lambda form: sum(name in names for name in form.patterns(config)))
+
+    def members(self, config: Config) -> list[tuple[str, Tensor, int | None]]:
+        """Name, description and layer (None outside of the layers) of every tensor of a model."""
+        complete = self.complete(config)
+        sizes = self._solve(complete)
+        found = []
+        for tensor in self.tensors:
+            if not tensor.when(complete):
+                continue
+            for layer in range(sizes["layers"]) if "{layer}" in tensor.name else (None,):
+                if layer is not None and not tensor.layers(complete, layer):
+                    continue
+                pattern = tensor.pattern.format(layer=layer)
+                described = (
+                    tensor if pattern == tensor.pattern else replace(tensor, pattern=pattern)
+                )
+                for expert in range(sizes["experts"]) if "{expert}" in tensor.name else (None,):
+                    name = tensor.name.format(layer=layer, expert=expert)
+                    found.append((name, described, layer))
+        return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_size(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def families() -> dict[str, Family]:
+    """All families, by the name of their file."""
+    found = members("growkit.families", "FAMILY")
+    return {name: family for name, family in found.items() if isinstance(family, Family)}
+
+
+def family_of(config: Config, where: str) -> Family:
+    """The family of a config.
+
+    Raises:
+        InputError: no family knows this model_type (lists those that are known), or a size is
+            beyond all models.
+    """
+    model_type = config.get("model_type")
+    known = {kind: family for family in families().values() for kind in family.model_types}
+    if config.get("quantization_config"):
+        raise InputError(f"the model in {where} is quantised; dequantise it first")
+    if not isinstance(model_type, str) or model_type not in known:
+        raise InputError(
+            f"{where} has model_type {model_type!r}, which no family describes; "
+            f"known are {', '.join(sorted(known))}"
+        )
+    known[model_type].check_bounds(config, where)
+    return known[model_type]
+
+
+def stored_family(weights: Weights) -> Family:
+    """The family of a checkpoint, in the form that its tensors have.
+
+    Raises:
+        InputError: see ``family_of``.
+    """
+    family = family_of(weights.config, weights.where())
+    return family.as_stored(weights.config, weights.tensors.keys())

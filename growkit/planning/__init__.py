@@ -1,0 +1,1 @@
+"""Plans: what is made of which tensors, known from headers alone."""

@@ -1,0 +1,102 @@
+"""Lineage: which tensors of a source every tensor of a target came from, through which steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from growkit.checkpoint.tensors import Weights
+from growkit.planning.plan import Plan, Planned, Rule
+from growkit.planning.transforms import Slices, Transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from growkit.algebra.law import Rows
+
+
+class LostError(Exception):
+    """A tensor does not give back what it was made from."""
+
+
+class Lineage:
+    """All steps from a source to a target.
+
+    Attributes:
+        source: what the first plan was made for.
+        plans: of all steps, in order.
+    """
+
+    def __init__(self, source: Weights, plans: Sequence[Plan]) -> None:
+        self.source, self.plans = source, tuple(plans)
+
+    @cached_property
+    def stages(self) -> tuple[Weights, ...]:
+        """The source, and what every step makes, computed when it is read."""
+        stages = [self.source]
+        for plan in self.plans:
+            stages.append(Planned(stages[-1], plan))
+        return tuple(stages)
+
+    @property
+    def target(self) -> Weights:
+        """What the last step makes."""
+        return self.stages[-1]
+
+    def part(self, target: str, where: Slices) -> Tensor:
+        """A part of a tensor that the last step makes, by begin and end in every dimension.
+
+        Of the source it needs only what it copies, where every step allows that.
+        """
+        return self.plans[-1].by_target[target].transform.part(self.stages[-2], where)
+
+    def steps(self, target: str) -> list[list[Rule]]:
+        """The rules on the way to a tensor, the last step first."""
+        names, found = {target: None}, []  # a dictionary keeps its order
+        for plan in reversed(self.plans):
+            rules = [plan.by_target[name] for name in names]
+            found.append(rules)
+            names = {name: None for rule in rules for name in rule.sources}
+        return found
+
+    def origin(self, target: str) -> str | None:
+        """The source's tensor that a tensor holds; None if it holds none."""
+        for plan in reversed(self.plans):
+            rule = plan.by_target[target]
+            if not rule.transform.holds:
+                return None
+            (target,) = rule.sources
+        return target
+
+    def repeatable(self, target: str) -> bool:
+        """Whether everything on the way to a tensor gives the same bits when computed again."""
+        return all(rule.transform.repeatable for rules in self.steps(target) for rule in rules)
+
+    def recovered(self, written: Weights, target: str) -> Rows:
+        """Rows of the source's tensor that a tensor holds, read out of the written one.
+
+        Args:
+            written: a checkpoint of the target.
+            target: name of a tensor.
+
+        Returns:
+            A function of rows, which raises ``LostError`` where they are lost.
+
+        Raises:
+            LostError: the tensor holds nothing of a source.
+        """
+        rows: Rows = partial(written.read, target)
+        for plan in reversed(self.plans):
+            rule = plan.by_target[target]
+            if not rule.transform.holds:
+                raise LostError
+            rows, (target,) = partial(_undo, rule.transform, rows), rule.sources
+        return rows
+
+
+def _undo(transform: Transform, rows: Rows, of: slice) -> Tensor:
+    back = transform.undo(rows, of)
+    if back is None:
+        raise LostError
+    return back

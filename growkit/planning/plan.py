@@ -1,0 +1,259 @@
+"""The plan: which target tensor is made from which source tensors, and why; from headers alone.
+
+A plan is checked before anything is computed: every source tensor is used or dropped by name, and
+every target tensor is written exactly once, with the shape that its pattern predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING
+
+from growkit.algebra.axes import Pattern
+from growkit.checkpoint.tensors import FLOAT_BYTES, Config, TensorInfo, Weights, parts
+from growkit.errors import InputError
+from growkit.families.family import Family
+from growkit.planning.transforms import Transform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from growkit.results.proof import Spectrum
+
+
+AT_A_TIME = 1 << 18
+"""Elements of a tensor that are made at a time: few enough to stay in a core's cache."""
+
+SMALL = 1 << 26
+"""Bytes of a source tensor that is read once, rather than in parts as they are needed."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One target tensor: its name, its shape and dtype, and how it is made."""
+
+    target: str
+    info: TensorInfo
+    transform: Transform
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made from."""
+        return self.transform.sources
+
+    @property
+    def why(self) -> str:
+        """One phrase for people."""
+        return self.transform.why
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a check found: whether the targets are what was promised, and how good they are."""
+
+    kept: bool
+    spectrum: Spectrum | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """What must hold of tensors that other machines compute with other bits.
+
+    Attributes:
+        sources: names of the tensors that they are made from.
+        targets: names of the tensors that belong together; the first stands for all of them.
+        judge: takes sources and targets, each in order.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    judge: Callable[[Sequence[Tensor], Sequence[Tensor]], Judged]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All rules of one step.
+
+    Attributes:
+        config: the target's ``config.json``.
+        rules: one for each target tensor, in the order they are written.
+        copies: number of copies of every grown axis.
+        dropped: source tensors that no rule uses, and why not.
+        duplicates: dropped tensors that must equal another source tensor, and which.
+        in_effect: source tensors that live on in what others are computed to, and how; only the
+            logits can show that they are kept.
+        checks: what must hold of targets that are not repeatable.
+    """
+
+    config: Config
+    rules: tuple[Rule, ...]
+    copies: Mapping[str, int]
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    duplicates: Mapping[str, str] = field(default_factory=dict)
+    in_effect: Mapping[str, str] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+
+    @cached_property
+    def by_target(self) -> Mapping[str, Rule]:
+        """The rule that makes a tensor, by its name."""
+        return {rule.target: rule for rule in self.rules}
+
+    def check(
+        self, source: Weights, patterns: Mapping[str, Pattern], sizes: Mapping[str, int]
+    ) -> None:
+        """Assert what a plan promises; ``patterns`` and ``sizes`` are those of the target."""
+        used = {name for rule in self.rules for name in rule.sources}
+        assert used | set(self.dropped) == set(source.tensors), "a source tensor was forgotten"
+        assert not used & set(self.dropped), "a dropped tensor is used"
+        written = [rule.target for rule in self.rules]
+        assert len(written) == len(set(written)), "a target is written twice"
+        assert set(written) == set(patterns), "the targets are not those of the pattern"
+        for rule in self.rules:
+            assert rule.info.shape == patterns[rule.target].shape(sizes), rule.target
+        checked = {name for check in self.checks for name in check.targets}
+        assert all(rule.transform.repeatable or rule.target in checked for rule in self.rules), (
+            "unchecked"
+        )
+        assert checked <= set(written), "a check for what is not written"
+        assert all(used.issuperset(check.sources) for check in self.checks), "a check of nothing"
+
+
+class Planned:
+    """A checkpoint that a plan makes out of another one, computed when it is read.
+
+    It can be written, or be the source of the next plan: several steps are one pass over the
+    files.
+
+    Raises:
+        InputError: (while reading) a tensor that must equal another one does not.
+    """
+
+    def __init__(self, source: Weights, plan: Plan) -> None:
+        self.config = plan.config
+        self.tensors = {rule.target: rule.info for rule in plan.rules}
+        self._source = source
+        self._rules = {rule.target: rule for rule in plan.rules}
+        self._duplicates = plan.duplicates
+
+    def where(self, name: str | None = None) -> str:
+        """Where the first source of the tensor comes from."""
+        sources = self._rules[name].sources if name else ()
+        return self._source.where(sources[0] if sources else None)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """Make the tensor, a few rows at a time where its transform can."""
+        rule = self._rules[name]
+        for duplicate, original in self._duplicates.items():
+            if original in rule.sources:
+                self._check_duplicate(duplicate, original)
+        rows, *others = rule.info.shape or (1,)
+        step = max(1, AT_A_TIME // max(1, prod(others))) if rule.transform.local else max(rows, 1)
+        source = _Once(self._source)
+        for begin in range(0, max(rows, 1), step):
+            yield self._rows(source, rule, slice(begin, min(begin + step, rows)))
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """Make the whole tensor, or some of its rows."""
+        rule = self._rules[name]
+        if rows is None:
+            import torch
+
+            made = list(self.blocks(name))
+            return made[0] if len(made) == 1 else torch.cat(made)
+        return self._rows(self._source, rule, rows)
+
+    def by_rows(self, name: str) -> bool:
+        """Whether some rows are made without the others."""
+        rule = self._rules[name]
+        return rule.transform.local and all(self._source.by_rows(each) for each in rule.sources)
+
+    def _rows(self, source: Weights, rule: Rule, rows: slice) -> Tensor:
+        shape = rule.info.shape
+        first = slice(*rows.indices(shape[0])[:2])
+        return rule.transform.part(source, (first, *(slice(0, size) for size in shape[1:])))
+
+    def _check_duplicate(self, name: str, original: str) -> None:
+        for rows in parts(self._source, name):
+            if self._source.read(name, rows).equal(self._source.read(original, rows)):
+                continue
+            raise InputError(
+                f"config.json ties the embeddings, but {name} in {self._source.where(name)} "
+                "differs from the embedding; set tie_word_embeddings to false, or remove it"
+            )
+
+
+class _Once:
+    """A checkpoint whose small tensors are read once, for all parts that are made from them."""
+
+    def __init__(self, source: Weights) -> None:
+        self._source = source
+        self.config, self.tensors = source.config, source.tensors
+        self.where, self.blocks, self.by_rows = source.where, source.blocks, source.by_rows
+        self._read: dict[str, Tensor] = {}
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """See ``growkit.checkpoint.Weights``."""
+        if self.by_rows(name) and self.tensors[name].bytes > SMALL:
+            return self._source.read(name, rows)
+        if name not in self._read:
+            self._read[name] = self._source.read(name)
+        return self._read[name] if rows is None else self._read[name][rows]
+
+
+def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dict[str, str]]:
+    """Hold the headers of a checkpoint against its family.
+
+    Returns:
+        The tensors to drop, each with the reason, and those among them that must equal another
+        tensor, with its name.
+
+    Raises:
+        InputError: a tensor is missing, has a wrong shape or dtype, or is unknown to the family.
+    """
+    sizes = family.sizes(source.config)
+    if sizes["layers"] > len(source.tensors):
+        raise InputError(
+            f"config.json in {source.where()} promises {sizes['layers']} layers, but there are "
+            f"only {len(source.tensors)} tensors; correct num_hidden_layers or add what is missing"
+        )
+    patterns = family.patterns(source.config)
+    for name, pattern in patterns.items():
+        expected = pattern.shape(sizes)
+        if name not in source.tensors:
+            alias = next((a for a, of in family.duplicates.items() if of == name), None)
+            remedy = "copy the checkpoint again, or correct its config.json"
+            if alias in source.tensors:
+                remedy = f"rename {alias}, which is tied to it"
+            raise InputError(
+                f"tensor {name} is missing from {source.where()}; a {family.name} model with its "
+                f"config.json has it, with shape {list(expected)}; {remedy}"
+            )
+        info = source.tensors[name]
+        if info.dtype not in FLOAT_BYTES:
+            raise InputError(
+                f"tensor {name} in {source.where(name)} has dtype {info.dtype}; growkit works on "
+                f"float weights ({', '.join(FLOAT_BYTES)}), dequantise the model first"
+            )
+        if info.shape != expected:
+            raise InputError(
+                f"tensor {name} in {source.where(name)} has shape {list(info.shape)}; config.json "
+                f"predicts {list(expected)} ({pattern.notation}), correct whichever is wrong"
+            )
+    dropped: dict[str, str] = {}
+    duplicates: dict[str, str] = {}
+    for name in source.tensors.keys() - patterns.keys():
+        if name.endswith(family.recomputed) and family.recomputed:
+            dropped[name] = "the model class computes it"
+        elif name in family.duplicates:
+            dropped[name] = f"tied to {family.duplicates[name]}"
+            duplicates[name] = family.duplicates[name]
+        else:
+            raise InputError(
+                f"tensor {name} in {source.where(name)} is not part of a {family.name} model with "
+                "this config.json; remove it, or correct model_type, the number of layers or the "
+                "bias switches"
+            )
+    return dropped, duplicates

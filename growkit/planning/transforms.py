@@ -1,0 +1,253 @@
+"""Transforms: how one tensor is made from others, as objects that can be asked.
+
+A transform says what it computes for any slice of its target, how that is undone, and what its
+copies are. Growth and layouts are made of ``Mapped`` and ``Kept``, which give back what they were
+made from; ``Computed`` holds nothing of it that could be read off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Protocol
+
+from growkit.algebra.axes import Role
+from growkit.algebra.shares import Shares
+from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from growkit.algebra.expansion import IndexMap
+    from growkit.algebra.law import Rows
+
+PLAIN = Shares(None)
+"""Parts without noise."""
+
+Slices = Sequence[slice]
+"""Begin and end in every dimension of a tensor."""
+
+
+class Transform(Protocol):
+    """How a tensor is made."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made from."""
+        ...
+
+    @property
+    def why(self) -> str:
+        """One phrase for people."""
+        ...
+
+    @property
+    def local(self) -> bool:
+        """Whether a slice needs only the rows of the source that it copies, not all of it."""
+        ...
+
+    @property
+    def holds(self) -> bool:
+        """Whether it gives its source back, bit for bit."""
+        ...
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether computing it again gives the same bits on every machine.
+
+        If not, a check must say what holds of it.
+        """
+        ...
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """A part of the target.
+
+        Args:
+            source: has the tensors that it is made from.
+            where: begin and end in every dimension.
+        """
+        ...
+
+    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+        """Rows of the source, bit for bit; None if they are lost.
+
+        Args:
+            rows: reads rows of the target.
+            of: the rows that are wanted, with begin and end.
+        """
+        ...
+
+    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
+        """The copies in anything of the target's shape; see ``growkit.algebra.law.copies_in``."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Holding:
+    """What holds one source, and can be asked for any part of it.
+
+    Attributes:
+        source: the name of what it is made from.
+    """
+
+    source: str
+
+    local = True
+    holds = True
+    repeatable = True
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """See ``Transform``."""
+        return (self.source,)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(_Holding):
+    """A tensor as it is, but for its name, or times a power of two."""
+
+    factor: float = 1.0
+    why: str = "as it is"
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        rows, *columns = where
+        found = source.read(self.source, rows)
+        if columns:
+            cut = (slice(None), *columns)
+            found = found[cut]
+        return found if self.factor == 1 else found * self.factor
+
+    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+        """See ``Transform``."""
+        found = rows(of)
+        return found if self.factor == 1 else found / self.factor
+
+    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
+        """Nothing is copied."""
+        return iter(())
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped(_Holding):
+    """A tensor whose coordinates are copied, split and put elsewhere, dimension by dimension.
+
+    Attributes:
+        make: gives the maps of every dimension, when they are needed.
+        why: one phrase for people.
+        name: seeds the random splits.
+        shares: how read weights are split.
+    """
+
+    make: Callable[[], tuple[IndexMap, ...]]
+    why: str
+    name: str = ""
+    shares: Shares = PLAIN
+
+    @property
+    def maps(self) -> tuple[IndexMap, ...]:
+        """Of every dimension."""
+        return self.make()
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        from growkit.algebra.law import grow
+
+        def rows(wanted: slice) -> Tensor:
+            return source.read(self.source, wanted)
+
+        return grow(rows, self.maps, self.name, self.shares, where)
+
+    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+        """See ``Transform``."""
+        from growkit.algebra.law import undo
+
+        return undo(rows, self.maps, of)
+
+    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
+        """See ``Transform``."""
+        from growkit.algebra.law import copies_in
+
+        return copies_in(tensor, self.maps)
+
+
+def reordered(source: str, shape: Sequence[int], order: Sequence[int]) -> Mapped:
+    """A tensor whose rows stand in another order; ``order`` says for each where it came from."""
+    return Mapped(source, partial(_of_rows, tuple(shape), tuple(order)), "rows in another order")
+
+
+def twice(source: str, shape: Sequence[int], why: str) -> Mapped:
+    """A tensor whose rows come twice; ``shape`` is that of the source."""
+    return Mapped(source, partial(_of_rows, tuple(shape), (*range(shape[0]),) * 2), why)
+
+
+@lru_cache(maxsize=64)  # layers are alike
+def _of_rows(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[IndexMap, ...]:
+    """The maps of a tensor of which only the rows are put elsewhere."""
+    from growkit.algebra.expansion import IndexMap, in_blocks, placed
+
+    every = (placed(shape[0], order), *(in_blocks(size, 1) for size in shape[1:]))
+    return tuple(IndexMap(Role.WRITTEN, each.size, each.source, each.share) for each in every)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A tensor that holds nothing of its sources which could be read off.
+
+    Attributes:
+        sources: names of the tensors that it is made from.
+        why: one phrase for people.
+        compute: takes the sources in order, whole, and gives the target.
+        repeatable: see ``Transform``.
+    """
+
+    sources: tuple[str, ...]
+    why: str
+    compute: Callable[..., Tensor]
+    repeatable: bool = True
+
+    local = False
+    holds = False
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``; everything is computed."""
+        whole = self.compute(*(source.read(name) for name in self.sources))
+        return whole[tuple(where)]
+
+    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+        """Nothing comes back."""
+        return None
+
+    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
+        """Nothing is copied."""
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A new tensor, all of one value."""
+
+    info: TensorInfo
+    value: float
+    why: str
+
+    sources = ()
+    local = True
+    holds = False
+    repeatable = True
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        import torch
+
+        shape = [each.stop - each.start for each in where]
+        return torch.full(shape, self.value, dtype=getattr(torch, TORCH_NAMES[self.info.dtype]))
+
+    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+        """There is nothing to come back."""
+        return None
+
+    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
+        """Nothing is copied."""
+        return iter(())

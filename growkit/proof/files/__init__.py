@@ -1,0 +1,1 @@
+"""The files beside the weights: config, tokenizer, generation settings and code."""

@@ -1,0 +1,280 @@
+"""The files beside the weights: the tokenizer and its like, which are copied as they are.
+
+Whoever loads a folder with transformers and saves it again writes them anew: other spaces, defaults
+filled in, files merged or split. So where bytes differ, what transformers reads from them counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from growkit.checkpoint.carrying import carried
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.scratch import temporary
+from growkit.engine.loader import generation
+from growkit.engine.oracle import quiet
+from growkit.engine.tokenizing import (
+    FILES,
+    TEMPLATES,
+    first_difference,
+    is_of_tokenizer,
+    load_tokenizer,
+)
+from growkit.errors import InputError, foreign
+
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+SPECIAL = "special_tokens_map.json"
+ADDED = "added_tokens.json"
+SAVED = (TOKENIZER, SETTINGS, "chat_template.jinja", f"{TEMPLATES}/*")
+"""What transformers writes when it saves a tokenizer."""
+
+VOCABULARIES = ("vocab.*", "merges.txt", "*.model", "*.tiktoken")
+LEFT_OUT = (*VOCABULARIES, SPECIAL, ADDED, "chat_template.json")
+"""What it then leaves out, because files above say the same."""
+
+PROCESSORS = ("*processor_config.json", "audio_tokenizer_config.json", "chat_template.json")
+"""What transformers reads beside a tokenizer, for models of more than text."""
+
+OF_TOKENIZERS = ("model_type", "tokenizer_class", "transformers_version")
+"""Keys of ``config.json`` on which it depends what transformers makes of a tokenizer's files."""
+
+OF_THE_SAVING = frozenset(
+    {
+        *("transformers_version", "_from_model_config", "tokenizer_class", "processor_class"),
+        *("name_or_path", "backend", "is_local", "local_files_only", "_commit_hash"),
+    }
+)
+"""Keys that say how a file came about."""
+
+
+def first_changed_companion(source: Path, target: Path) -> str | None:
+    """The first of ``changed_companions``; None if there is none."""
+    return next(iter(changed_companions(Folder(source), Folder(target))), None)
+
+
+def changed_companions(source: Folder, target: Folder) -> list[str]:
+    """The names of files beside the weights that say something else than the source's.
+
+    Files that transformers saved again are the same if the tokenizers that it loads do the same
+    with every text, and the settings of generation are the same once defaults are filled in. Where
+    no tokenizer loads, only bytes count. A file that the source lacks is a change if transformers
+    reads it, unless it says what others say already.
+    """
+    names = carried(source)
+    changed = [name for name in names if not _same_bytes(source, target, name)]
+    had = set(source.names())
+    added = [name for name in target.names(*FILES, GENERATION, *PROCESSORS) if name not in had]
+    lost = [name for name in source.names(*FILES) if name not in names and not target.has(name)]
+    read = [name for name in (*changed, *added, *lost) if is_of_tokenizer(name)]
+    found: list[str] = []
+    if has_tokenizer(source) and (read or _configs_differ(source, target)):
+        found = _changed_in_tokenizer(source, target, changed, added, read)
+        changed = [name for name in changed if not is_of_tokenizer(name)]
+        added = [name for name in added if not is_of_tokenizer(name)]
+    found += [name for name in changed if not _same_json(source, target, name)]
+    found += [name for name in added if name != GENERATION or not _same_json(source, target, name)]
+    return found
+
+
+def _changed_in_tokenizer(
+    source: Folder, target: Folder, changed: Sequence[str], added: Sequence[str], read: list[str]
+) -> list[str]:
+    first, second = _loaded(source), _loaded(target)
+    if first is None and second is None and not read:
+        return []
+    if first is None or second is None or first_difference(first, second):
+        first_of_saved = [name for name in read if _is_saved_with_it(name, target)]
+        others = [name for name in read if name not in first_of_saved]
+        return [*first_of_saved, *others] or ["the tokenizer, which depends on config.json,"]
+    found = [name for name in changed if name in read and not _is_saved_with_it(name, target)]
+    found = [name for name in found if not _same_json(source, target, name)]
+    if SETTINGS in read and target.has(SETTINGS) and _contradict(source, target, first, second):
+        found.append(SETTINGS)
+    return found + [name for name in added if name in read and not _agrees(name, target, first)]
+
+
+def written_otherwise(source: Folder, target: Folder) -> list[str]:
+    """Files of a tokenizer that both folders have, but not byte for byte."""
+    names = [name for name in source.names(*FILES) if is_of_tokenizer(name) and target.has(name)]
+    return [name for name in names if not _same_bytes(source, target, name)]
+
+
+def _configs_differ(source: Folder, target: Folder) -> bool:
+    """Whether ``config.json`` may make another tokenizer of the same files."""
+    if not (source.has("config.json") and target.has("config.json")):
+        return False
+    first, second = source.json("config.json"), target.json("config.json")
+    return any(first.get(key) != second.get(key) for key in OF_TOKENIZERS)
+
+
+def different_tokenizers(before: Path, after: Path) -> str | None:
+    """In what the vocabularies of two folders differ, as a sentence; None if they do not.
+
+    None as well where one of them has no tokenizer.
+    """
+    if not (has_tokenizer(Folder(before)) and has_tokenizer(Folder(after))):
+        return None
+    first, second = _loaded(Folder(before)), _loaded(Folder(after))
+    if first is None and second is None:
+        return None
+    if first is None or second is None:
+        return f"the tokenizer of {before if first is None else after} cannot be loaded"
+    ids, others = first.get_vocab(), second.get_vocab()
+    if ids == others:
+        return None
+    token = min(
+        (token for token in ids.keys() | others.keys() if ids.get(token) != others.get(token)),
+        key=lambda token: (ids.get(token, len(ids)), token),
+    )
+    was, became = _which(token, ids), _which(token, others)
+    return f"token {token!r} is {was} in {before} and {became} in {after}"
+
+
+def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
+    """In what the tokenizers of two folders differ, and why that was not looked at; or None."""
+    without = [folder for folder in (before, after) if not has_tokenizer(folder)]
+    if without:
+        return None, f"the tokenizer, because {without[0]} has none" if len(without) == 1 else None
+    first, second = _loaded(before), _loaded(after)
+    if first is None or second is None:
+        return None, "the tokenizers, because they do not load"
+    alike = before.has(TOKENIZER) and after.has(TOKENIZER)
+    found = first_difference(first, second, steps=alike)
+    if found is None and after.has(SETTINGS) and _contradict(before, after, first, second):
+        found = f"a setting in {SETTINGS}"
+    return found, None
+
+
+def changed_generation(before: Folder, after: Folder) -> list[str]:
+    """Settings of generation that transformers resolves to something else for another folder."""
+    first, second = generation(before), generation(after)
+    if first is None or second is None:
+        same = (first, second) == (None, None) and _same_bytes(before, after, GENERATION)
+        return [] if same else [GENERATION]
+    one, other = _given(first), _given(second)
+    return [key for key in sorted(one | other) if one.get(key) != other.get(key)]
+
+
+def has_tokenizer(folder: Folder) -> bool:
+    """Whether there is anything that a tokenizer is made of, beside its settings."""
+    return bool(folder.names(TOKENIZER, *VOCABULARIES))
+
+
+def _which(token: str, ids: Mapping[str, int]) -> str:
+    return f"number {ids[token]}" if token in ids else "none"
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _is_saved_with_it(name: str, target: Folder) -> bool:
+    """Whether saving a tokenizer explains that a file is another, new or missing."""
+    if _matches(name, LEFT_OUT):
+        return not target.has(name)
+    return _matches(name, SAVED)
+
+
+def _same_bytes(source: Folder, target: Folder, name: str) -> bool:
+    paths = source.find(name), target.find(name)
+    if None in paths:
+        return paths == (None, None)
+    return source.bytes(name) == target.bytes(name)
+
+
+def _same_json(source: Folder, target: Folder, name: str) -> bool:
+    """Whether two JSON files say the same; keys without a value count as absent."""
+    if name == GENERATION and target.has(name):
+        return not changed_generation(source, target)
+    if not (name.endswith(".json") and source.has(name) and target.has(name)):
+        return False
+    try:
+        return _given(source.json(name)) == _given(target.json(name))
+    except InputError:
+        return False
+
+
+def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool:
+    """Whether settings say something that the source's do not; each may leave keys out.
+
+    transformers lets one file overrule another, so that what it loads does not show everything.
+    A key that it drops from both when it saves them does nothing.
+
+    Args:
+        source: a folder.
+        target: another.
+        first: the tokenizer of the source.
+        second: that of the target.
+    """
+    try:
+        was = _given(source.json(SETTINGS)) if source.has(SETTINGS) else {}
+        now = _given(target.json(SETTINGS))
+    except InputError:
+        return True
+    both = now.keys() & was.keys()
+    pairs = [(_plain(was[key]), _plain(now[key])) for key in both]
+    if any(old != new for old, new in pairs if not isinstance(old, list | dict)):
+        return True
+    added = now.keys() - was.keys()
+    if not added:
+        return False
+    saved, again = _given(_saved_settings(first)), _given(_saved_settings(second))
+    dropped = frozenset() if saved != again else added - saved.keys()
+    return any(_plain(now[key]) != _plain(saved.get(key)) for key in added - dropped)
+
+
+def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:
+    """The settings that transformers writes when it saves a tokenizer."""
+    with temporary("tokenizer") as scratch:
+        try:
+            with quiet(), foreign("the tokenizer cannot be saved", "repair its files"):
+                tokenizer.save_pretrained(scratch)
+            return Folder(scratch).json(SETTINGS)
+        except InputError:
+            return {}
+
+
+def _attribute(tokenizer: Any, key: str) -> Any:
+    value = getattr(tokenizer, key, None)
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _agrees(name: str, target: Folder, tokenizer: Any) -> bool:
+    """Whether a file that was added says of tokens what the source's tokenizer says."""
+    if name in (SPECIAL, ADDED):
+        try:
+            content = target.json(name)
+        except InputError:
+            return False
+        if name == ADDED:
+            ids = tokenizer.get_vocab()
+            return all(ids.get(token) == number for token, number in content.items())
+        special = {key: _plain(token) for key, token in content.items()}
+        return all(str(_attribute(tokenizer, key)) == token for key, token in special.items())
+    return _matches(name, SAVED)
+
+
+def _plain(value: Any) -> Any:
+    """A setting, or the text of a token that stands there with its properties."""
+    return value.get("content", value) if isinstance(value, dict) else value
+
+
+def _given(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in content.items()
+        if value is not None and key not in OF_THE_SAVING
+    }
+
+
+def _loaded(folder: Folder) -> Any:
+    """The tokenizer of a folder; None if it does not load."""
+    try:
+        return load_tokenizer(folder)
+    except InputError:
+        return None

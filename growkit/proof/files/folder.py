@@ -1,0 +1,283 @@
+"""What else makes a model what it is: its config, its tokenizer, and the code beside its weights.
+
+No prompt shows a window that is longer than it, the tokens of the proof are the source's, and the
+proof runs growkit's own class, not the code in a folder. So all of these are compared: with what
+growkit writes, where a manifest says how it was made, else with what the source does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+from growkit.checkpoint.carrying import carried, code_of
+from growkit.checkpoint.publishing import MANIFEST
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import Config
+from growkit.engine.loader import Loading
+from growkit.engine.oracle import parsed, quiet
+from growkit.engine.tokenizing import is_of_tokenizer
+from growkit.errors import InputError, foreign
+from growkit.families.family import family_of
+from growkit.modeling import register
+from growkit.proof.files.code import GENERATE, foreign_code, growkits_code, same_code
+from growkit.proof.files.companions import (
+    GENERATION,
+    PROCESSORS,
+    SETTINGS,
+    TOKENIZER,
+    changed_companions,
+    changed_generation,
+    different_tokenizers,
+    same_ids,
+    written_otherwise,
+)
+from growkit.proof.files.config import different_settings
+
+FREE = frozenset({"use_cache", "transformers_version", "_name_or_path"})
+"""Keys that change nothing of what a model computes."""
+
+RENAMED = frozenset({"torch_dtype"})
+"""Keys of earlier versions of transformers, which it still reads."""
+
+
+WRITTEN = frozenset({"config.json", "README.md", MANIFEST})
+"""What growkit writes beside weights and code."""
+
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "*.gguf", "consolidated*")
+"""Weights that some engine or other would read."""
+
+
+INERT = ("LICENSE*", "NOTICE*", "USE_POLICY*", ".gitattributes")
+"""Files that no engine reads."""
+
+LISTED = 6
+"""Names in a sentence, at most."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What was found beside the weights.
+
+    Attributes:
+        changed: files and keys that are not what they should be.
+        named: what is not the same, or was not compared, and does not decide; in words.
+        unknown: files of the target that nothing is known of.
+    """
+
+    changed: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def first_changed_file(target: Checkpoint, planned: Config, source: Checkpoint) -> str | None:
+    """The first of what ``beside_plan`` finds changed; None if all is as it was made."""
+    return next(iter(beside_plan(source, target, planned).changed), None)
+
+
+def beside_plan(source: Checkpoint, target: Checkpoint, planned: Config) -> Beside:
+    """Hold everything in a folder against what growkit writes.
+
+    Args:
+        source: the folder that the files beside the weights come from.
+        target: the folder that was written.
+        planned: the config that its recipe plans.
+    """
+    family = family_of(planned, str(target.folder))
+    wanted = family.named(planned)
+    key = _first_changed_key(wanted, target.config)
+    changed = [f"{key} in config.json"] if key is not None else []
+    code = dict(growkits_code(wanted.get("model_type")))
+    carries = wanted.get("auto_map") and wanted["auto_map"] == source.config.get("auto_map")
+    if not family.write_code and carries:
+        code = {name: source.opened.bytes(name) for name in code_of(source.opened)}
+    for name, content in code.items():
+        if not (target.opened.find(name) and target.opened.bytes(name) == content):
+            changed.append(name)
+    changed += changed_companions(source.opened, target.opened)
+    expected = {*WRITTEN, *code, *carried(source.opened), *_weights_of(target)}
+    extra = [name for name in target.opened.names() if name not in expected]
+    runs = bool(target.config.get("auto_map"))
+    changed += [name for name in extra if _is_read(name, runs)]
+    others = [name for name in extra if not _is_read(name, runs)]
+    unknown = [name for name in others if not _is_compared(name, PROCESSORS)]
+    return Beside(tuple(dict.fromkeys(changed)), _rewritten(source, target), tuple(unknown))
+
+
+def beside_source(
+    source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading
+) -> Beside:
+    """Hold what a folder does against what the source does, where nothing says how it was made.
+
+    Args:
+        source: a folder.
+        target: the other folder.
+        loads: what transformers makes of the source.
+        loaded: what it makes of the target.
+
+    Raises:
+        InputError: the two have different vocabularies.
+    """
+    other_words = different_tokenizers(source.folder, target.folder)
+    if other_words:
+        raise InputError(other_words)
+    keys, named_keys = different_settings(loads.config, loaded.config)
+    changed = [f"{key} in config.json" for key in keys]
+    named = [f"{key} in config.json differs" for key in named_keys]
+    if loads.config.get("model_type") != loaded.config.get("model_type"):
+        named.append("of config.json only what means the same in both classes was compared")
+    named += _passed_over(source, target, loads, loaded)
+    named += _rewritten(source, target)
+    ids, unseen = same_ids(source.opened, target.opened)
+    changed += [f"the tokenizer ({ids})"] if ids else []
+    named += [f"not compared: {unseen}"] if unseen else []
+    changed += [
+        GENERATION if key == GENERATION else f"{key} in the generation settings"
+        for key in changed_generation(source.opened, target.opened)
+    ]
+    code = foreign_code(target.opened)
+    if code and loaded.own_class and not same_code(source.opened, target.opened):
+        changed += code
+    changed += _changed_buffers(source, target, loads, loaded)
+    own_code = code_of(target.opened) if target.config.get("auto_map") else []
+    known = {*WRITTEN, *code, *own_code, *_weights_of(target)}
+    names = [name for name in target.opened.names() if name not in known]
+    read = {TOKENIZER, SETTINGS, GENERATION}
+    known = {n for n in names if n in read or (source.opened.has(n) and is_of_tokenizer(n))}
+    others = [n for n in names if n not in known and not _matches(n, INERT)]
+    unknown = [n for n in others if not _same(source, target, n)]
+    return Beside(tuple(dict.fromkeys(changed)), tuple(named), tuple(unknown))
+
+
+def rests_on(
+    source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading, beside: Beside
+) -> list[str]:
+    """What a verdict on two folders has to say beside its figures: what it does not cover.
+
+    Args:
+        source: a folder.
+        target: the other one.
+        loads: what transformers makes of the source.
+        loaded: what it makes of the target.
+        beside: what was found beside the weights.
+    """
+    notes = []
+    for checkpoint, each in ((source, loads), (target, loaded)):
+        code = foreign_code(checkpoint.opened)
+        if code:
+            notes.append(
+                f"the code in {checkpoint.folder} ({listed(code)}), which runs only where it is "
+                f"trusted, was not looked at: proved is {each.model} of "
+                f"{'transformers' if each.own_class else 'growkit'}"
+            )
+        if each.passed_over:
+            notes.append(
+                f"{each.model} does not read {listed(each.passed_over)} in {checkpoint.folder}"
+            )
+    if beside.unknown:
+        notes.append(f"of other files nothing is known: {listed(beside.unknown)}")
+    return [*notes, *beside.named]
+
+
+def _passed_over(
+    source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading
+) -> list[str]:
+    """Keys of the target's config that its class passes over, and other engines may read."""
+    keys = target.config.keys() - loaded.config.keys() - RENAMED - FREE
+    return [
+        f"{key} in config.json differs, which {loaded.model} does not read"
+        for key in sorted(keys)
+        if target.config[key] not in (None, source.config.get(key), loads.config.get(key))
+    ]
+
+
+def _rewritten(source: Checkpoint, target: Checkpoint) -> tuple[str, ...]:
+    """What is to be said of a tokenizer's files that are not the same bytes."""
+    names = written_otherwise(source.opened, target.opened)
+    said = f"what transformers does with {listed(names)} was compared, not every byte"
+    return (said,) if names else ()
+
+
+def _changed_buffers(
+    source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading
+) -> list[str]:
+    """Buffers in the files of only one, or of the same shape in both, but with other values."""
+    names = sorted(loads.buffers & loaded.buffers)
+    apart = sorted(loads.made_buffers ^ loaded.made_buffers)
+    same_shape = [n for n in names if source.tensors[n].shape == target.tensors[n].shape]
+    return apart + [n for n in same_shape if not source.read(n).equal(target.read(n))]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a sentence: the first few, and how many more there are."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def _weights_of(checkpoint: Checkpoint) -> set[str]:
+    """The names of the files with the weights, and of their index if there are several."""
+    names = {file.name for file in checkpoint.files}
+    indices = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+    return names | ({*indices} if not names & {"model.safetensors", "pytorch_model.bin"} else set())
+
+
+def _is_read(name: str, runs: bool) -> bool:
+    """Whether what was added would be read as weights, or run as code."""
+    if name.startswith(GENERATE.split("/")[0] + "/"):
+        return True
+    if "/" in name:
+        return False
+    return _matches(name, WEIGHTS) or (runs and name.endswith(".py"))
+
+
+def _is_compared(name: str, others: tuple[str, ...]) -> bool:
+    """Whether a file is compared by what is done with it, or is one of these others."""
+    return is_of_tokenizer(name) or ("/" not in name and _matches(name, (GENERATION, *others)))
+
+
+def _same(source: Checkpoint, target: Checkpoint, name: str) -> bool:
+    """Whether both have a small file, and it is the same."""
+    try:
+        return bool(source.opened.find(name)) and source.opened.bytes(name) == target.opened.bytes(
+            name
+        )
+    except InputError:
+        return False
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _first_changed_key(wanted: Config, found: Config) -> str | None:
+    """The first key that has another value, once both configs say what they leave out.
+
+    A key that the class derives from others stands in neither, and is not to blame.
+    """
+    written = (wanted.keys() | found.keys()) - FREE
+    first, second = _complete(wanted), _complete(found)
+    if first is None or second is None:
+        first, second = wanted, found
+    # What the class passes over, such as a second rope_theta, another engine may read.
+    passed_over = (found.keys() | wanted.keys()) - first.keys() - second.keys() - RENAMED
+    first |= {key: wanted[key] for key in passed_over if wanted.get(key) is not None}
+    second |= {key: found[key] for key in passed_over if found.get(key) is not None}
+    missing: Any = object()
+    keys = sorted((first.keys() | second.keys()) - FREE, key=lambda key: (key not in written, key))
+    return next((k for k in keys if first.get(k, missing) != second.get(k, missing)), None)
+
+
+def _complete(config: Config) -> Config | None:
+    """A config with the defaults of its class; None where transformers knows none, or refuses it.
+
+    Null is a value: a window of null is none, and one that is left out has the default length.
+    """
+    register()
+    try:
+        with quiet(), foreign("the config is not understood", "correct it"):
+            complete: Config = parsed(config).to_dict()
+    except InputError:
+        return None
+    return complete | {key: config[key] for key in ("auto_map",) if key in config}

@@ -1,0 +1,156 @@
+"""The algebra half of the proof: the target's weights give the source's weights back.
+
+Prompts never touch most rows of an embedding, and a change in a row that no prompt touches changes
+no logit. Collapsing the written tensors (W = L W' E) looks at every element of every tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from growkit.checkpoint.tensors import TensorInfo, Weights, parts
+from growkit.planning.lineage import Lineage, LostError
+from growkit.planning.plan import Plan
+from growkit.results.proof import Spectrum
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison of weights found.
+
+    Attributes:
+        lost: the name of a tensor of the target that does not give its source back, bit for bit,
+            or of one that a check refuses or that should not be there, or of a tensor of the
+            source that no tensor gives back; None if nothing is lost.
+        spectra: of the projections that checks looked at, up to the first that is refused.
+        unchecked: tensors that no check could look at, because what is left of them was computed
+            once more, or they were made from what others compute with other bits.
+    """
+
+    lost: str | None
+    spectra: tuple[Spectrum, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+
+def compare_weights(source: Weights, target: Weights, plans: Sequence[Plan]) -> Compared:
+    """Hold every tensor that was written against what it should be.
+
+    Args:
+        source: what the first plan was made for.
+        target: what was written.
+        plans: all steps from one to the other.
+    """
+    lineage = Lineage(source, plans)
+    lost = _first_lost(lineage, target)
+    if lost:
+        return Compared(lost)
+    spectra: list[Spectrum] = []
+    unchecked: list[str] = []
+    for index, plan in enumerate(plans):
+        if not plan.checks:
+            continue
+        earlier, later = Lineage(source, plans[:index]), Lineage(target, plans[index + 1 :])
+        written = _written(plan, later.plans)
+        for check in plan.checks:
+            if not (
+                all(name in written for name in check.targets)
+                and all(earlier.repeatable(name) for name in check.sources)
+            ):
+                unchecked += check.targets
+                continue
+            targets = []
+            for name in check.targets:
+                recovered = _recovered(target, written[name], plan.by_target[name].info, later)
+                if recovered is None:
+                    return Compared(written[name][0], tuple(spectra))
+                targets.append(recovered)
+            judged = check.judge([earlier.target.read(name) for name in check.sources], targets)
+            if judged.spectrum:
+                spectra.append(judged.spectrum)
+            if not judged.kept:
+                return Compared(written[check.targets[0]][0], tuple(spectra))
+    return Compared(None, tuple(spectra), tuple(unchecked))
+
+
+def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:
+    """For targets of a plan, the tensors from which later plans give them back."""
+    names = {rule.target: [rule.target] for rule in plan.rules}
+    for step in later:
+        became: dict[str, list[str]] = {}
+        for rule in step.rules:
+            if rule.transform.holds:
+                became.setdefault(rule.sources[0], []).append(rule.target)
+        names = {
+            name: [target for each in now for target in became.get(each, ())]
+            for name, now in names.items()
+        }
+    return {name: now for name, now in names.items() if now}
+
+
+def _recovered(
+    target: Weights, names: Sequence[str], info: TensorInfo, later: Lineage
+) -> Tensor | None:
+    """The tensor that all of these give back; None if they do not."""
+    found: Tensor | None = None
+    for name in names:
+        try:
+            back = later.recovered(target, name)(slice(0, info.shape[0]))
+        except LostError:
+            return None
+        if not (found is None or back.equal(found)):
+            return None
+        found = back
+    return found
+
+
+def _first_lost(lineage: Lineage, target: Weights) -> str | None:
+    recovered = set()
+    rules = lineage.plans[-1].rules
+    for written in rules:
+        if target.tensors.get(written.target) != written.info:
+            return written.target
+        origin = lineage.origin(written.target)
+        if origin is None:
+            # Computed, not arranged: nothing comes back, but computing it again must give it.
+            if lineage.repeatable(written.target):
+                again = lineage.target.read(written.target)
+                if not _same(again, target.read(written.target)):
+                    return written.target
+            continue
+        if not _gives_back(lineage, target, written.target, origin):
+            return written.target
+        recovered.add(origin)
+    expected = {rule.target for rule in rules}
+    wanted = lineage.source.tensors.keys() - lineage.plans[0].dropped.keys()
+    wanted -= _kept_in_effect(lineage.plans)
+    return min((target.tensors.keys() - expected) | (wanted - recovered), default=None)
+
+
+def _gives_back(lineage: Lineage, target: Weights, name: str, origin: str) -> bool:
+    """Whether a tensor gives back what it was made from, looked at in parts where it is large."""
+    source = lineage.source
+    recovered = lineage.recovered(target, name)
+    pieces = parts(source, origin, target.tensors[name].elements)
+    try:
+        return all(_same(recovered(rows), source.read(origin, rows)) for rows in pieces)
+    except LostError:
+        return False
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.element_size() == 1:  # torch does not compare float8
+        one, other = one.float(), other.float()
+    return one.equal(other)
+
+
+def _kept_in_effect(plans: Sequence[Plan]) -> set[str]:
+    """The source's tensors that no tensor gives back: others are computed from them, or none."""
+    names: set[str] = set()
+    for plan in reversed(plans):
+        made = {rule.target: rule.sources for rule in plan.rules}
+        names = {source for name in names for source in made.get(name, ())}
+        names |= plan.in_effect.keys() | plan.dropped.keys()
+    return names

@@ -1,0 +1,1 @@
+"""What operations and proofs report: as objects, as JSON and in sentences."""

@@ -1,0 +1,249 @@
+"""What a proof reports: the verdict with all of its figures."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+PROMISES = ("exact", "bounded", "different")
+"""What an operation may promise of the function; the weakest of several steps is last."""
+
+MOST_VALUES = 512
+"""Singular values that are reported of a projection."""
+
+
+class Measured(TypedDict):
+    """How far the target's logits are from the source's, in one dtype on one device.
+
+    Attributes:
+        dtype: torch name of the dtype that the models ran in.
+        device: ``cpu`` or the name of the GPU.
+        max_abs_logit_diff: largest |Δlogit|.
+        mean_abs_logit_diff: mean |Δlogit|.
+        logit_scale: root mean square of the source's logits.
+        relative: ``max_abs_logit_diff / logit_scale``.
+        tolerance: what ``relative`` must stay below; null if the source itself computes nothing
+            usable in this dtype, so that there is nothing to keep.
+        tolerance_why: where the tolerance comes from, in a sentence; null if there is none.
+        kl_nats_per_token: KL(source ‖ target), summed over the vocabulary, mean over tokens.
+        top1_agreement: share of tokens on which both rank the same token first.
+    """
+
+    dtype: str
+    device: str
+    max_abs_logit_diff: float | None
+    mean_abs_logit_diff: float | None
+    logit_scale: float | None
+    relative: float | None
+    tolerance: float | None
+    tolerance_why: str | None
+    kl_nats_per_token: float | None
+    top1_agreement: float
+
+
+class Trainability(TypedDict):
+    """What one backward pass of the target says of its capacity.
+
+    Attributes:
+        trainable: whether every parameter gets a gradient, and no two copies the same.
+        copied: number of rows (neurons, heads' rows, embedding columns) that have copies.
+        identical_gradients: of how many of them two copies get the same gradient, so that they
+            would stay the same for ever.
+        without_gradient: how many of them get none, on the text that was tried.
+        first_identical: the first tensor with such a row; null if there is none.
+        silent_parameters: names of parameters whose gradient is zero, the first few.
+    """
+
+    trainable: bool
+    copied: int
+    identical_gradients: int
+    without_gradient: int
+    first_identical: str | None
+    silent_parameters: list[str]
+
+
+class CopyDistance(TypedDict):
+    """How far the gradients of copies are apart.
+
+    Attributes:
+        tensor: the tensor that holds them.
+        copies: number of copies of every row.
+        relative_distance: of the two closest copies, relative to their size; the median of rows.
+        effective_rank_gain: effective rank of the gradient less that of equal copies; null for
+            large matrices.
+    """
+
+    tensor: str
+    copies: int
+    relative_distance: float
+    effective_rank_gain: float | None
+
+
+class Spectrum(TypedDict):
+    """What low-rank updates had to hold in one projection, and what they leave over.
+
+    Attributes:
+        module: name of the projection, e.g. ``model.layers.0.self_attn.q_proj``.
+        singular_values: of W₁ - W₂ for two matrices that share a base; for more, of what each of
+            them is away from their mean. The root mean square of all groups, the largest first, at
+            most ``MOST_VALUES``.
+        rank: of the updates.
+        kept: number of singular values that updates of this rank hold, 2r for two matrices.
+        residual: what is left over, summed over all matrices.
+        best: the least that can be left over, ½ Σ_{i>2r} σᵢ²; for more than two matrices what
+            their mean as the base leaves with the best updates, which is not the least.
+        unit: what residual and best are measured in.
+    """
+
+    module: str
+    singular_values: list[float]
+    rank: int
+    kept: int
+    residual: float
+    best: float
+    unit: str
+
+
+class LayerError(TypedDict):
+    """How far what a module hands on is from the source's.
+
+    Attributes:
+        module: its name in the target.
+        relative: largest difference of any copy, relative to the source's scale, strict float64.
+    """
+
+    module: str
+    relative: float | None
+
+
+class ModeResult(TypedDict):
+    """One way of asking both models.
+
+    Attributes:
+        name: ``prefill``, ``cached decoding``, ``left padding``, ``explicit positions``, ``longest
+            context``, ``save and reload`` or ``generate``.
+        relative: largest difference of a logit, relative to their scale, strict float64.
+        tolerance: what it must stay below.
+        native: the same as it will run.
+        native_tolerance: what that must stay below.
+        kept: whether both do; null if nothing is promised, or it was not tried.
+        note: what was tried exactly, or why not.
+    """
+
+    name: str
+    relative: float | None
+    tolerance: float | None
+    native: float | None
+    native_tolerance: float | None
+    kept: bool | None
+    note: str
+
+
+class Fault(TypedDict):
+    """Where two models first differ, and why.
+
+    Attributes:
+        layer: index of the first layer that differs; null outside of the layers.
+        component: what differs first inside of it: ``embedding``, ``input_layernorm``, ``q_proj``,
+            ``k_proj``, ``v_proj``, ``attention``, ``o_proj``, ``post_attention_layernorm``,
+            ``mlp``, ``norm`` or ``lm_head``; null if that is not known.
+        tensor: the tensor at fault; null if it is none, or is not known.
+        cause: the most likely cause, in a sentence.
+        factor: the number by which something is multiplied, if that is all.
+    """
+
+    layer: int | None
+    component: str | None
+    tensor: str | None
+    cause: str | None
+    factor: float | None
+
+
+class RankCost(TypedDict):
+    """What a rank costs that was tried.
+
+    Attributes:
+        rank: of the updates.
+        kl_nats_per_token: KL(source ‖ Shared DIFF), mean over tokens.
+    """
+
+    rank: int
+    kl_nats_per_token: float
+
+
+class VerifyResult(TypedDict):
+    """The verdict, as ``growkit verify --json`` prints it. Numbers that are not finite are null.
+
+    Attributes:
+        promise: what the target is held to: ``exact``, ``bounded`` or ``different``.
+        kept: whether the promise was kept.
+        reason: the verdict in a sentence.
+        weights_recovered: whether the target's weights give the source's back, every element of
+            every tensor, bit for bit; null if it is not known how the target was made, so that
+            the verdict rests on logits and on what the files beside the weights do.
+        first_lost_tensor: the first tensor that does not; null if there is none.
+        changed: files of the target, and keys of its config, that are not what growkit writes; or,
+            where it is not known how the target was made, that do not do what the source's do.
+        notes: what the verdict does not cover, in words.
+        unknown_files: files of the target of which nothing is known.
+        strict_float64: the comparison in strict float64.
+        native: the comparison in the storage dtype, on the device.
+        loss_source: mean negative log-likelihood of the source in nats per token, strict float64.
+        loss_target: the same of the target.
+        first_differing_layer: index of the first layer whose output differs; null when none does.
+        first_difference: name of the first module whose output differs; null when none does.
+        fault: where and why they differ; null when they do not.
+        by_layer: the error of every module's output; empty if the layers cannot be compared.
+        modes: the ways in which both were asked.
+        kl_by_position: KL at every position of the prompts, nats; as it runs for what is to be
+            exact, else in strict float64.
+        logit_sample: some pairs of logits, source and target, as it runs.
+        negative_control_caught: whether a deliberate fault was noticed.
+        negative_control: what the deliberate fault was.
+        trainability: whether the target can learn, its copies above all; null if nothing was
+            copied, or that is not known, and it was not asked for.
+        symmetry: how far the gradients of copies are apart, by tensor.
+        spectra: of projections that share bases, by module.
+        kl_by_rank: what ranks cost that were tried when the target was made.
+        tokens: number of tokens compared.
+        predictions: number of tokens that the losses are means over.
+        text: the text file; null for random tokens.
+        text_sha256: hash of the text; null for random tokens.
+        seed: of the random tokens.
+        source: the source folder.
+        target: the target folder.
+        versions: of python, torch and transformers.
+    """
+
+    promise: str
+    kept: bool
+    reason: str
+    weights_recovered: bool | None
+    first_lost_tensor: str | None
+    changed: list[str]
+    notes: list[str]
+    unknown_files: list[str]
+    strict_float64: Measured
+    native: Measured
+    loss_source: float | None
+    loss_target: float | None
+    first_differing_layer: int | None
+    first_difference: str | None
+    fault: Fault | None
+    by_layer: list[LayerError]
+    modes: list[ModeResult]
+    kl_by_position: list[float | None]
+    logit_sample: list[list[float]]
+    negative_control_caught: bool
+    negative_control: str
+    trainability: Trainability | None
+    symmetry: list[CopyDistance]
+    spectra: list[Spectrum]
+    kl_by_rank: list[RankCost]
+    tokens: int
+    predictions: int
+    text: str | None
+    text_sha256: str | None
+    seed: int
+    source: str
+    target: str
+    versions: dict[str, str]

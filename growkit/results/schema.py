@@ -1,0 +1,76 @@
+"""The JSON that growkit prints, described as a JSON Schema from the declarations themselves.
+
+python -m growkit.results.schema > docs/results.schema.json
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
+
+from growkit.results.operation import GrowResult
+from growkit.results.proof import VerifyResult
+
+_SIMPLE = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null"}
+_ATTRIBUTE = re.compile(r"^(\w+): (.*?)(?=^\w+: |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def json_schema() -> dict[str, Any]:
+    """What ``grow``, ``convert``, ``run`` and ``verify`` print with ``--json``, JSON Schema."""
+    definitions: dict[str, Any] = {}
+    shapes = [_schema(declared, definitions) for declared in (GrowResult, VerifyResult)]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Results of growkit",
+        "description": "grow, convert and run print the first, verify and --report the second.",
+        "anyOf": shapes,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _schema(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    if declared in _SIMPLE:
+        return {"type": _SIMPLE[declared]}
+    if is_typeddict(declared):
+        name = declared.__name__
+        if name not in definitions:
+            definitions[name] = {}  # it may hold others like itself
+            definitions[name] = _object(declared, definitions)
+        return {"$ref": f"#/$defs/{name}"}
+    of = get_args(declared)
+    if get_origin(declared) is list:
+        return {"type": "array", "items": _schema(of[0], definitions)}
+    if get_origin(declared) is dict:
+        return {"type": "object", "additionalProperties": _schema(of[1], definitions)}
+    assert of, declared
+    if all(each in _SIMPLE for each in of):
+        return {"type": [_SIMPLE[each] for each in of]}
+    return {"anyOf": [_schema(each, definitions) for each in of]}
+
+
+def _object(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    text, _, attributes = inspect.cleandoc(declared.__doc__).partition("\n\nAttributes:\n")
+    meanings = {
+        name: " ".join(meaning.split())
+        for name, meaning in _ATTRIBUTE.findall(inspect.cleandoc(attributes))
+    }
+    properties = {}
+    for name, kind in get_type_hints(declared).items():
+        properties[name] = _schema(kind, definitions)
+        if name in meanings:
+            properties[name]["description"] = meanings[name]
+    return {
+        "description": " ".join(text.split()),
+        "type": "object",
+        "properties": properties,
+        "required": sorted(declared.__required_keys__),
+        "additionalProperties": False,
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n")
