@@ -16,7 +16,7 @@ from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import FLOAT_BYTES, Config, TensorInfo, Weights, parts
 from growkit.errors import InputError
 from growkit.families.family import Family
-from growkit.planning.transforms import Transform
+from growkit.planning.transforms import Kept, Transform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,6 +201,11 @@ class _Once:
         if name not in self._read:
             self._read[name] = self._source.read(name)
         return self._read[name] if rows is None else self._read[name][rows]
+
+
+def taken_over(name: str, info: TensorInfo, of: str | None = None) -> Rule:
+    """The rule of a tensor that stays as it is, but for its name if ``of`` is another."""
+    return Rule(name, info, Kept(of or name))
 
 
 def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dict[str, str]]:
