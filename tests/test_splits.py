@@ -82,7 +82,18 @@ def test_dividing_by_three_is_not_exact() -> None:
     assert not (3 * third.double()).equal(numbers.double())
 
 
-@pytest.mark.parametrize("snr_db", [LEAST_SNR_DB, 6.0, 10.0, 20.0, 40.0])
+SNRS = pytest.mark.parametrize("snr_db", [LEAST_SNR_DB, 6.0, 10.0, 20.0, 40.0])
+
+
+@SNRS
+def test_the_noise_is_the_same_where_products_are_rounded(snr_db: float) -> None:
+    """Machines with and without fused multiplication and addition draw the same bits."""
+    step = Shares(snr_db).step
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.float32)
+    assert (numbers * step).double().equal(numbers.double() * step)
+
+
+@SNRS
 def test_the_noise_is_as_loud_as_asked(snr_db: float) -> None:
     weights = torch.randn(200, 1000, generator=generator(), dtype=torch.float64)
     plain = IndexMap(Role.WRITTEN, 200, np.arange(200), np.ones(200))

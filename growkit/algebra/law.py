@@ -273,9 +273,7 @@ class _Draws:
         field = noise(key, rows, lengths[-1])
         if len(last) < lengths[-1]:
             field = field[:, last]
-        amplitude = self._shares.amplitude
-        numbers = torch.from_numpy(np.ascontiguousarray(field)).float()
-        step = amplitude / 2**15  # between neighbours, of which there are 2¹⁶ around ½
+        numbers, step = torch.from_numpy(np.ascontiguousarray(field)), self._shares.step
         share = torch.add(torch.tensor(0.5 + step / 2), numbers, alpha=step)
         return share.view([len(each) for each in coordinates])
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from growkit.results.proof import Spectrum
 
 
-AT_A_TIME = 1 << 18
+AT_A_TIME = 1 << 19
 """Elements of a tensor that are made at a time: few enough to stay in a core's cache."""
 
 SMALL = 1 << 26
