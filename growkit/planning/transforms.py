@@ -114,10 +114,12 @@ class Kept(_Holding):
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
         rows, *columns = where
-        found = source.read(self.source, rows)
-        if columns:
-            cut = (slice(None), *columns)
-            found = found[cut]
+        whole = source.tensors[self.source].shape
+        narrow = bool(columns) and columns[0] != slice(0, whole[1])
+        found = source.read(self.source, rows, columns[0] if narrow else None)
+        if len(columns) > 1:
+            rest = (slice(None), slice(None), *columns[1:])
+            found = found[rest]
         return _multiplied(found, self.factor, source.where(self.source))
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
@@ -156,10 +158,8 @@ class Mapped(_Holding):
         """See ``Transform``."""
         from growkit.algebra.law import grow
 
-        def rows(wanted: slice) -> Tensor:
-            return source.read(self.source, wanted)
-
-        grown = grow(rows, self.maps, self.name, self.shares, where)
+        read = partial(source.read, self.source)
+        grown = grow(read, self.maps, self.name, self.shares, where)
         return _multiplied(grown, self.factor, source.where(self.source))
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
