@@ -156,7 +156,8 @@ class WeightFile:
                 missing = 0
                 for number in range(count):
                     piece = whole[number * size : (number + 1) * size]
-                    stream.raw.seek(begin + number * step)  # without a buffer, which reads more
+                    # Without a buffer, which would read more.
+                    stream.raw.seek(begin + number * step, os.SEEK_SET)
                     while piece and (got := stream.raw.readinto(piece)):
                         piece = piece[got:]
                     missing += len(piece)
