@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, cut
 from growkit.engine.inert import check_config_runs_nothing, without_kernels
 from growkit.errors import InputError, foreign
 from growkit.families.family import families
@@ -119,10 +119,9 @@ class Loaded:
         """The tensor, whole."""
         yield self.read(name)
 
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """A tensor, or some rows of it."""
-        whole = self._tensors[name].detach()
-        return whole if rows is None else whole[rows]
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """A tensor, or some rows of it, or of these some columns."""
+        return cut(self._tensors[name].detach(), rows, columns)
 
     def by_rows(self, name: str) -> bool:
         """All of it is in memory already."""

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.errors import InputError
+from growkit.families.description import DiffForm
+from growkit.families.description import Tensor as Described
 from growkit.families.diff_transformer import DEFAULTS
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.family import DiffForm, Family, families, family_of, stored_family
-from growkit.families.family import Tensor as Described
+from growkit.families.family import Family, families, family_of, stored_family
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed, reordered
 
