@@ -55,7 +55,8 @@ class ByHand:
         self.expansions = expansions
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
-        return True
+        """DiffLlama has one eps for norms over hidden states and heads."""
+        return family.name != "DiffLlama" or "hidden" not in self.expansions
 
     def portable(self, family: Family, config: Config, options: Any) -> Mapping[str, str]:
         return options
