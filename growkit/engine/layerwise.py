@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from growkit.checkpoint.tensors import Weights
+from growkit.engine.building import blocks, empty_model, persistent_buffers
 from growkit.engine.caches import keep_shapes, lengthen, new_cache
 from growkit.engine.in_blocks import InBlocks
 from growkit.engine.lending import Lender
-from growkit.engine.oracle import blocks, empty_model, persistent_buffers
 from growkit.engine.passing import Arguments, Form, Handed, NoStackError, untouched
 from growkit.engine.reproducible import choose_kernels
 from growkit.engine.spool import Spool
