@@ -16,7 +16,7 @@ from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo
-from growkit.engine.loader import Conversion
+from growkit.engine.loader import Conversion, the_tensor
 
 NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
 """The safetensors name of every dtype, by torch's."""
@@ -41,10 +41,7 @@ class ClassWeights:
         }
 
     def where(self, name: str | None = None) -> str:
-        """The file with the first tensor that a parameter is made of; the folder if none is named.
-
-        Or the folder.
-        """
+        """The file with the first tensor that a parameter is made of; the folder if none is."""
         return self._checkpoint.where(self._conversions[name].sources[0] if name else None)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
@@ -87,9 +84,9 @@ class ClassWeights:
             for pattern, names in tensors.items()
         }
         model = conversion.model
-        made = transform.convert(conversion.name, model=model, config=model.config)[name]
-        tensor: Tensor = made[0] if isinstance(made, list) else made
-        return tensor
+        return the_tensor(
+            transform.convert(conversion.name, model=model, config=model.config)[name]
+        )
 
     def _dtype(self, conversion: Conversion) -> torch.dtype:
         """The narrowest dtype in which none of the tensors loses anything."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,7 +139,6 @@ def loading(checkpoint: Checkpoint) -> Loading:
     model = type(seen.model).__name__
     if lacking:
         return Loading(model, resolved, own_class=False)
-    _check_names(checkpoint, seen)
     conversions = tuple(seen.conversions.values())
     buffers = {name for name, _ in seen.model.named_buffers()}
     held = {
@@ -235,27 +234,8 @@ def _asked(checkpoint: Checkpoint, config: Any) -> _Seen:
 def _before_weights(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
     """Instead of reading weights, note what would be read, and raise ``_SeenEnoughError``."""
     from transformers import PreTrainedModel
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
 
-    load, add = PreTrainedModel._load_pretrained_model, WeightTransform.add_tensor
-
-    def note(transform: Any, name: str, tensor: str, pattern: str, value: Any) -> Any:
-        new = Conversion(transform, name, seen.model)
-        conversion = seen.conversions.setdefault(id(transform), new)
-        conversion.tensors.setdefault(pattern, []).append(tensor)
-        return add(transform, name, tensor, pattern, value)
-
-    def noting(kind: Any) -> Any:
-        convert = kind.convert
-
-        def noted(transform: Any, *args: Any, **kwargs: Any) -> Any:
-            made = convert(transform, *args, **kwargs)
-            for name, value in made.items():
-                tensor = value[0] if isinstance(value, list) else value
-                seen.conversions[id(transform)].shapes[name] = tuple(tensor.shape)
-            return made
-
-        return patch.object(kind, "convert", noted)
+    load = PreTrainedModel._load_pretrained_model
 
     def look(model: Any, state: Any, files: Any, options: Any, *others: Any) -> NoReturn:
         seen.model, seen.files = model, [str(file) for file in files or ()]
@@ -264,14 +244,8 @@ def _before_weights(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
             for name, info in checkpoint.tensors.items()
         }
         nowhere = dataclasses.replace(options, device_map={"": "meta"})
-        with ExitStack() as noted:
-            noted.enter_context(patch.object(WeightTransform, "add_tensor", note))
-            for kind in (WeightConverter, WeightRenaming):
-                noted.enter_context(noting(kind))
+        with _noting_conversions(checkpoint, seen):
             info, _ = load(model, shapes, None, nowhere)
-        for each in seen.conversions.values():
-            if isinstance(each.transform, WeightRenaming):
-                each.transform = None
         model._adjust_missing_and_unexpected_keys(info)
         seen.missing = set(info.missing_keys)
         raise _SeenEnoughError
@@ -286,6 +260,54 @@ def _before_weights(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
         ),
     ):
         yield
+
+
+@contextmanager
+def _noting_conversions(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
+    """Note what transformers makes of which tensors, and of what shape it is."""
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
+
+    add = WeightTransform.add_tensor
+
+    def note_tensor(transform: Any, name: str, tensor: str, pattern: str, value: Any) -> Any:
+        new = Conversion(transform, name, seen.model)
+        conversion = seen.conversions.setdefault(id(transform), new)
+        # Its name is the pattern of what is not converted.
+        if pattern not in transform.source_patterns:
+            both = sorted([conversion.sources[0], tensor])
+            raise InputError(
+                f"{' and '.join(both)} in {checkpoint.folder} are both loaded as {name} by "
+                "transformers, which keeps only one of them; remove the other"
+            )
+        conversion.tensors.setdefault(pattern, []).append(tensor)
+        return add(transform, name, tensor, pattern, value)
+
+    def noting_shapes(kind: Any) -> Any:
+        convert = kind.convert
+
+        def noted(transform: Any, *args: Any, **kwargs: Any) -> Any:
+            made = convert(transform, *args, **kwargs)
+            shapes = seen.conversions[id(transform)].shapes
+            shapes |= {name: tuple(the_tensor(value).shape) for name, value in made.items()}
+            return made
+
+        return patch.object(kind, "convert", noted)
+
+    with (
+        patch.object(WeightTransform, "add_tensor", note_tensor),
+        noting_shapes(WeightConverter),
+        noting_shapes(WeightRenaming),
+    ):
+        yield
+    for each in seen.conversions.values():
+        if isinstance(each.transform, WeightRenaming):
+            each.transform = None
+
+
+def the_tensor(made: Any) -> torch.Tensor:
+    """What a conversion makes, which may stand in a list of its own."""
+    tensor: torch.Tensor = made[0] if isinstance(made, list) else made
+    return tensor
 
 
 @contextmanager
@@ -320,20 +342,6 @@ def _check_files(checkpoint: Checkpoint, seen: _Seen) -> None:
         f"from {', '.join(read[1])}; keep only model.safetensors, or the shards that its index "
         "lists, and no transformers_weights in config.json"
     )
-
-
-def _check_names(checkpoint: Checkpoint, seen: _Seen) -> None:
-    """Every tensor that is read goes to a place of its own."""
-    for each in sorted(seen.conversions.values(), key=lambda each: each.name):
-        # A name is what stands for a pattern where nothing is converted.
-        known = each.transform.source_patterns if each.transform else each.sources[:1]
-        others = [names[0] for pattern, names in each.tensors.items() if pattern not in known]
-        if others:
-            first = next(names[0] for pattern, names in each.tensors.items() if pattern in known)
-            raise InputError(
-                f"{' and '.join(sorted({first, *others}))} in {checkpoint.folder} are both loaded "
-                f"as {each.name} by transformers, which keeps only one of them; remove the other"
-            )
 
 
 def generation(folder: Folder) -> Config | None:
