@@ -19,6 +19,7 @@ from growkit.engine.class_weights import ClassWeights
 from growkit.engine.lending import Lender
 from growkit.engine.loader import loading
 from growkit.engine.oracle import CPU
+from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from tests.architectures import TYPES, build, save
 
@@ -206,6 +207,15 @@ def test_no_model_is_loaded_whole(
     with pytest.raises(pytest.fail.Exception, match="whole"):  # the control
         AutoModelForCausalLM.from_pretrained(folder)
     assert growkit.verify(folder, folder, **QUICK)["kept"]
+
+
+def test_dtypes_are_those_of_the_files(tmp_path: Path) -> None:
+    """Also where all arithmetic is to be done in float64."""
+    folder = save("mixtral", tmp_path / "model")
+    with strict_float64():
+        _, weights, _ = empty_model(Checkpoint(folder), torch.float64, None)
+    assert {info.dtype for info in weights.tensors.values()} == {"F32"}
+    assert all(weights.read(name).dtype == torch.float32 for name in weights.tensors)
 
 
 def test_a_tensor_that_stands_in_the_file_twice_is_refused(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ class ClassWeights:
         """The narrowest dtype in which none of the tensors loses anything."""
         infos = [self._checkpoint.tensors[each] for each in conversion.sources]
         dtypes: list[torch.dtype] = [getattr(torch, STORED_NAMES[each.dtype]) for each in infos]
-        return reduce(torch.promote_types, dtypes)
+        with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+            return reduce(torch.promote_types, dtypes)
 
 
 def _stacks(conversion: Conversion) -> bool:

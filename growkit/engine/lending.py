@@ -19,6 +19,7 @@ from growkit.checkpoint.tensors import (
     parts,
     total_bytes,
 )
+from growkit.engine import experts
 from growkit.engine.in_blocks import Rows, lend, suits, take_back
 
 LARGE = 1 << 30
@@ -81,8 +82,10 @@ class Lender:
             with torch.cuda.stream(self._copying):
                 for key, name in names.items():
                     owner, last = _owner(module, key)
-                    in_blocks = self._in_blocks(owner, last, name)
-                    dtype = None if in_blocks else _parameter(owner, last).dtype
+                    as_stored = self._in_blocks(owner, last, name) or self._experts(
+                        owner, last, name
+                    )
+                    dtype = None if as_stored else _parameter(owner, last).dtype
                     self._fetched[name] = self._moved(name, dtype)
 
     @contextmanager
@@ -106,6 +109,10 @@ class Lender:
                     if buffer is None:
                         buffer = torch.empty(AT_ONCE, dtype=self._dtype, device=self._device)
                     lend(owner, self._stored_rows(name), self._info(name).shape, buffer)
+                elif self._experts(owner, last, name):
+                    one = torch.zeros(1, dtype=self._dtype, device=self._device)
+                    like = one.expand(self._info(name).shape)
+                    experts.lend(owner, last, self._stored_rows(name), like)
                 else:
                     ready = self._ready(name, empty[key].dtype)
                     owner._parameters[last] = nn.Parameter(ready, ready.is_floating_point())
@@ -114,6 +121,7 @@ class Lender:
             del buffer
             for key, (owner, last) in owners.items():
                 take_back(owner)
+                experts.take_back(owner, last)
                 owner._parameters[last] = empty[key]
             if self._large:
                 _return_memory()
@@ -123,9 +131,15 @@ class Lender:
 
     def _in_blocks(self, owner: nn.Module, last: str, name: str, *, head: bool = False) -> bool:
         # Products of layers are taken as they will run, if nothing is cast.
-        cast = _torch_dtype(self._info(name)) != self._dtype
         wanted = _parameter(owner, last).dtype == self._dtype
-        return wanted and (cast or head) and suits(owner, last, self._info(name))
+        return wanted and (self._is_cast(name) or head) and suits(owner, last, self._info(name))
+
+    def _experts(self, owner: nn.Module, last: str, name: str) -> bool:
+        wanted = _parameter(owner, last).dtype == self._dtype
+        return wanted and self._is_cast(name) and experts.suits(self._info(name))
+
+    def _is_cast(self, name: str) -> bool:
+        return _torch_dtype(self._info(name)) != self._dtype
 
     def _stored_rows(self, name: str) -> Rows:
         if self._device.type == "cpu" and self._weights.by_rows(self._stored(name)):
