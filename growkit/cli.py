@@ -28,7 +28,7 @@ from growkit.conversions.conversion import conversions, targets
 from growkit.errors import InputError, plain, reason
 from growkit.growth.method import methods
 from growkit.recipe import DEFAULT_SHARD_SIZE, DEFAULT_SNR_DB
-from growkit.settings import Settings
+from growkit.settings import LONG, SHORT, Settings
 from growkit.streams import make_patient
 
 if TYPE_CHECKING:
@@ -69,7 +69,10 @@ Text = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Where the proof runs: auto, cpu or cuda.")]
 Prompts = Annotated[int, typer.Option(help="Windows of text, or random prompts, to compare.")]
-Length = Annotated[int, typer.Option(help="Tokens in each.")]
+Length = Annotated[
+    int | None,
+    typer.Option(help=f"Tokens in each: {LONG}, or {SHORT} where no weight can be lost."),
+]
 Trainability = Annotated[
     bool, typer.Option("--trainability", help="Every parameter of OUT must be able to train.")
 ]
@@ -259,7 +262,7 @@ def grow(
     text: Text = None,
     device: Device = "auto",
     prompts: Prompts = Settings.prompts,
-    length: Length = Settings.length,
+    length: Length = None,
     trainability: Trainability = False,
     verify: Proof = True,
     report: Report = None,
@@ -291,7 +294,7 @@ def convert(
     text: Text = None,
     device: Device = "auto",
     prompts: Prompts = Settings.prompts,
-    length: Length = Settings.length,
+    length: Length = None,
     seed: Seed = 0,
     trainability: Trainability = False,
     verify: Proof = True,
@@ -321,7 +324,7 @@ def verify(
     text: Text = None,
     device: Device = "auto",
     prompts: Prompts = Settings.prompts,
-    length: Length = Settings.length,
+    length: Length = None,
     seed: Seed = 0,
     trainability: Trainability = False,
     report: Report = None,

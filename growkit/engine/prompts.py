@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from growkit.engine.oracle import longest_context
 from growkit.engine.texts import documents, read_text
 from growkit.engine.tokenizing import ids_of, load_tokenizer
 from growkit.errors import InputError
-from growkit.settings import Settings
+from growkit.settings import LONG, Settings
 
 MOST_TOKENS = 1 << 22
 """Of all prompts together: thirty megabytes of ids, and far more of everything else."""
@@ -35,6 +35,10 @@ class Prompts:
         """Number of tokens in all prompts."""
         return sum(len(window) for window in self.windows)
 
+    def shortened(self, length: int) -> Prompts:
+        """The same, but of no prompt more than its first tokens."""
+        return replace(self, windows=tuple(window[:length] for window in self.windows))
+
 
 def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
     """The prompts that the settings describe.
@@ -48,12 +52,13 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         InputError: the text cannot be read or is too short, there is no tokenizer for it, or the
             config has no usable context length.
     """
-    longest = longest_context(config) or settings.length
+    wanted = LONG if settings.length is None else settings.length
+    longest = longest_context(config) or wanted
     if not isinstance(longest, int) or longest < 2:
         raise InputError(
             f"max_position_embeddings is {longest!r} in {folder}; at least 2 was expected"
         )
-    length = min(settings.length, longest)
+    length = min(wanted, longest)
     if settings.text is None:
         if settings.prompts * length > MOST_TOKENS:
             raise InputError(

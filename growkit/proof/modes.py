@@ -14,7 +14,7 @@ from growkit.errors import InputError
 from growkit.results.proof import ModeResult
 from growkit.results.sentences import NOT_TRIED
 
-SHORT = 48
+SHORT = 24
 """Tokens of the prompt that all but the prefill are tried on."""
 
 PADDING = 5
