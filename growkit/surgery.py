@@ -25,20 +25,13 @@ from growkit.checkpoint.publishing import check_output, check_space, staged, wri
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.writing import parse_bytes, write_weights
-from growkit.conversions.conversion import Value
 from growkit.engine.texts import read_text
 from growkit.families.family import family_of
-from growkit.growth.method import Size
-from growkit.recipe import (
-    DEFAULT_SHARD_SIZE,
-    DEFAULT_SNR_DB,
-    ConvertStep,
-    GrowStep,
-    Recipe,
-    Symmetry,
-    Way,
-    load_recipe,
-)
+from growkit.planner import Way, plan
+from growkit.planning.operation import Value
+from growkit.recipe.files import load_recipe
+from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, Recipe
+from growkit.recipe.steps import ConvertStep, GrowStep
 from growkit.report.card import model_card
 from growkit.report.progress import Progress, Silent
 from growkit.results.operation import GrowResult, describe, planned_tensors
@@ -58,8 +51,6 @@ def grow(
     output: str | Path,
     *,
     method: str = "hypercloning",
-    symmetry: Symmetry = "break",
-    snr_db: float = DEFAULT_SNR_DB,
     seed: int = 0,
     dtype: str | None = None,
     shard_size: str = DEFAULT_SHARD_SIZE,
@@ -67,7 +58,7 @@ def grow(
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
-    **sizes: Size | None,
+    **options: Value | None,
 ) -> GrowResult:
     """Grow a checkpoint into a larger one that computes the same function.
 
@@ -75,9 +66,6 @@ def grow(
         source: model folder.
         output: folder to make.
         method: name of a growth method.
-        symmetry: ``break`` splits weights at random so that copies part in training, ``keep``
-            makes plain copies.
-        snr_db: signal-to-noise ratio of the random splits in dB, at least 4.78.
         seed: of the random splits.
         dtype: torch name of a wider dtype for the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
@@ -85,7 +73,10 @@ def grow(
         overwrite: replace an output that growkit wrote.
         dry_run: plan only, touch nothing.
         progress: where progress is shown.
-        **sizes: the method's sizes, e.g. ``hidden="x2"`` or ``hidden=2048``.
+        **options: the method's sizes, e.g. ``hidden="x2"`` or ``hidden=2048``, and its other
+            options: of those that copy ``symmetry``, where ``"break"`` splits weights at random so
+            that copies part in training and ``"keep"`` makes plain copies, and ``snr_db``, the
+            signal-to-noise ratio of the random splits in dB, at least 4.78.
 
     Returns:
         What was done. ``kept`` is False if the promise was broken; the output is then called
@@ -94,8 +85,7 @@ def grow(
     Raises:
         InputError: the source, a size or the output cannot be used; nothing was written.
     """
-    given = {name: size for name, size in sizes.items() if size is not None}
-    step = GrowStep(method, given, symmetry, snr_db)
+    step = GrowStep(method, _given(options))
     settings = Settings() if verify is True else verify or None
     recipe = Recipe(str(source), (step,), str(output), settings, seed, dtype, shard_size)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
@@ -128,9 +118,8 @@ def convert(
         progress: see there.
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    step = ConvertStep(to, _given(options))
     settings = Settings() if verify is True else verify or None
-    step = ConvertStep(to, given)
     recipe = Recipe(str(source), (step,), str(output), settings, 0, dtype, shard_size)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
@@ -164,7 +153,7 @@ def run(
     for text in recipe.texts:
         read_text(text)  # also a dry run says that it is missing
 
-    way = recipe.plan(source)
+    way = plan(recipe, source)
     grown, plans = way.target, way.plans
     recipe = replace(recipe, steps=way.steps)
     result = describe(recipe, source, way)
@@ -204,6 +193,10 @@ def run(
     return result
 
 
+def _given(options: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def output_path(recipe: Recipe) -> Path:
     """Where the output goes, absolute: the name must lead there also when OUT itself is moved."""
     output = Path(recipe.output)
@@ -218,7 +211,7 @@ def inputs_of(recipe: Recipe, reads: Sequence[str | Path] = ()) -> Inputs:
 
 
 def _texts(recipe: Recipe) -> list[str]:
-    steps = [step.options for step in recipe.steps if isinstance(step, ConvertStep)]
+    steps = [step.options for step in recipe.steps]
     texts = [str(options["calibration"]) for options in steps if "calibration" in options]
     return texts + ([recipe.verify.text] if recipe.verify and recipe.verify.text else [])
 

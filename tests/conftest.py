@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from growkit import checkpoint
+from growkit.checkpoint import tensors as checkpoint
 from growkit.engine import in_blocks, lending
 from growkit.engine.strict import strict_float64
 from growkit.modeling import register

@@ -20,9 +20,10 @@ import growkit
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config, TensorInfo
+from growkit.planner import plan as plan_recipe
 from growkit.planning import plan
 from growkit.planning.lineage import Lineage
-from growkit.recipe import parse_recipe
+from growkit.recipe.files import parse_recipe
 from tests.conftest import seeded
 
 Make = Callable[..., Path]
@@ -58,7 +59,7 @@ def test_slices_of_what_is_written(
     growkit.run(recipe)
     written = load_file(tmp_path / "out" / "model.safetensors")
     checkpoint = Checkpoint(source)
-    lineage = Lineage(checkpoint, recipe.plan(checkpoint).plans)
+    lineage = Lineage(checkpoint, plan_recipe(recipe, checkpoint).plans)
     rows_read: dict[str, set[int]] = {}
     read = Checkpoint.read
 

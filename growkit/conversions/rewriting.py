@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights, main_dtype
+from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.families.diff_transformer import variant
+from growkit.families.family import Family
 from growkit.planning.plan import Check, Plan, Rule, unused_tensors
 from growkit.planning.transforms import Kept
+
+
+class OnDiffTransformer:
+    """Conversions that begin with a DIFF Transformer; see ``growkit.planning.operation``."""
+
+    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
+        """See ``growkit.planning.operation.Operation``."""
+        return family is DIFF
+
+    def portable(
+        self, family: Family, config: Config, options: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """See ``growkit.planning.operation.Operation``."""
+        return options
 
 
 def rewrite(
@@ -45,6 +62,11 @@ def rewrite(
     plan = Plan(config, tuple(rules), {}, dropped, duplicates, in_effect, tuple(checks))
     plan.check(source, patterns, sizes)
     return plan
+
+
+def refuse(name: str, config: Config, why: str) -> InputError:
+    """The error for a model that a conversion is not for."""
+    return InputError(f"{variant(DIFF.complete(config))} cannot be converted to {name}: {why}")
 
 
 def taken_over(name: str, info: TensorInfo, of: str | None = None) -> Rule:

@@ -267,26 +267,21 @@ class Family:
             )
         return {f"{axis}_{layer}": size for axis in axes for layer, size in enumerate(values)}
 
+    def expresses(self, config: Config, sizes: Mapping[str, int]) -> bool:
+        """Whether the model class can have these sizes, whatever they cost."""
+        try:
+            found = self.sizes(self._with_sizes(config, sizes))
+        except InputError:  # of config keys that contradict one another
+            return False
+        return all(found[axis] == size for axis, size in sizes.items())
+
     def resized(self, config: Config, sizes: Mapping[str, int]) -> Config:
         """The config of a model whose axes have these sizes; all other keys stay as they are.
 
         Raises:
             InputError: the model class cannot express these sizes.
         """
-        resized = dict(config)
-        complete = self.complete(config)
-        for key, axes in self.axes_of(complete).items():
-            # No method grows what differs between layers.
-            if key in self.per_layer or key in self.derived:
-                continue
-            value = sum(sizes[axis] for axis in axes)
-            # A default may depend on other sizes (head_dim on hidden_size): it is written out.
-            if (
-                config.get(key) is not None
-                or value != complete[key]
-                or callable(self.defaults.get(key))
-            ):
-                resized[key] = value
+        resized = self._with_sizes(config, sizes)
         found = self.sizes(resized)
         for name, pattern in self.patterns(resized).items():
             for dimension in pattern.dimensions:
@@ -302,6 +297,24 @@ class Family:
                     f"a {self.name} model cannot have {axis} {size} with these sizes: {listed}; "
                     "grow alike what it keeps alike"
                 )
+        return resized
+
+    def _with_sizes(self, config: Config, sizes: Mapping[str, int]) -> Config:
+        """The config with every key that says a size."""
+        resized = dict(config)
+        complete = self.complete(config)
+        for key, axes in self.axes_of(complete).items():
+            # No method grows what differs between layers.
+            if key in self.per_layer or key in self.derived:
+                continue
+            value = sum(sizes[axis] for axis in axes)
+            # A default may depend on other sizes (head_dim on hidden_size): it is written out.
+            if (
+                config.get(key) is not None
+                or value != complete[key]
+                or callable(self.defaults.get(key))
+            ):
+                resized[key] = value
         return resized
 
     def named(self, config: Config) -> Config:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.orders import Order
-from growkit.algebra.shares import Shares
+from growkit.algebra.shares import LEAST_SNR_DB, Shares
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights
 from growkit.errors import InputError
 from growkit.families.family import Family, stored_family
 from growkit.families.family import Tensor as Described
-from growkit.growth.method import Size, SizeOption
+from growkit.planning.operation import Change, Option, Row, SizeOption
 from growkit.planning.plan import Plan, Rule, unused_tensors
 from growkit.planning.transforms import Kept, Mapped
 
@@ -27,22 +27,81 @@ if TYPE_CHECKING:
     from growkit.algebra.expansion import Expansion, IndexMap
 
 
+DEFAULT_SNR_DB = 10.0
+MOST_SNR_DB = 300
+
+
+def _is_snr(text: str) -> bool:
+    try:
+        snr_db = float(text)
+    except ValueError:
+        raise InputError(f"snr_db {text!r} is not a number of decibels") from None
+    if not LEAST_SNR_DB <= snr_db <= MOST_SNR_DB:
+        raise InputError(
+            f"snr_db {text} is out of range; exact splits exist from 4.78 dB upwards, "
+            f"and beyond {MOST_SNR_DB} dB there is no noise left"
+        )
+    return True
+
+
+SYMMETRY = Option(
+    "symmetry",
+    "how weights are split among copies: at random (break), so that these can part in training, or "
+    "evenly (keep), as HyperCloning was published, so that they stay equal",
+    ("break", "keep"),
+    kinds=(str,),
+)
+SNR_DB = Option(
+    "snr_db",
+    f"signal-to-noise ratio of the random splits in dB; {DEFAULT_SNR_DB:g} without",
+    form="DB",
+    accepts=_is_snr,
+    kinds=(str, int, float),
+)
+
+
 @dataclass(frozen=True)
 class CopyMethod:
-    """A growth method that copies whole spaces: its options say which, and what follows what.
+    """A growth method that copies whole spaces: its sizes say which, and what follows what.
 
     ``needs`` names axes without which the method makes no sense.
     """
 
     name: str
-    summary: str
     paper: str
-    promise: str
-    options: tuple[SizeOption, ...]
+    sizes: tuple[SizeOption, ...]
     needs: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
 
-    def plan(self, source: Weights, sizes: Mapping[str, Size | None], shares: Shares) -> Plan:
-        """See ``growkit.growth.method.Method``."""
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """See ``growkit.planning.operation.Operation``."""
+        return (*self.sizes, SYMMETRY, SNR_DB)
+
+    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
+        """See ``growkit.planning.operation.Operation``."""
+        old = family.sizes(config)
+        if not old.get("noise_heads"):
+            return True  # nothing that the DIFF Transformer could do for it
+        copies = self.copies(family, config, options)
+        new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
+        return family.expresses(config, new)
+
+    def portable(
+        self, family: Family, config: Config, options: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """See ``growkit.planning.operation.Operation``."""
+        return as_factors(family, config, self.sizes, options)
+
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
+        snr_db = float(options.get("snr_db", DEFAULT_SNR_DB))
+        parting = options["symmetry"] == "break"
+        settled = {"symmetry": options["symmetry"], "snr_db": snr_db if parting else None}
+        shares = Shares(snr_db if parting else None, seed)
+        return Change([self._plan(source, options, shares)], settled=settled)
+
+    def _plan(self, source: Weights, options: Mapping[str, str], shares: Shares) -> Plan:
         family = stored_family(source)
         for axis in self.needs:
             if not family.sizes(source.config).get(axis):
@@ -51,7 +110,7 @@ class CopyMethod:
                     f"{family.name} model without; choose another method"
                 )
         dropped, duplicates = unused_tensors(source, family)
-        copies = self.copies(family, source.config, sizes)
+        copies = self.copies(family, source.config, options)
         old = family.sizes(source.config)
         new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
         config = family.resized(source.config, new)
@@ -69,26 +128,18 @@ class CopyMethod:
         plan.check(source, family.patterns(config), family.sizes(config))
         return plan
 
-    def copies(
-        self, family: Family, config: Config, sizes: Mapping[str, Size | None]
-    ) -> dict[str, int]:
+    def copies(self, family: Family, config: Config, options: Mapping[str, str]) -> dict[str, int]:
         """The number of copies of every axis that grows.
 
         Raises:
-            InputError: an option is unknown, or a size is no whole multiple, or nothing grows.
+            InputError: a size is no whole multiple, or nothing grows.
         """
-        unknown = sizes.keys() - {option.name for option in self.options}
-        if unknown:
-            raise InputError(
-                f"{self.name} has no size {sorted(unknown)[0]}; "
-                f"it has {', '.join(option.name for option in self.options)}"
-            )
         present = family.sizes(config)
         factors: dict[str, int] = {}
         copies: dict[str, int] = {}
-        for option in self.options:
+        for option in self.sizes:
             axes = [axis for axis in option.axes if axis in present]
-            size = sizes.get(option.name)
+            size = options.get(option.name)
             if size is None:
                 factors[option.name] = factors[option.follows] if option.follows else 1
             elif not axes:
@@ -99,7 +150,7 @@ class CopyMethod:
             copies |= dict.fromkeys(axes, factors[option.name])
         copies = {axis: count for axis, count in copies.items() if count > 1}
         if not copies:
-            names = ", ".join("--" + option.name.replace("_", "-") for option in self.options)
+            names = ", ".join("--" + option.name.replace("_", "-") for option in self.sizes)
             raise InputError(f"nothing would grow; give at least one of {names} a factor like x2")
         return copies
 
@@ -107,31 +158,31 @@ class CopyMethod:
 def as_factors(
     family: Family,
     config: Config,
-    options: Sequence[SizeOption],
-    sizes: Mapping[str, Size],
-) -> dict[str, Size]:
+    sizes: Sequence[SizeOption],
+    options: Mapping[str, str],
+) -> dict[str, str]:
     """Sizes in a family's own numbers as factors, which mean the same in every family.
 
     Sizes of what the family does not have, or that are no multiples, stay as they are.
     """
     present = family.sizes(config)
-    factors: dict[str, Size] = dict(sizes)
-    for option in options:
+    factors = dict(options)
+    for option in sizes:
         axes = [axis for axis in option.axes if axis in present]
-        if option.name in sizes and axes:
+        if option.name in options and axes:
             with suppress(InputError):
                 current = _current_size(family, config, axes)
-                factors[option.name] = f"x{factor(option.name, sizes[option.name], current)}"
+                factors[option.name] = f"x{factor(option.name, options[option.name], current)}"
     return factors
 
 
-def factor(name: str, size: Size, current: int) -> int:
+def factor(name: str, size: str, current: int) -> int:
     """The number of copies that turns ``current`` into ``size``.
 
     Raises:
         InputError: the size is not understood, or not a whole multiple of the current one.
     """
-    text = str(size).strip().lower()
+    text = size.strip().lower()
     match = re.fullmatch(r"(x?)([0-9]{1,12})", text)
     if not match or int(match[2]) == 0:
         raise InputError(

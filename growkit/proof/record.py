@@ -15,8 +15,12 @@ from typing import Any
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError, plain, reason
+from growkit.planner import plan
+from growkit.planning.operation import SizeOption
 from growkit.proof.findings import Origin
-from growkit.recipe import ConvertStep, GrowStep, Recipe, Step, parse_recipe
+from growkit.recipe.files import parse_recipe
+from growkit.recipe.recipe import Recipe
+from growkit.recipe.steps import Step
 from growkit.results.proof import RankCost
 
 NO_FILE = os.path.join(os.devnull, "not read")
@@ -78,7 +82,7 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     try:
         steps = tuple(_settled(step) for step in recipe.steps)
         _check_sizes(steps, after)
-        way = replace(recipe, steps=steps).plan(before)
+        way = plan(replace(recipe, steps=steps), before)
     except InputError as error:
         return Origin(unknown=f"{unfit} ({error})")
     except Exception as error:  # a stranger's values may raise anything
@@ -92,22 +96,22 @@ def _settled(step: Step) -> Step:
     Raises:
         InputError: it does ask for that.
     """
-    if not isinstance(step, ConvertStep):
-        return step
     options = dict(step.options)
     if options.get("rank") == "auto" or ("calibration" in options and "shrinkage" not in options):
         raise InputError("it does not say what was found for it")
     if "calibration" in options:
         options["calibration"] = NO_FILE
-    return replace(step, options=options)
+    return type(step)(step.name, options)
 
 
 def _check_sizes(steps: tuple[Step, ...], after: Checkpoint) -> None:
     """Refuse sizes that no tensor of the target has, before anything of that size is made."""
     most = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
     for step in steps:
-        for size in step.sizes.values() if isinstance(step, GrowStep) else ():
-            digits = str(size).removeprefix("x")
+        for option in step.operation.options:
+            digits = str(step.options.get(option.name, "")).removeprefix("x")
+            if not isinstance(option, SizeOption):
+                continue
             if len(digits) > len(str(most)) or (digits.isdigit() and int(digits) > most):
                 raise InputError(f"no tensor of the target is of size {digits[:20]}")
 

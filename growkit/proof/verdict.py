@@ -42,7 +42,7 @@ from growkit.proof.record import origin_of, read_record
 from growkit.proof.trainability import Gradients
 from growkit.proof.usage import used
 from growkit.proof.weights import compare_weights
-from growkit.recipe import Recipe
+from growkit.recipe.recipe import Recipe
 from growkit.results.proof import Fault, LayerError, ModeResult, RankCost, VerifyResult
 from growkit.results.sentences import trainability_sentence
 from growkit.results.versions import versions

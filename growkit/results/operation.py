@@ -7,9 +7,10 @@ from typing import TypedDict
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TORCH_NAMES, main_dtype, total_bytes, total_parameters
 from growkit.families.family import family_of
+from growkit.planner import Way
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import Plan
-from growkit.recipe import Recipe, Way
+from growkit.recipe.recipe import Recipe
 from growkit.results.proof import VerifyResult
 
 
