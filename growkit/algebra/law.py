@@ -397,10 +397,7 @@ def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]
             rows = tensor.movedim(position, 0)
             for group in mapped.groups:
                 if len(group.targets) > 1:
-                    yield [
-                        _taken(rows, 0, copy).reshape(len(copy), -1)
-                        for copy in group.targets
-                    ]
+                    yield [_taken(rows, 0, copy).reshape(len(copy), -1) for copy in group.targets]
 
 
 def shape_of(maps: Sequence[IndexMap]) -> tuple[int, ...]:

@@ -42,13 +42,13 @@ class Call:
 
     Attributes:
         ids: token ids, [tokens].
-        inputs: what else the class is called with, e.g. ``attention_mask``; batches of 1.
+        inputs: what else the class is called with, e.g. ``attention_mask``: tensors [1, ...].
         cached: whether keys and values are kept, as in generation.
         continues: index of the cached call that this one goes on from.
     """
 
     ids: Tensor
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
     cached: bool = False
     continues: int | None = None
 
@@ -373,9 +373,13 @@ class Layerwise:
         """The calls that can run together, by the index of the first of each batch."""
         for first, count in _alike(calls):
             form = self._noted[first].form
-            ids = torch.stack([call.ids for call in calls[first : first + count]])
+            batch = calls[first : first + count]
+            ids = torch.stack([call.ids for call in batch])
+            inputs = {
+                key: torch.cat([call.inputs[key] for call in batch]) for key in batch[0].inputs
+            }
             with self._guarded(first):
-                state, arguments = self._noting(Call(ids), None)
+                state, arguments = self._noting(Call(ids, inputs), None)
             if form.axis == 1 and state.shape == (count, *form.shape[1:]):
                 yield first, Batch(count, arguments)
 
@@ -431,10 +435,7 @@ class Layerwise:
             return Handed.of(layer(*args, **kwargs))[1].unknown()
 
     def _forward(self, call: Call, cache: Any) -> None:
-        inputs = {
-            key: value.to(self.device) if isinstance(value, Tensor) else value
-            for key, value in call.inputs.items()
-        }
+        inputs: dict[str, Any] = {key: each.to(self.device) for key, each in call.inputs.items()}
         if cache is not None:
             inputs["past_key_values"] = cache
         ids = torch.atleast_2d(call.ids).to(self.device)
@@ -567,17 +568,23 @@ class Layerwise:
 
 
 def _alike(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
-    """Calls of nothing but as many ids, one after the other: the index of the first, how many."""
+    """Calls that can be a batch, one after the other: the index of the first, and how many."""
     begin = 0
-    for length, run in groupby(calls, lambda c: 0 if c.inputs or c.cached else len(c.ids)):
+    for form, run in groupby(calls, _form):
         end = begin + len(list(run))
-        most = TOGETHER // max(length, 1)
-        while length and most > 1 and end - begin > 1:
+        most = TOGETHER // form[0] if form else 1
+        while min(most, end - begin) > 1:
             count = min(most, end - begin)
-            if count > 1:
-                yield begin, count
+            yield begin, count
             begin += count
         begin = end
+
+
+def _form(call: Call) -> tuple[Any, ...] | None:
+    """What calls of a batch have in common: the shapes of all that they are given."""
+    if call.cached:
+        return None
+    return len(call.ids), *sorted((key, tuple(each.shape)) for key, each in call.inputs.items())
 
 
 def _parameters(name: str, layer: nn.Module) -> dict[str, str]:

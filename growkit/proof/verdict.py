@@ -46,7 +46,7 @@ from growkit.recipe.recipe import Recipe
 from growkit.results.proof import Fault, LayerError, ModeResult, RankCost, VerifyResult
 from growkit.results.sentences import trainability_sentence
 from growkit.results.versions import versions
-from growkit.settings import SHORT, Settings
+from growkit.settings import Settings
 
 STRICT_MARGIN = 8
 """How many times what rounding does to the source the target may differ in strict float64."""
@@ -65,7 +65,7 @@ def verify(
     *,
     text: str | Path | None = None,
     device: str = "auto",
-    prompts: int = 8,
+    prompts: int | None = None,
     length: int | None = None,
     seed: int = 0,
     trainability: bool = False,
@@ -83,9 +83,9 @@ def verify(
         target: folder of the model that it became.
         text: file with real text, tokenized by the source's tokenizer; None for random tokens.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
-        prompts: number of windows of text, or of random prompts.
-        length: tokens in each, at most the model's longest context; None for 512, or for 64 where
-            all weights were held against the source's.
+        prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
+            weight has given the source's back.
+        length: tokens in each, at most the model's longest context; None for 512, or for 64 there.
         seed: of the random prompts.
         trainability: whether every parameter of the target must be able to train.
         advance: called with the number of bytes done, for a progress bar that expects
@@ -148,8 +148,8 @@ def _proved(
     proof = _Proof(before, after, place, origin, advance, trainability=settings.trainability)
     weights = proof.weights(beside, rests_on(before, after, loads, loaded, beside))
     exact = origin.promise == "exact"
-    if settings.length is None and exact and weights.settled:
-        prompts = prompts.shortened(SHORT)
+    if exact and weights.settled:
+        prompts = prompts.cut(*settings.settled.amount)
     asked, strict = proof.asked(modes(prompts.windows, after.config))
     native = proof.native(asked, strict)
     in_use = list(used(before, after, prompts.windows[0], place, exact))

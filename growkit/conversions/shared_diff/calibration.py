@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from growkit.checkpoint.tensors import Weights, main_dtype
 from growkit.engine.layerwise import Call, Layerwise
-from growkit.engine.metrics import Distance
 from growkit.engine.spool import Spool
 from growkit.proof.comparison import distance_of
 
