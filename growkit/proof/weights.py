@@ -119,7 +119,8 @@ def _first_lost(lineage: Lineage, target: Weights) -> str | None:
     rules = lineage.plans[-1].rules
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
-            for rule, sound in zip(rules, pool.map(partial(_sound, lineage, target), rules)):
+            found = pool.map(partial(_sound, lineage, target), rules)
+            for rule, sound in zip(rules, found, strict=True):
                 if not sound:
                     return rule.target
         finally:
