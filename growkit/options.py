@@ -17,7 +17,7 @@ from growkit.errors import InputError, plain
 from growkit.operations import operations
 from growkit.planning.operation import SizeOption
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE
-from growkit.settings import Settings
+from growkit.settings import FEW, LONG, MANY, SHORT, Settings
 
 
 def say(message: str) -> None:
@@ -43,6 +43,8 @@ Output = Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an OUT that growkit wrote.")]
 
+SETTLED = "every weight was recovered"
+
 SETTINGS = {
     "text": Annotated[
         Path | None,
@@ -50,8 +52,14 @@ SETTINGS = {
             parser=path, metavar="FILE", help="UTF-8 text to compare on; random tokens without."
         ),
     ],
-    "prompts": Annotated[int, typer.Option(help="Windows of text, or random prompts, to compare.")],
-    "length": Annotated[int, typer.Option(help="Tokens in each.")],
+    "prompts": Annotated[
+        int | None,
+        typer.Option(help=f"Windows of text, or random prompts: {MANY}, or {FEW} if {SETTLED}."),
+    ],
+    "length": Annotated[
+        int | None,
+        typer.Option(help=f"Tokens in each: {LONG}, or {SHORT} if {SETTLED}."),
+    ],
     "seed": Annotated[int, typer.Option(help="Seed of everything random.")],
     "device": Annotated[str, typer.Option(help="Where the proof runs: auto, cpu or cuda.")],
     "trainability": Annotated[

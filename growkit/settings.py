@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from growkit.errors import InputError
 
@@ -17,31 +17,58 @@ def check_seed(seed: int) -> None:
         raise InputError(f"seed {seed!r} cannot be used; choose one from 0 to {2**63 - 1}")
 
 
+MANY, LONG = 8, 512
+"""Prompts, and tokens in each, if nothing else is said."""
+
+FEW, SHORT = 4, 64
+"""The same where no weight can be lost any more, and only the function is left to be shown
+(``docs/numerics.md``, "How many tokens")."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What is compared.
 
     Attributes:
         text: file with real text, or None for seeded random tokens.
-        prompts: number of windows of text, or of random prompts.
-        length: tokens in each.
+        prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
+            weight has given the source's back, so that only the function is left to be shown.
+        length: tokens in each; None for 512, or for 64 there.
         seed: of the random prompts.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
         trainability: whether every parameter of the target must be able to train.
     """
 
     text: str | None = None
-    prompts: int = 8
-    length: int = 512
+    prompts: int | None = None
+    length: int | None = None
     seed: int = 0
     device: str = "auto"
     trainability: bool = False
 
+    @property
+    def amount(self) -> tuple[int, int]:
+        """Prompts, and tokens in each, where weights may be lost."""
+        return (
+            MANY if self.prompts is None else self.prompts,
+            LONG if self.length is None else self.length,
+        )
+
+    @property
+    def settled(self) -> Settings:
+        """The same where they cannot."""
+        return replace(
+            self,
+            prompts=FEW if self.prompts is None else self.prompts,
+            length=SHORT if self.length is None else self.length,
+        )
+
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        if not 1 <= self.prompts < 2**31 or not 2 <= self.length < 2**31:
+        prompts, length = self.amount
+        if not 1 <= prompts < 2**31 or not 2 <= length < 2**31:
             raise InputError(
-                f"{self.prompts} prompts of {self.length} tokens cannot be compared; "
+                f"{prompts} prompts of {length} tokens cannot be compared; "
                 f"at least 1 prompt of 2 tokens is needed, and fewer than {2**31:,} of each"
             )
         if self.device not in ("auto", "cpu", "cuda"):

@@ -342,7 +342,7 @@ def _undone(
         places = np.searchsorted(standing, targets)
         if len(places) == tensor.shape[position] and bool((np.diff(places) > 0).all()):
             return tensor
-        return tensor.index_select(position, torch.from_numpy(places))
+        return _taken(tensor, position, places)
 
     nothing = standing[mapped.source[standing] == NOTHING]
     if len(nothing) and bool(at(nothing).any()):
@@ -356,6 +356,13 @@ def _undone(
         sources.append(group.sources)
     order = torch.from_numpy(np.argsort(np.concatenate(sources)))
     return backs[0] if len(backs) == 1 else torch.cat(backs, position).index_select(position, order)
+
+
+def _taken(tensor: Tensor, position: int, places: Index) -> Tensor:
+    """Some coordinates of a dimension; a view, if they follow each other."""
+    if len(places) and bool((np.diff(places) == 1).all()):
+        return tensor.narrow(position, int(places[0]), len(places))
+    return tensor.index_select(position, torch.from_numpy(places))
 
 
 def _original(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor | None:
@@ -404,10 +411,7 @@ def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]
             rows = tensor.movedim(position, 0)
             for group in mapped.groups:
                 if len(group.targets) > 1:
-                    yield [
-                        rows[torch.from_numpy(copy)].reshape(len(copy), -1)
-                        for copy in group.targets
-                    ]
+                    yield [_taken(rows, 0, copy).reshape(len(copy), -1) for copy in group.targets]
 
 
 def shape_of(maps: Sequence[IndexMap]) -> tuple[int, ...]:

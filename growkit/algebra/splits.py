@@ -21,6 +21,9 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+AT_ONCE = 1 << 17
+"""Elements that are added at a time: what comes in between stays in a processor's cache."""
+
 DRAWS = 32
 """How often an element is drawn again whose parts are equal."""
 
@@ -123,8 +126,20 @@ def join(parts: list[Tensor]) -> Tensor:
         The weight, in the dtype of the parts; NaN where a sum has to be rounded, which no sum of
         parts that ``split`` returned has.
     """
+    whole = parts[0]
     if len(parts) == 1:
-        return parts[0]
+        return whole
+    if whole.numel() <= AT_ONCE or len(whole) == 1:
+        return _joined(parts)
+    rows = max(1, AT_ONCE * len(whole) // whole.numel())
+    joined = torch.empty(whole.shape, dtype=whole.dtype, device=whole.device)
+    for piece, *some in zip(joined.split(rows), *(p.split(rows) for p in parts), strict=True):
+        piece.copy_(_joined(some))
+    return joined
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """``join``, all at once."""
     left = (len(parts) + 1) // 2
     dtype = parts[0].dtype
     arithmetic = _arithmetic(dtype)

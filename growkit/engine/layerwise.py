@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ from growkit.errors import InputError, foreign
 
 Named = tuple[str, nn.Module]
 
+TOGETHER = 512
+"""Tokens of prompts that run as one batch, at most: what a layer computes of them is in memory."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -39,13 +43,13 @@ class Call:
 
     Attributes:
         ids: token ids, [tokens].
-        inputs: what else the class is called with, e.g. ``attention_mask``; batches of 1.
+        inputs: what else the class is called with, e.g. ``attention_mask``: tensors [1, ...].
         cached: whether keys and values are kept, as in generation.
         continues: index of the cached call that this one goes on from.
     """
 
     ids: Tensor
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
     cached: bool = False
     continues: int | None = None
 
@@ -91,6 +95,19 @@ class Noted:
     stand_ins: tuple[Any, ...]
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Calls that run through layers as one: a processor multiplies large matrices faster.
+
+    Attributes:
+        count: number of calls.
+        arguments: of every layer.
+    """
+
+    count: int
+    arguments: list[Arguments]
+
+
 class CallError(InputError):
     """A model cannot be called in this way.
 
@@ -131,6 +148,7 @@ class Layerwise:
         self._unreached = self._watch()
         self._load_buffers()
         self._noted: list[Noted] = []
+        self._batches: dict[int, Batch] = {}  # by the index of the first call
         self._caches: list[Any] = []
         self._handed = Handed()  # what layers hand on along with hidden states, or its stand-ins
         self._along: list[tuple[Any, ...]] = []  # the same of the last layer that ran, by call
@@ -167,9 +185,9 @@ class Layerwise:
                 given = None if watched is None else states[watched]
                 before, states, along = states, [], []
                 while before:  # states of many prompts are large, and are needed once
-                    state, others = self._run(index, len(states), before.pop(0))
-                    states.append(state)
-                    along.append(others)
+                    for state, others in self._run(index, len(states), before):
+                        states.append(state)
+                        along.append(others)
                 self._fetch(index + 1)
                 scaled = partial(_scaled, layer)
                 yield Stage(name, index, layer, given, states, again, scaled, loaded.close)
@@ -349,20 +367,37 @@ class Layerwise:
             caches.append((shadow, real))
             states.append(state)
             self._noted.append(noted)
+        self._batches = dict(self._note_batches(calls)) if self._handed.alone else {}
         return states
+
+    def _note_batches(self, calls: Sequence[Call]) -> Iterator[tuple[int, Batch]]:
+        """The calls that can run together, by the index of the first of each batch."""
+        for first, count in _alike(calls):
+            form = self._noted[first].form
+            batch = calls[first : first + count]
+            ids = torch.stack([call.ids for call in batch])
+            inputs = {
+                key: torch.cat([call.inputs[key] for call in batch]) for key in batch[0].inputs
+            }
+            with self._guarded(first):
+                state, arguments = self._noting(Call(ids, inputs), None)
+            if form.axis == 1 and state.shape == (count, *form.shape[1:]):
+                yield first, Batch(count, arguments)
 
     def _note(self, index: int, call: Call, cache: Any) -> tuple[Tensor, Noted]:
         """What the first layer is given, and what all of them are called with."""
         try:
-            return self._noting(call, cache)
+            state, arguments = self._noting(call, cache)
         except Exception:
             if index or not self._handed.alone:
                 raise
             # The class, then, wants more of its layers than a tensor.
             self._handed = self._handed_by_the_first(call)
-            return self._noting(call, cache)
+            state, arguments = self._noting(call, cache)
+        form = Form.of(state, len(call.ids))
+        return form.flat(state), Noted(form, arguments, self._handed.along)
 
-    def _noting(self, call: Call, cache: Any) -> tuple[Tensor, Noted]:
+    def _noting(self, call: Call, cache: Any) -> tuple[Tensor, list[Arguments]]:
         given: list[tuple[Tensor, int]] = []
         arguments: list[Arguments] = []
 
@@ -380,9 +415,7 @@ class Layerwise:
             self._forward(call, cache)
         if len(arguments) < len(self._layers):
             raise NoStackError(f"{len(arguments)} of {len(self._layers)} layers are called")
-        state = given[0][0]
-        form = Form.of(state, len(call.ids))
-        return form.flat(state), Noted(form, arguments, self._handed.along)
+        return given[0][0], arguments
 
     def _handed_by_the_first(self, call: Call) -> Handed:
         """What the first layer hands on in a call; stand-ins for it."""
@@ -403,17 +436,32 @@ class Layerwise:
             return Handed.of(layer(*args, **kwargs))[1].unknown()
 
     def _forward(self, call: Call, cache: Any) -> None:
-        inputs = {
-            key: value.to(self.device) if isinstance(value, Tensor) else value
-            for key, value in call.inputs.items()
-        }
+        inputs: dict[str, Any] = {key: each.to(self.device) for key, each in call.inputs.items()}
         if cache is not None:
             inputs["past_key_values"] = cache
-        self.model(input_ids=call.ids[None].to(self.device), use_cache=call.cached, **inputs)
+        ids = torch.atleast_2d(call.ids).to(self.device)
+        self.model(input_ids=ids, use_cache=call.cached, **inputs)
 
     @torch.no_grad()
-    def _run(self, index: int, call: int, state: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-        return self._call(index, call, state)
+    def _run(
+        self, index: int, call: int, before: list[Tensor]
+    ) -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
+        """Run a layer in a call, or in a batch of them, and take what it is given off ``before``.
+
+        Yields:
+            What ``_call`` returns, for each.
+        """
+        batch = self._batches.get(call)
+        if not batch:
+            yield self._call(index, call, before.pop(0))
+            return
+        form = self._noted[call].form
+        together = torch.cat([form.formed(state) for state in before[: batch.count]])
+        del before[: batch.count]
+        args, kwargs = batch.arguments[index].call(together)
+        with self._guarded(call):
+            output = self._output(index, args, kwargs)[0]
+        yield from ((form.flat(state), ()) for state in output.split(1))
 
     @torch.no_grad()
     def _again(self, index: int, call: int, state: Tensor) -> Tensor:
@@ -429,12 +477,19 @@ class Layerwise:
             arguments = arguments.replaced(noted.stand_ins, self._along[call])
         args, kwargs = (arguments.apart() if apart else arguments).call(noted.form.formed(state))
         with self._guarded(call):
-            output, handed = Handed.of(self._layers[index][1](*args, **kwargs))
-            if handed.alone != self._handed.alone:
-                self._handed = handed.unknown()  # a single layer: nobody has looked yet
+            output, handed = self._output(index, args, kwargs)
             if index and noted.stand_ins and len(noted.stand_ins) != len(handed.along):
                 raise NoStackError("layers hand on different things")
             return noted.form.flat(output), handed.along
+
+    def _output(
+        self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Tensor, Handed]:
+        """What a layer hands on."""
+        output, handed = Handed.of(self._layers[index][1](*args, **kwargs))
+        if handed.alone != self._handed.alone:
+            self._handed = handed.unknown()  # a single layer: nobody has looked yet
+        return output, handed
 
     @contextmanager
     def _guarded(self, call: int | None = None) -> Iterator[None]:
@@ -511,6 +566,26 @@ class Layerwise:
         """Begin to load the weights of a layer, if there is one."""
         for name, layer in self._layers[index : index + 1]:
             self._lender.fetch(layer, _parameters(name, layer))
+
+
+def _alike(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
+    """Calls that can be a batch, one after the other: the index of the first, and how many."""
+    begin = 0
+    for form, run in groupby(calls, _form):
+        end = begin + len(list(run))
+        most = TOGETHER // form[0] if form else 1
+        while min(most, end - begin) > 1:
+            count = min(most, end - begin)
+            yield begin, count
+            begin += count
+        begin = end
+
+
+def _form(call: Call) -> tuple[Any, ...] | None:
+    """What calls of a batch have in common: the shapes of all that they are given."""
+    if call.cached:
+        return None
+    return len(call.ids), *sorted((key, tuple(each.shape)) for key, each in call.inputs.items())
 
 
 def _parameters(name: str, layer: nn.Module) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from growkit.results.proof import Measured
 
-AT_ONCE = 1 << 18
+AT_ONCE = 1 << 17
 """Logits that are looked at together on a CPU: a dozen passes over them stay in its cache."""
 
 
@@ -75,11 +74,6 @@ class Distance:
             total, count = self.kl_at.get(place, (0.0, 0))
             self.kl_at[place] = (total + value, count + 1)
         self.tokens += len(following)
-
-    def add_all(self, pieces: Iterable[tuple[Tensor, Tensor, Tensor, int]]) -> None:
-        """``add`` each of them."""
-        for piece in pieces:
-            self.add(*piece)
 
     @property
     def scale(self) -> float:

@@ -52,8 +52,11 @@ class Form:
 
     def formed(self, flat: Tensor) -> Tensor:
         """From [tokens, hidden], of any number of tokens."""
-        others = [size for axis, size in enumerate(self.shape) if axis != self.axis]
-        return flat.view(-1, *others).movedim(0, self.axis)
+        before, behind = self.shape[: self.axis], self.shape[self.axis + 1 :]
+        if all(size == 1 for size in before):
+            # Not moved: torch copies a matrix to multiply it with what has other strides than this.
+            return flat.view(*before, -1, *behind)
+        return flat.view(-1, *before, *behind).movedim(0, self.axis)
 
 
 @dataclass(frozen=True)

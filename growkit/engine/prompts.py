@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -35,6 +36,11 @@ class Prompts:
         """Number of tokens in all prompts."""
         return sum(len(window) for window in self.windows)
 
+    def cut(self, prompts: int, length: int) -> Prompts:
+        """So many of them, from all over, and of each only the first tokens."""
+        windows = _spread(self.windows, prompts)
+        return replace(self, windows=tuple(window[:length] for window in windows))
+
 
 def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
     """The prompts that the settings describe.
@@ -48,20 +54,21 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         InputError: the text cannot be read or is too short, there is no tokenizer for it, or the
             config has no usable context length.
     """
-    longest = longest_context(config) or settings.length
+    prompts, wanted = settings.amount
+    longest = longest_context(config) or wanted
     if not isinstance(longest, int) or longest < 2:
         raise InputError(
             f"max_position_embeddings is {longest!r} in {folder}; at least 2 was expected"
         )
-    length = min(settings.length, longest)
+    length = min(wanted, longest)
     if settings.text is None:
-        if settings.prompts * length > MOST_TOKENS:
+        if prompts * length > MOST_TOKENS:
             raise InputError(
-                f"{settings.prompts:,} prompts of {length:,} tokens are too many to compare; "
+                f"{prompts:,} prompts of {length:,} tokens are too many to compare; "
                 f"give fewer or shorter ones, of at most {MOST_TOKENS:,} tokens in all"
             )
         generator = torch.Generator().manual_seed(settings.seed)
-        shape = (settings.prompts, length)
+        shape = (prompts, length)
         return Prompts(tuple(torch.randint(config["vocab_size"], shape, generator=generator)), None)
     file, raw = Path(settings.text), read_text(settings.text)
     ids = _tokenize(documents(raw), folder)
@@ -80,10 +87,10 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
             f"the tokenizer in {folder} makes token {largest} of {file}, but the model's "
             f"vocab_size is {config['vocab_size']}; they do not belong together"
         )
-    return Prompts(_spread(windows, settings.prompts), hashlib.sha256(raw).hexdigest())
+    return Prompts(_spread(windows, prompts), hashlib.sha256(raw).hexdigest())
 
 
-def _spread(windows: list[Tensor], count: int) -> tuple[Tensor, ...]:
+def _spread(windows: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
     """As many windows, from all over a text: its beginning may be like nothing else in it."""
     count = min(count, len(windows))
     return tuple(windows[(2 * i + 1) * len(windows) // (2 * count)] for i in range(count))

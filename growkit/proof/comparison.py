@@ -84,19 +84,19 @@ class Control:
                 return
 
     def measure(
-        self, unspoiled: tuple[Head, Tensor], head: Head, state: Tensor, ids: Tensor
+        self, unspoiled: tuple[Head, list[Tensor]], head: Head, state: Tensor, ids: Tensor
     ) -> None:
         """Compare the logits; if no layer's fault shows there, with those of a spoiled head."""
         if self.state is not None:
-            self.distance.add_all(logits_in_pieces(unspoiled, (head, self.state), ids))
+            self.distance = distance_of(unspoiled, (head, [self.state]), [ids])
             if not self.distance.relative < FAULT * VISIBLE:
                 return
 
         def spoiled(hidden: Tensor) -> Tensor:
             return head(hidden) * (1 + FAULT)
 
-        self.fault, self.distance = f"output head × {1 + FAULT}", Distance()
-        self.distance.add_all(logits_in_pieces(unspoiled, (spoiled, state), ids))
+        self.fault = f"output head × {1 + FAULT}"
+        self.distance = distance_of(unspoiled, (spoiled, [state]), [ids])
 
 
 @dataclass
@@ -121,11 +121,10 @@ class Rounding:
             self.state = state + self.amount * scale * noise.to(state)
             yield stage
 
-    def measure(self, undisturbed: tuple[Head, Tensor], ids: Tensor) -> None:
+    def measure(self, undisturbed: tuple[Head, list[Tensor]], ids: Tensor) -> None:
         """Compare the logits."""
         assert self.state is not None
-        disturbed = undisturbed[0], self.state
-        self.distance.add_all(logits_in_pieces(undisturbed, disturbed, ids))
+        self.distance = distance_of(undisturbed, (undisturbed[0], [self.state]), [ids])
 
 
 @dataclass
@@ -174,8 +173,8 @@ class Probe:
             first: the first prompt, and what the last layer of the source hands on of it.
         """
         side = 1 if self.against_itself else 0
-        self.control.measure((heads[side], ends[side]), heads[1], ends[1], self.call.ids)
-        self.rounding.measure((heads[0], first[1]), first[0].ids)
+        self.control.measure((heads[side], [ends[side]]), heads[1], ends[1], self.call.ids)
+        self.rounding.measure((heads[0], [first[1]]), first[0].ids)
 
     def _kept(self, stages: Iterator[Stage], call: int) -> Iterator[Stage]:
         for stage in stages:
@@ -282,44 +281,71 @@ def _compare_logits(
     found: Compared,
 ) -> None:
     """Take the logits of all calls into account, mode by mode."""
-    index = 0
-    for mode in asked:
-        if mode.calls:
-            found.distances[mode.name] = Distance()
-        for call in mode.calls:
-            so_far = found.distances[mode.name].largest
-            one, other = (states[index][mode.padding :] for states in ends)
-            pieces = logits_in_pieces((heads[0], one), (heads[1], other), call.ids[mode.padding :])
-            for logits, others, following, position in pieces:
-                found.distances[mode.name].add(logits, others, following, position)
-                if index == 0:
-                    found.sample += _sample(logits, others, SAMPLE * len(logits) // len(one))
-            if mode is asked[0] and not found.prefill.largest <= so_far:
-                found.worst = index
-            index += 1
+    calls = [(mode, call) for mode in asked for call in mode.calls]
+    found.distances |= {mode.name: Distance() for mode, _ in calls}
+    meant = [
+        [state[mode.padding :] for state, (mode, _) in zip(states, calls, strict=False)]
+        for states in ends
+    ]
+    ids = [call.ids[mode.padding :] for mode, call in calls]
+    pieces = logits_in_pieces((heads[0], meant[0]), (heads[1], meant[1]), ids)
+    for index, logits, others, following, position in pieces:
+        mode = calls[index][0]
+        so_far = found.distances[mode.name].largest
+        found.distances[mode.name].add(logits, others, following, position)
+        if index == 0:
+            found.sample += _sample(logits, others, SAMPLE * len(logits) // len(ids[0]))
+        if mode is asked[0] and not found.prefill.largest <= so_far:
+            found.worst = index
+
+
+def distance_of(
+    source: tuple[Head, Sequence[Tensor]],
+    target: tuple[Head, Sequence[Tensor]],
+    ids: Sequence[Tensor],
+) -> Distance:
+    """How far the logits of two models are apart; see ``logits_in_pieces``."""
+    distance = Distance()
+    for _, logits, others, following, position in logits_in_pieces(source, target, ids):
+        distance.add(logits, others, following, position)
+    return distance
 
 
 def logits_in_pieces(
-    source: tuple[Head, Tensor], target: tuple[Head, Tensor], ids: Tensor
-) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-    """Logits of two models, a few tokens at a time.
+    source: tuple[Head, Sequence[Tensor]],
+    target: tuple[Head, Sequence[Tensor]],
+    ids: Sequence[Tensor],
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor, int]]:
+    """Logits of two models, of as many tokens at a time as there is room for, over all prompts.
 
     Args:
-        source: its head, and what its last layer hands on, [tokens, hidden].
+        source: its head, and what its last layer hands on of every prompt, each [tokens, hidden].
         target: likewise.
-        ids: the tokens, [tokens].
+        ids: the tokens of every prompt, each [tokens].
 
     Yields:
-        What ``Distance.add`` takes.
+        The index of a prompt, and what ``Distance.add`` takes of some of its tokens.
     """
-    following = torch.cat([ids[1:], ids.new_full((1,), -1)])
-    at_once, position = TOKENS_FIRST, 0
-    while position < len(ids):
-        rows = slice(position, position + at_once)
-        logits, others = source[0](source[1][rows]), target[0](target[1][rows])
-        yield logits, others, following[rows], position
-        position += at_once
-        at_once = max(1, LOGITS_AT_ONCE // logits.shape[-1])
+    following = [torch.cat([each[1:], each.new_full((1,), -1)]) for each in ids]
+    at_once, index, position = TOKENS_FIRST, 0, 0
+    while index < len(ids):
+        taken: list[tuple[int, slice]] = []
+        room = at_once
+        while room and index < len(ids):
+            rows = slice(position, min(position + room, len(ids[index])))
+            taken.append((index, rows))
+            room -= rows.stop - position
+            position = rows.stop
+            if position == len(ids[index]):
+                index, position = index + 1, 0
+        sizes = [rows.stop - rows.start for _, rows in taken]
+        logits, others = (
+            head(torch.cat([states[of][rows] for of, rows in taken])).split(sizes)
+            for head, states in (source, target)
+        )
+        for (of, rows), one, other in zip(taken, logits, others, strict=True):
+            yield of, one, other, following[of][rows], rows.start
+        at_once = max(1, LOGITS_AT_ONCE // logits[0].shape[-1])
 
 
 def _walk(

@@ -65,6 +65,12 @@ class Recovered:
         return "".join(f"; {note}" for note in (*weights, *self.notes))
 
     @property
+    def settled(self) -> bool:
+        """Every weight gives the source's back, and nothing else is left to be found in one."""
+        known = not (self.unknown or self.unchecked or self.in_effect or self.spectra)
+        return known and self.kept
+
+    @property
     def kept(self) -> bool:
         """Nothing is lost or changed, as far as it could look."""
         return self.lost is None and self.changed is None

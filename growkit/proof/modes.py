@@ -14,13 +14,13 @@ from growkit.errors import InputError
 from growkit.results.proof import ModeResult
 from growkit.results.sentences import NOT_TRIED
 
-SHORT = 48
+SHORT = 16
 """Tokens of the prompt that all but the prefill are tried on."""
 
 PADDING = 5
 """Tokens of padding on the left."""
 
-STEPS = (1, 1, 2)
+STEPS = (1, 2)
 """Tokens that are decoded at a time, after the rest of the prompt."""
 
 SHIFT = 7
@@ -71,6 +71,9 @@ def modes(windows: tuple[Tensor, ...], config: Config) -> list[Mode]:
     inputs = {"attention_mask": mask, "position_ids": positions}
     note = f"{PADDING} tokens of padding before {count}"
     found.append(Mode("left padding", (Call(padded, inputs),), PADDING, note))
+    # As many tokens as that, so that all of these calls are one batch.
+    prompt = windows[0][: SHORT + PADDING]
+    count = len(prompt)
     longest = longest_context(config)
     if isinstance(longest, int) and longest > count:
         begin = min(SHIFT, longest - count)

@@ -32,7 +32,7 @@ MOST_RANK = 256
 MOST_NAMES = 8
 """Parameters without gradient that are named."""
 
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 17
 """Elements of a gradient that are compared at a time."""
 
 Named = tuple[str, Tensor]
@@ -58,7 +58,8 @@ class Gradients:
 
     def look(self, name: str, gradient: Tensor) -> None:
         """Take the gradient of a parameter into account."""
-        self._largest[name] = max(float(gradient.abs().max()), self._largest.get(name, 0.0))
+        least, most = gradient.aminmax()
+        self._largest[name] = max(float(-least), float(most), self._largest.get(name, 0.0))
         grown = self._as_grown(*self._as_stored(name, gradient)) if self._rules else None
         rule = self._rules.get(grown[0]) if grown else None
         if grown and rule:

@@ -13,7 +13,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype, total_bytes
 from growkit.engine.layerwise import Call, Layerwise
 from growkit.engine.loader import loading
-from growkit.engine.metrics import Distance, finite
+from growkit.engine.metrics import finite
 from growkit.engine.oracle import check_config, gradients_as_stored
 from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
@@ -21,7 +21,7 @@ from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.manifest import read_record
 from growkit.planning.plan import Plan
-from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare, logits_in_pieces
+from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare, distance_of
 from growkit.proof.files.folder import Beside, beside_plan, beside_source, rests_on
 from growkit.proof.findings import (
     Native,
@@ -66,8 +66,8 @@ def verify(
     *,
     text: str | Path | None = None,
     device: str = "auto",
-    prompts: int = 8,
-    length: int = 512,
+    prompts: int | None = None,
+    length: int | None = None,
     seed: int = 0,
     trainability: bool = False,
     advance: Callable[[int], None] = lambda count: None,
@@ -84,8 +84,9 @@ def verify(
         target: folder of the model that it became.
         text: file with real text, tokenized by the source's tokenizer; None for random tokens.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
-        prompts: number of windows of text, or of random prompts.
-        length: tokens in each, at most the model's longest context.
+        prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
+            weight has given the source's back.
+        length: tokens in each, at most the model's longest context; None for 512, or for 64 there.
         seed: of the random prompts.
         trainability: whether every parameter of the target must be able to train.
         advance: called with the number of bytes done, for a progress bar that expects
@@ -147,9 +148,11 @@ def _proved(
     )
     proof = _Proof(before, after, place, origin, advance, trainability=settings.trainability)
     weights = proof.weights(beside, rests_on(before, after, loads, loaded, beside))
+    exact = origin.promise == "exact"
+    if exact and weights.settled:
+        prompts = prompts.cut(*settings.settled.amount)
     asked, strict = proof.asked(modes(prompts.windows, after.config))
     native = proof.native(asked, strict)
-    exact = origin.promise == "exact"
     in_use = list(used(before, after, prompts.windows[0], place, exact))
     if exact:
         kept = strict.kept and native.kept and all(way["kept"] is not False for way in in_use)
@@ -405,16 +408,15 @@ class _Proof:
         dtype: torch.dtype = getattr(torch, name)
         source, target = self._both(dtype, None)
         compared = compare(source, target, asked, self._advance)
-        rounding = Distance()
         with self._source.head() as exact_head, source.head() as head:
 
             def strict_head(hidden: Tensor) -> Tensor:
                 with strict_float64():
                     return exact_head(hidden)
 
-            for exact, rounded in zip(strict.compared.spread, compared.spread, strict=True):
-                nothing = torch.zeros(len(exact), dtype=torch.long)  # no losses are wanted
-                rounding.add_all(logits_in_pieces((strict_head, exact), (head, rounded), nothing))
+            exact, rounded = strict.compared.spread, compared.spread
+            nothing = [torch.zeros(len(each), dtype=torch.long) for each in exact]  # no losses
+            rounding = distance_of((strict_head, exact), (head, rounded), nothing)
         tolerance = None
         overflow = not math.isfinite(compared.prefill.squared_source)
         if rounding.relative < 1 and not overflow:  # else there is nothing to be kept

@@ -7,14 +7,23 @@ no logit. Collapsing the written tensors (W = L W' E) looks at every element of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from growkit.checkpoint.tensors import TensorInfo, Weights, parts
 from growkit.planning.lineage import Lineage, LostError
-from growkit.planning.plan import Plan
+from growkit.planning.plan import Plan, Rule
 from growkit.results.proof import Spectrum
+
+AT_A_TIME = 2
+"""Tensors: files are read by one thread while another one computes."""
+
+WORD = 8
+"""Bytes that are compared at a time, where nothing is left over."""
 
 
 @dataclass(frozen=True)
@@ -107,26 +116,34 @@ def _recovered(
 
 
 def _first_lost(lineage: Lineage, target: Weights) -> str | None:
-    recovered = set()
     rules = lineage.plans[-1].rules
-    for written in rules:
-        if target.tensors.get(written.target) != written.info:
-            return written.target
-        origin = lineage.origin(written.target)
-        if origin is None:
-            # Computed, not arranged: nothing comes back, but computing it again must give it.
-            if lineage.repeatable(written.target):
-                again = lineage.target.read(written.target)
-                if not _same(again, target.read(written.target)):
-                    return written.target
-            continue
-        if not _gives_back(lineage, target, written.target, origin):
-            return written.target
-        recovered.add(origin)
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        try:
+            found = pool.map(partial(_sound, lineage, target), rules)
+            for rule, sound in zip(rules, found, strict=True):
+                if not sound:
+                    return rule.target
+        finally:
+            pool.shutdown(cancel_futures=True)
+    recovered = {lineage.origin(rule.target) for rule in rules}
     expected = {rule.target for rule in rules}
     wanted = lineage.source.tensors.keys() - lineage.plans[0].dropped.keys()
     wanted -= _kept_in_effect(lineage.plans)
     return min((target.tensors.keys() - expected) | (wanted - recovered), default=None)
+
+
+def _sound(lineage: Lineage, target: Weights, rule: Rule) -> bool:
+    """Whether what was written is what the rule says."""
+    name = rule.target
+    if target.tensors.get(name) != rule.info:
+        return False
+    origin = lineage.origin(name)
+    if origin is not None:
+        return _gives_back(lineage, target, name, origin)
+    # Computed, not arranged: nothing comes back, but computing it again must give it.
+    if not lineage.repeatable(name):
+        return True
+    return _same(lineage.target.read(name), target.read(name))
 
 
 def _gives_back(lineage: Lineage, target: Weights, name: str, origin: str) -> bool:
@@ -141,6 +158,11 @@ def _gives_back(lineage: Lineage, target: Weights, name: str, origin: str) -> bo
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
+    if one.dtype == other.dtype and one.nbytes == other.nbytes and not one.nbytes % WORD:
+        # Many times as fast; numbers that are not NaN are the same if their bits are.
+        words = (each.contiguous().flatten().view(torch.int64) for each in (one, other))
+        if one.shape == other.shape and torch.equal(*words):
+            return True
     if one.element_size() == 1:  # torch does not compare float8
         one, other = one.float(), other.float()
     return one.equal(other)

@@ -18,9 +18,8 @@ from torch.nn import functional
 
 from growkit.checkpoint.tensors import Weights, main_dtype
 from growkit.engine.layerwise import Call, Layerwise
-from growkit.engine.metrics import Distance
 from growkit.engine.spool import Spool
-from growkit.proof.comparison import logits_in_pieces
+from growkit.proof.comparison import distance_of
 
 WINDOWS = 64
 """Windows of the text from which second moments are taken: 32,768 tokens of 512 each."""
@@ -118,12 +117,9 @@ def divergences(
             new = {n: rewritten(f"{prefix}.{n}.weight", w, way) for n, w in weights.items()}
             with _replaced(modules, new):
                 states[way] = [stage.again(i, state) for i, state in enumerate(states[way])]
-    found = {way: Distance() for way in ways}
     with model.head() as head:
-        for index, window in enumerate(windows):
-            clean = (head, stage.after[index])
-            for way in ways:
-                found[way].add_all(logits_in_pieces(clean, (head, states[way][index]), window))
+        clean = head, stage.after
+        found = {way: distance_of(clean, (head, states[way]), windows) for way in ways}
     return {way: max(each.kl, 0.0) / each.tokens for way, each in found.items()}
 
 

@@ -173,7 +173,7 @@ class _Sharing:
 
         return Calibration(self._source, self._windows(WINDOWS))
 
-    def _windows(self, count: int = Settings.prompts) -> Sequence[Tensor]:
+    def _windows(self, count: int | None = None) -> Sequence[Tensor]:
         from growkit.engine.prompts import make_prompts
 
         text = Settings(self._options.get("calibration"), count)
