@@ -245,6 +245,10 @@ def run(
     from growkit.recipe.files import load_recipe
 
     chosen = load_recipe(recipe, source, output)
+    if source is None and not os.path.isdir(chosen.source):
+        raise InputError(
+            f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
+        )
     return _run(chosen, running, answer, [recipe])
 
 

@@ -159,7 +159,7 @@ def run(
     _rehearse(recipe, source, grown)
     hashed = {file.relative_to(source.folder).as_posix(): file for file in source.files}
     hashed["config.json"] = source.folder / "config.json"
-    texts = {str(file): Path(file) for file in (*_texts(recipe), *reads)}
+    texts = {str(file): Path(file) for file in (*recipe.texts, *reads)}
     with staged(output, replaceable) as staging, hashing(hashed) as hashes, hashing(texts) as more:
         check_space(staging.folder, result["bytes"] + ROOM)
         import_module("torch")  # takes a second, in which hashing is well under way
@@ -202,13 +202,7 @@ def output_path(recipe: Recipe) -> Path:
 
 def inputs_of(recipe: Recipe, reads: Sequence[str | Path] = ()) -> Inputs:
     """Everything that a recipe reads, and its own file or the like."""
-    return Inputs([recipe.source, *_texts(recipe), *reads])
-
-
-def _texts(recipe: Recipe) -> list[str]:
-    steps = [step.options for step in recipe.steps]
-    texts = [str(options["calibration"]) for options in steps if "calibration" in options]
-    return texts + ([recipe.verify.text] if recipe.verify and recipe.verify.text else [])
+    return Inputs([recipe.source, *recipe.texts, *reads])
 
 
 def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:

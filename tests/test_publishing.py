@@ -353,6 +353,22 @@ class TestReports:
         assert self.run(place, *pair, "--figures", str(place / "figures")).exit_code == 2
         assert self.run(place, *pair, "--figures", str(place / "source")).exit_code == 2
 
+    @pytest.mark.parametrize("figures", ["page.html", "../place/page.html", "here/page.html"])
+    def test_one_path_for_two_things(self, pair: list[str], place: Path, figures: str) -> None:
+        """A page and a folder of charts cannot have one name, however it is written."""
+        (place / "here").symlink_to(place)
+        result = self.run(
+            place,
+            *pair,
+            "--report",
+            str(place / "page.html"),
+            "--figures",
+            f"{place}/{figures}".replace("/place/", f"/{place.name}/"),
+        )
+        assert result.exit_code == 2, result.output
+        assert "cannot be both" in result.stderr
+        assert not (place / "page.html").exists()
+
     def test_an_earlier_report_that_is_read(self, place: Path) -> None:
         from growkit import demo
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import growkit
+from growkit.cli import app
 from growkit.errors import InputError
 from growkit.recipe.files import load_recipe, parse_recipe
 from growkit.recipe.recipe import Recipe
@@ -131,3 +133,13 @@ def test_many_doublings_are_refused_at_once(make: Make, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rows or columns"):
         growkit.run(recipe)
     assert time.process_time() - started < 5
+
+
+def test_a_shipped_recipe_as_it_is_says_how_to_name_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = shipped_recipe(sorted(shipped_recipes())[0])
+    result = CliRunner().invoke(app, ["run", str(file)])
+    assert result.exit_code == 2
+    assert "--source" in result.stderr

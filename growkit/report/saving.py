@@ -51,7 +51,7 @@ def check_report(
     """
     if file is not None and file.suffix not in BEGINNINGS.keys() - {".svg"}:
         raise InputError(f"report {file} cannot be written; name it .html or .json")
-    if file is not None and figures is not None and file.absolute() == figures.absolute():
+    if file and figures and os.path.realpath(file) == os.path.realpath(figures):
         raise InputError(f"{file} cannot be both the report and the folder of the figures")
     for folder in (file.parent if file else None, figures.parent if figures else None):
         if folder is not None and not folder.is_dir():
