@@ -61,7 +61,7 @@ INTERRUPTED = "interrupted: nothing half-written is left"
 
 def main() -> None:
     """The ``growkit`` command."""
-    handlers = {"SIGINT": _interrupt, "SIGTERM": _terminate, "SIGHUP": _terminate}
+    handlers = {"SIGINT": _stop, "SIGTERM": _terminate, "SIGHUP": _terminate}
     for name, handler in handlers.items():
         signum = getattr(signal, name, None)  # Windows has no SIGHUP
         if signum and signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
@@ -74,6 +74,12 @@ def main() -> None:
         app()
     finally:
         gc.freeze()
+
+
+def _stop(signum: int, frame: object) -> NoReturn:
+    """An interrupt before a command has begun: typer would end it in its own way."""
+    say(INTERRUPTED)
+    sys.exit(130)
 
 
 def _interrupt(signum: int, frame: object) -> NoReturn:
@@ -105,6 +111,8 @@ def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
         code = 2
+        if signal.getsignal(signal.SIGINT) is _stop:
+            signal.signal(signal.SIGINT, _interrupt)
         try:
             code = function(*args, **kwargs) or 0
         except KeyboardInterrupt as interrupt:
