@@ -96,6 +96,7 @@ def peaks(source: Path, grown: Path) -> dict[str, float]:
     named(verdict._Proof, "native", "as it runs")
     named(Layerwise, "gradients", "gradients")
     sys.argv = ["growkit", "verify", str(source), str(grown), "--device", "cpu"]
+    sys.argv += ["--prompts", "8", "--length", "512"]
     try:
         with phase("else"), redirect_stdout(sys.stderr):
             growkit()
