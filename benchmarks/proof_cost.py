@@ -2,10 +2,11 @@
 
     python benchmarks/proof_cost.py [--pairs 3] [--against CHECKOUT] [--folder FOLDER]
 
-A random bfloat16 Llama of the shape of a small model (hidden 576, ffn 1536, 30 layers, 9 heads, 3 KV
-heads, vocabulary 49152, tied) is grown by two, with the proof and without it, in turn; and, if there
-is another checkout of growkit to compare with, with that as well, right after. Whole processes are
-measured: seconds by the clock, and of processors. Needs 3 GB of disk and memory, and prints Markdown.
+A random bfloat16 Llama of the shape of a small model (hidden 576, ffn 1536, 30 layers, 9 heads, 3
+KV heads, vocabulary 49152, tied) is grown by two, with the proof and without it, in turn; and, if
+there is another checkout of growkit to compare with, with that as well, right after. Whole
+processes are measured: seconds by the clock, and of processors. Needs 3 GB of disk and memory, and
+prints Markdown.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ if getattr(sys, "argv", [""])[:1] == ["-m"] and not getattr(sys.flags, "safe_pat
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from growkit.version import __version__
+
 if TYPE_CHECKING:
     from growkit.errors import InputError as InputError
     from growkit.inspection import inspect as inspect
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from growkit.surgery import convert as convert
     from growkit.surgery import grow as grow
     from growkit.surgery import run as run
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "ConvertStep": "growkit.recipe.steps",

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from growkit import __version__
 from growkit.errors import InputError, reason
 from growkit.operations import operations
 from growkit.options import (
@@ -41,6 +40,7 @@ from growkit.recipe.recipe import Recipe
 from growkit.recipe.steps import Step
 from growkit.settings import Settings
 from growkit.streams import make_patient
+from growkit.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import cast
 
-from growkit.conversions.layouts import storings
+from growkit.conversions.storing import storings
 from growkit.errors import InputError
 from growkit.planning.operation import Operation
 from growkit.registry import members

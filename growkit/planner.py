@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from growkit.checkpoint.tensors import Weights
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import (
+    TORCH_NAMES,
+    Weights,
+    main_dtype,
+    total_bytes,
+    total_parameters,
+)
 from growkit.checkpoint.widening import Widened
-from growkit.conversions.layouts import read_layout
 from growkit.families.family import family_of
+from growkit.planning.layouts import read_layout
+from growkit.planning.lineage import Lineage
 from growkit.planning.operation import PROMISES, Change, complete
 from growkit.planning.plan import Plan, Planned
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.steps import Step
+from growkit.results.operation import GrowResult, PlannedTensor
 
 
 @dataclass(frozen=True)
@@ -74,3 +83,48 @@ def _take(step: Step, source: Weights, seed: int) -> Change:
     options = dict(step.operation.portable(family, source.config, options))
     change = step.operation.plan(Planned(source, read), options, seed)
     return replace(change, plans=[read, *change.plans])
+
+
+def describe(recipe: Recipe, source: Checkpoint, way: Way) -> GrowResult:
+    """The result as far as it is known before anything is done."""
+    grown, plans = way.target, way.plans
+    return GrowResult(
+        source=recipe.source,
+        output=recipe.output,
+        promise=way.promise,
+        lost=way.lost or None,
+        kept=None,
+        source_parameters=total_parameters(
+            {n: t for n, t in source.tensors.items() if n not in plans[0].dropped}
+        ),
+        parameters=total_parameters(grown.tensors),
+        bytes=total_bytes(grown.tensors),
+        dtype=TORCH_NAMES[main_dtype(grown.tensors)],
+        loads_with=family_of(grown.config, recipe.output).loads_with,
+        copies=[dict(plan.copies) for plan in plans if plan.copies],
+        write_seconds=None,
+        dry_run=False,
+        plan=[],
+        dropped={name: why for plan in plans for name, why in plan.dropped.items()},
+        verification=None,
+    )
+
+
+def planned_tensors(source: Checkpoint, plans: list[Plan]) -> list[PlannedTensor]:
+    """Every tensor of the output, traced back through all steps to the files."""
+    lineage = Lineage(source, plans)
+    lines = []
+    for rule in plans[-1].rules:
+        steps = lineage.steps(rule.target)
+        names = [name for origin in steps[-1] for name in origin.sources]
+        lines.append(
+            PlannedTensor(
+                tensor=rule.target,
+                sources=names,
+                source_shapes=[list(source.tensors[name].shape) for name in names],
+                shape=list(rule.info.shape),
+                dtype=rule.info.dtype,
+                why="; ".join(each.why for rules in reversed(steps) for each in reversed(rules)),
+            )
+        )
+    return lines

@@ -10,12 +10,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from growkit import __version__
 from growkit.checkpoint.carrying import carried, carry_code, carry_over
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.inputs import Inputs
@@ -27,20 +25,17 @@ from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.writing import parse_bytes, write_weights
 from growkit.engine.texts import read_text
 from growkit.families.family import family_of
-from growkit.planner import Way, plan
+from growkit.manifest import manifest_of
+from growkit.planner import Way, describe, plan, planned_tensors
 from growkit.planning.operation import Value
 from growkit.recipe.files import load_recipe
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep
 from growkit.report.card import model_card
 from growkit.report.progress import Progress, Silent
-from growkit.results.operation import GrowResult, describe, planned_tensors
+from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
-from growkit.results.versions import versions
 from growkit.settings import Settings
-
-FORMAT = 2
-"""Of manifests: from 2 on, the recipe of a random split gives the same bits for ever."""
 
 ROOM = 1 << 20
 """Bytes set aside on the disk for everything that is not weights."""
@@ -180,7 +175,7 @@ def run(
             result["verification"] = _prove(recipe, staging.folder, progress, way)
             if result["verification"]:
                 result["kept"] = result["verification"]["kept"]
-            manifest = _manifest(recipe, result) | {
+            manifest = manifest_of(recipe, result) | {
                 "source_files": hashes.result(),
                 "other_files": more.result(),
             }
@@ -246,30 +241,6 @@ def _prove(recipe: Recipe, folder: Path, progress: Progress, way: Way) -> Verify
         verdict = prove(source, written, recipe.verify, recipe, advance, costs)
     verdict["target"] = recipe.output
     return verdict
-
-
-def _manifest(recipe: Recipe, result: GrowResult) -> dict[str, Any]:
-    """What the manifest says of how a model was made."""
-    return {
-        "growkit": __version__,
-        "format": FORMAT,
-        "versions": versions(),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "recipe": recipe.as_dict(),
-        "papers": [step.paper for step in recipe.steps],
-        "source_files": {},
-        "other_files": {},
-        "promise": result["promise"],
-        "lost": result["lost"],
-        "kept": result["kept"],
-        "source_parameters": result["source_parameters"],
-        "parameters": result["parameters"],
-        "bytes": result["bytes"],
-        "dtype": result["dtype"],
-        "copies": result["copies"],
-        "dropped": result["dropped"],
-        "verification": result["verification"],
-    }
 
 
 def _document(manifest: Mapping[str, Any], hashes: Mapping[str, str], folder: Path) -> None:

@@ -19,8 +19,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from growkit.checkpoint import tensors as checkpoint
-from growkit.engine import in_blocks, lending
+from growkit.checkpoint import tensors
+from growkit.engine import experts, in_blocks, lending
 from growkit.engine.strict import strict_float64
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
@@ -97,7 +97,7 @@ def save_random(
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     """Tensors of more elements than this are large: they are read and cast in parts."""
     elements = 128
-    for module in (checkpoint, in_blocks, lending):
+    for module in (tensors, in_blocks, experts, lending):
         monkeypatch.setattr(module, "AT_ONCE", elements)
     return elements
 

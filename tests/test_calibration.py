@@ -20,7 +20,6 @@ from torch import Tensor
 import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
-from growkit.conversions.layouts import read_layout
 from growkit.conversions.shared_diff import base_search
 from growkit.conversions.shared_diff.calibration import Calibration
 from growkit.conversions.shared_diff.low_rank import Shared, share, spread, truncated
@@ -29,6 +28,7 @@ from growkit.demo.story import MODEL
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.planner import plan
+from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep

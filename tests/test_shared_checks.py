@@ -20,11 +20,11 @@ from torch import Tensor
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
-from growkit.conversions.layouts import read_layout
 from growkit.conversions.shared_diff.shared_projection import Heads
 from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.planner import plan as plan_recipe
+from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Plan, Planned
 from growkit.proof.weights import Compared, compare_weights
 from growkit.recipe.recipe import Recipe

@@ -9,8 +9,7 @@ from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import variant
 from growkit.families.family import Family
-from growkit.planning.plan import Check, Plan, Rule, unused_tensors
-from growkit.planning.transforms import Kept
+from growkit.planning.plan import Check, Plan, Rule, taken_over, unused_tensors
 
 
 class OnDiffTransformer:
@@ -67,8 +66,3 @@ def rewrite(
 def refuse(name: str, config: Config, why: str) -> InputError:
     """The error for a model that a conversion is not for."""
     return InputError(f"{variant(DIFF.complete(config))} cannot be converted to {name}: {why}")
-
-
-def taken_over(name: str, info: TensorInfo, of: str | None = None) -> Rule:
-    """The rule of a tensor that stays as it is, but for its name if ``of`` is another."""
-    return Rule(name, info, Kept(of or name))

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from growkit.checkpoint.tensors import Weights
+from growkit.engine.building import blocks, empty_model, persistent_buffers
 from growkit.engine.caches import keep_shapes, lengthen, new_cache
+from growkit.engine.experts import Experts
 from growkit.engine.in_blocks import InBlocks
 from growkit.engine.lending import Lender
-from growkit.engine.oracle import blocks, empty_model, persistent_buffers
 from growkit.engine.passing import Arguments, Form, Handed, NoStackError, untouched
 from growkit.engine.reproducible import choose_kernels
 from growkit.engine.spool import Spool
@@ -597,10 +598,11 @@ def _scaled(layer: nn.Module, key: str, factor: float) -> Iterator[None]:
     """A layer with one of its parameters multiplied."""
     path, _, last = key.rpartition(".")
     owner = layer.get_submodule(path)
-    if isinstance(owner, InBlocks) and last == "weight":
-        owner.factor = factor
+    lent = vars(owner).get(last, owner if last == "weight" else None)
+    if isinstance(lent, InBlocks | Experts):
+        lent.factor = factor
         yield
-        owner.factor = 1.0
+        lent.factor = 1.0
     else:
         parameter = layer.get_parameter(key)
         unscaled, parameter.data = parameter.data, parameter.data * factor

@@ -19,6 +19,7 @@ from growkit.checkpoint.tensors import (
     parts,
     total_bytes,
 )
+from growkit.engine import experts
 from growkit.engine.in_blocks import Rows, lend, suits, take_back
 
 LARGE = 1 << 30
@@ -31,7 +32,7 @@ class Lender:
     Args:
         weights: the checkpoint.
         stored: from the name of a parameter to that of the tensor it is stored as.
-        dtype: what weights are cast to.
+        dtype: what weights are cast to, but for those that the class keeps in another.
         device: where they are needed.
     """
 
@@ -67,9 +68,8 @@ class Lender:
         return tensor.to(self._device, self._dtype)
 
     def buffer(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A buffer where it is needed; of a dtype that is no float, as it was."""
-        tensor = self.tensor(name)
-        return self.cast(tensor) if dtype.is_floating_point else tensor.to(self._device, dtype)
+        """A buffer where it is needed, in the dtype that the class has for it."""
+        return self._moved(name, dtype)
 
     def fetch(self, module: nn.Module, names: Mapping[str, str]) -> None:
         """Copy what ``lent`` will need to the GPU while it computes; nothing without a GPU.
@@ -81,8 +81,12 @@ class Lender:
         if self._copying:
             with torch.cuda.stream(self._copying):
                 for key, name in names.items():
-                    in_blocks = self._in_blocks(*_owner(module, key), name)
-                    self._fetched[name] = self._moved(name, cast=not in_blocks)
+                    owner, last = _owner(module, key)
+                    as_stored = self._in_blocks(owner, last, name) or self._experts(
+                        owner, last, name
+                    )
+                    dtype = None if as_stored else _parameter(owner, last).dtype
+                    self._fetched[name] = self._moved(name, dtype)
 
     @contextmanager
     def lent(
@@ -96,7 +100,7 @@ class Lender:
             head: whether it is the output head, which may be larger than any layer.
         """
         owners = {key: _owner(module, key) for key in names}
-        empty = {key: owner._parameters[last] for key, (owner, last) in owners.items()}
+        empty = {key: _parameter(owner, last) for key, (owner, last) in owners.items()}
         buffer: Tensor | None = None
         try:
             for key, (owner, last) in owners.items():
@@ -105,13 +109,19 @@ class Lender:
                     if buffer is None:
                         buffer = torch.empty(AT_ONCE, dtype=self._dtype, device=self._device)
                     lend(owner, self._stored_rows(name), self._info(name).shape, buffer)
+                elif self._experts(owner, last, name):
+                    one = torch.zeros(1, dtype=self._dtype, device=self._device)
+                    like = one.expand(self._info(name).shape)
+                    experts.lend(owner, last, self._stored_rows(name), like)
                 else:
-                    owner._parameters[last] = nn.Parameter(self._ready(name, cast=True))
+                    ready = self._ready(name, empty[key].dtype)
+                    owner._parameters[last] = nn.Parameter(ready, ready.is_floating_point())
             yield
         finally:
             del buffer
             for key, (owner, last) in owners.items():
                 take_back(owner)
+                experts.take_back(owner, last)
                 owner._parameters[last] = empty[key]
             if self._large:
                 _return_memory()
@@ -121,22 +131,39 @@ class Lender:
 
     def _in_blocks(self, owner: nn.Module, last: str, name: str, *, head: bool = False) -> bool:
         # Products of layers are taken as they will run, if nothing is cast.
-        cast = getattr(torch, STORED_NAMES[self._info(name).dtype]) != self._dtype
-        return (cast or head) and suits(owner, last, self._info(name))
+        wanted = _parameter(owner, last).dtype == self._dtype
+        return wanted and (self._is_cast(name) or head) and suits(owner, last, self._info(name))
+
+    def _experts(self, owner: nn.Module, last: str, name: str) -> bool:
+        wanted = _parameter(owner, last).dtype == self._dtype
+        return wanted and self._is_cast(name) and experts.suits(self._info(name))
+
+    def _is_cast(self, name: str) -> bool:
+        return _torch_dtype(self._info(name)) != self._dtype
 
     def _stored_rows(self, name: str) -> Rows:
         if self._device.type == "cpu" and self._weights.by_rows(self._stored(name)):
             return partial(self.tensor, name)
-        return self._ready(name, cast=False).__getitem__
+        return self._ready(name, None).__getitem__
 
-    def _moved(self, name: str, *, cast: bool) -> Tensor:
-        tensor = self.tensor(name)
-        return self.cast(tensor) if cast else tensor.to(self._device)
+    def _moved(self, name: str, dtype: torch.dtype | None) -> Tensor:
+        """A parameter where it is needed, in this dtype; None for that in which it is stored.
 
-    def _ready(self, name: str, *, cast: bool) -> Tensor:
+        It is never whole in both.
+        """
+        info, places = self._info(name), parts(self._weights, self._stored(name))
+        if len(places) == 1 or dtype in (None, _torch_dtype(info)):
+            return self.tensor(name).to(self._device, dtype)
+        with torch._C.DisableTorchFunction():
+            whole = torch.empty(info.shape, dtype=dtype, device=self._device)
+            for rows in places:
+                whole[rows] = self.tensor(name, rows)
+        return whole
+
+    def _ready(self, name: str, dtype: torch.dtype | None) -> Tensor:
         fetched = self._fetched.pop(name, None)
         if fetched is None:
-            return self._moved(name, cast=cast)
+            return self._moved(name, dtype)
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._copying)  # type: ignore[arg-type]
         fetched.record_stream(computing)  # else the memory may be reused while it is read
@@ -147,6 +174,18 @@ def _owner(module: nn.Module, key: str) -> tuple[nn.Module, str]:
     """The submodule that has a parameter, and its name there."""
     path, _, last = key.rpartition(".")
     return module.get_submodule(path), last
+
+
+def _parameter(owner: nn.Module, last: str) -> nn.Parameter:
+    """A parameter of a module, with or without data."""
+    found = owner._parameters[last]
+    assert found is not None
+    return found
+
+
+def _torch_dtype(info: TensorInfo) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, STORED_NAMES[info.dtype])
+    return dtype
 
 
 def _return_memory() -> None:

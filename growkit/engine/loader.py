@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -23,7 +24,6 @@ from torch import nn
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
-from growkit.conversions.layouts import as_diff_transformer
 from growkit.engine.inert import (
     check_config_runs_nothing,
     check_files_run_nothing,
@@ -31,6 +31,7 @@ from growkit.engine.inert import (
 )
 from growkit.engine.oracle import lacks_class, parsed, quiet
 from growkit.errors import InputError, foreign
+from growkit.planning.layouts import as_diff_transformer
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
 """What configs call the number of layers."""
@@ -45,6 +46,31 @@ OF_LOADING = frozenset(
 """Keys of configs that depend on how they were loaded."""
 
 
+@dataclass
+class Conversion:
+    """How transformers makes parameters and persistent buffers of tensors in the files.
+
+    Attributes:
+        transform: its own object for that; None where a tensor only gets another name.
+        name: of the parameter under which transformers collects the tensors.
+        model: the model without weights, whose shapes some transforms ask for.
+        tensors: names in the files, in the order in which they are collected, by the transform's
+            pattern.
+        shapes: of what comes out, by its name in the class.
+    """
+
+    transform: Any
+    name: str
+    model: Any
+    tensors: dict[str, list[str]] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of all tensors."""
+        return [tensor for names in self.tensors.values() for tensor in names]
+
+
 @dataclass(frozen=True)
 class Loading:
     """What transformers makes of a folder.
@@ -52,7 +78,8 @@ class Loading:
     Attributes:
         model: name of the class.
         config: all that the class resolves from ``config.json``.
-        buffers: tensors in the files that become persistent buffers of the model.
+        conversions: how the class's parameters and persistent buffers are made of the files.
+        buffers: tensors in the files that become persistent buffers, by their names in the class.
         passed_over: tensors in the files that it does not read.
         made_buffers: persistent buffers that no file holds: the class makes them.
         own_class: whether transformers has the class; else growkit's own stands in for it.
@@ -60,7 +87,8 @@ class Loading:
 
     model: str
     config: Config
-    buffers: frozenset[str] = frozenset()
+    conversions: tuple[Conversion, ...] = ()
+    buffers: Mapping[str, str] = field(default_factory=dict)
     passed_over: tuple[str, ...] = ()
     made_buffers: frozenset[str] = frozenset()
     own_class: bool = True
@@ -72,9 +100,12 @@ class _Seen:
 
     model: Any = None
     files: list[str] = field(default_factory=list)
-    named: dict[str, list[str]] = field(default_factory=dict)
-    converted: set[str] = field(default_factory=set)
+    conversions: dict[int, Conversion] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
+
+
+_seen: WeakKeyDictionary[Checkpoint, _Seen] = WeakKeyDictionary()
+"""What was asked of a checkpoint before: a proof builds its model several times."""
 
 
 class _SeenEnoughError(Exception):
@@ -99,20 +130,27 @@ def loading(checkpoint: Checkpoint) -> Loading:
     ):
         config = _config(checkpoint, lacking)
         _check_class(checkpoint, config)
-        seen = _asked(checkpoint, config if lacking else None)
+        if checkpoint not in _seen:
+            _seen[checkpoint] = _asked(checkpoint, config if lacking else None)
+        seen = _seen[checkpoint]
         resolved = config.to_dict()
         _check_config(checkpoint, resolved, seen)
     _check_files(checkpoint, seen)
     model = type(seen.model).__name__
     if lacking:
         return Loading(model, resolved, own_class=False)
-    _check_names(checkpoint, seen)
+    conversions = tuple(seen.conversions.values())
     buffers = {name for name, _ in seen.model.named_buffers()}
-    held = frozenset(t for name, tensors in seen.named.items() if name in buffers for t in tensors)
-    read = {tensor for tensors in seen.named.values() for tensor in tensors}
+    held = {
+        name: tensor
+        for each in conversions
+        for name in each.shapes.keys() & buffers
+        for tensor in each.sources[:1]
+    }
+    read = {tensor for each in conversions for tensor in each.sources}
     passed_over = tuple(sorted(checkpoint.tensors.keys() - read))
     made = frozenset(seen.missing & buffers)
-    return Loading(model, resolved, held, passed_over, made)
+    return Loading(model, resolved, conversions, held, passed_over, made)
 
 
 def _check_layers(checkpoint: Checkpoint) -> None:
@@ -196,15 +234,8 @@ def _asked(checkpoint: Checkpoint, config: Any) -> _Seen:
 def _before_weights(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
     """Instead of reading weights, note what would be read, and raise ``_SeenEnoughError``."""
     from transformers import PreTrainedModel
-    from transformers.core_model_loading import WeightConverter, WeightTransform
 
-    convert, add = PreTrainedModel._load_pretrained_model, WeightTransform.add_tensor
-
-    def note(transform: Any, name: str, tensor: str, *others: Any) -> Any:
-        seen.named.setdefault(name, []).append(tensor)
-        if isinstance(transform, WeightConverter):
-            seen.converted.add(name)
-        return add(transform, name, tensor, *others)
+    load = PreTrainedModel._load_pretrained_model
 
     def look(model: Any, state: Any, files: Any, options: Any, *others: Any) -> NoReturn:
         seen.model, seen.files = model, [str(file) for file in files or ()]
@@ -213,8 +244,8 @@ def _before_weights(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
             for name, info in checkpoint.tensors.items()
         }
         nowhere = dataclasses.replace(options, device_map={"": "meta"})
-        with patch.object(WeightTransform, "add_tensor", note):
-            info, _ = convert(model, shapes, None, nowhere)
+        with _noting_conversions(checkpoint, seen):
+            info, _ = load(model, shapes, None, nowhere)
         model._adjust_missing_and_unexpected_keys(info)
         seen.missing = set(info.missing_keys)
         raise _SeenEnoughError
@@ -229,6 +260,54 @@ def _before_weights(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
         ),
     ):
         yield
+
+
+@contextmanager
+def _noting_conversions(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
+    """Note what transformers makes of which tensors, and of what shape it is."""
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
+
+    add = WeightTransform.add_tensor
+
+    def note_tensor(transform: Any, name: str, tensor: str, pattern: str, value: Any) -> Any:
+        new = Conversion(transform, name, seen.model)
+        conversion = seen.conversions.setdefault(id(transform), new)
+        # Its name is the pattern of what is not converted.
+        if pattern not in transform.source_patterns:
+            both = sorted([conversion.sources[0], tensor])
+            raise InputError(
+                f"{' and '.join(both)} in {checkpoint.folder} are both loaded as {name} by "
+                "transformers, which keeps only one of them; remove the other"
+            )
+        conversion.tensors.setdefault(pattern, []).append(tensor)
+        return add(transform, name, tensor, pattern, value)
+
+    def noting_shapes(kind: Any) -> Any:
+        convert = kind.convert
+
+        def noted(transform: Any, *args: Any, **kwargs: Any) -> Any:
+            made = convert(transform, *args, **kwargs)
+            shapes = seen.conversions[id(transform)].shapes
+            shapes |= {name: tuple(the_tensor(value).shape) for name, value in made.items()}
+            return made
+
+        return patch.object(kind, "convert", noted)
+
+    with (
+        patch.object(WeightTransform, "add_tensor", note_tensor),
+        noting_shapes(WeightConverter),
+        noting_shapes(WeightRenaming),
+    ):
+        yield
+    for each in seen.conversions.values():
+        if isinstance(each.transform, WeightRenaming):
+            each.transform = None
+
+
+def the_tensor(made: Any) -> torch.Tensor:
+    """What a conversion makes, which may stand in a list of its own."""
+    tensor: torch.Tensor = made[0] if isinstance(made, list) else made
+    return tensor
 
 
 @contextmanager
@@ -263,17 +342,6 @@ def _check_files(checkpoint: Checkpoint, seen: _Seen) -> None:
         f"from {', '.join(read[1])}; keep only model.safetensors, or the shards that its index "
         "lists, and no transformers_weights in config.json"
     )
-
-
-def _check_names(checkpoint: Checkpoint, seen: _Seen) -> None:
-    """Every tensor that is read goes to a place of its own."""
-    folder = checkpoint.folder
-    for name, tensors in sorted(seen.named.items()):
-        if name not in seen.converted and len(tensors) > 1:
-            raise InputError(
-                f"{' and '.join(sorted(tensors))} in {folder} are both loaded as {name} by "
-                "transformers, which keeps only one of them; remove the other"
-            )
 
 
 def generation(folder: Folder) -> Config | None:

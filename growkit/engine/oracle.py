@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import reduce
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,12 +19,12 @@ from torch import Tensor, nn
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights
-from growkit.conversions.layouts import as_diff_transformer, read_layout
+from growkit.checkpoint.tensors import Config, Weights
 from growkit.engine.inert import check_config_runs_nothing, without_kernels
 from growkit.errors import InputError, foreign
 from growkit.families.family import families
 from growkit.modeling import register
+from growkit.planning.layouts import as_diff_transformer, read_layout
 from growkit.planning.plan import Planned
 
 CPU = torch.device("cpu")
@@ -58,7 +57,7 @@ def load(
             None if weights is checkpoint else weights,
             dtype=dtype,
             attn_implementation=attention,
-            experts_implementation=_experts(dtype),
+            experts_implementation=experts_implementation(dtype),
             local_files_only=True,
             trust_remote_code=False,
             generation_config=GenerationConfig(),  # its settings are no part of the function
@@ -85,114 +84,6 @@ def load(
     model.eval().to(device)
     assert isinstance(model, nn.Module)
     return model
-
-
-class Loaded:
-    """A checkpoint as transformers loads it: whole, under the names that the class has.
-
-    For classes whose parameters have other names than the tensors in their files, or are made of
-    several of them.
-
-    Raises:
-        InputError: the files do not fit the class.
-    """
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.config = checkpoint.config
-        self._folder = checkpoint.folder
-        # As stored, whatever arithmetic is to be done with it.
-        with torch._C.DisableTorchFunction():
-            model = load(self._folder, _widest(checkpoint.tensors), CPU, None)
-        buffers = persistent_buffers(model)
-        self._tensors = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
-        names = {torch_name: name for name, torch_name in TORCH_NAMES.items()}
-        self.tensors = {}
-        for name, tensor in self._tensors.items():
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            self.tensors[name] = TensorInfo(tuple(tensor.shape), names.get(dtype, dtype))
-
-    def where(self, name: str | None = None) -> str:
-        """The folder."""
-        return str(self._folder)
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """The tensor, whole."""
-        yield self.read(name)
-
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """A tensor, or some rows of it."""
-        whole = self._tensors[name].detach()
-        return whole if rows is None else whole[rows]
-
-    def by_rows(self, name: str) -> bool:
-        """All of it is in memory already."""
-        return True
-
-
-def empty_model(
-    weights: Weights, dtype: torch.dtype, attention: str | None
-) -> tuple[Any, Weights, Callable[[str], str]]:
-    """The model of a checkpoint without its weights; buffers are what the class makes of them.
-
-    Args:
-        weights: a checkpoint, on disk or planned.
-        dtype: of the parameters.
-        attention: transformers' attention implementation; None for the class's own choice.
-
-    Returns:
-        The model; its weights under the names that the class has for them; and the name among
-        these of a parameter, which another name if the two are tied.
-
-    Raises:
-        InputError: transformers does not know the model, or a tensor is missing or does not fit.
-    """
-    from transformers import AutoModelForCausalLM
-
-    weights = readable(weights)
-    with (
-        quiet(),
-        _without_parameters(),
-        foreign(
-            f"transformers cannot build the model of {weights.where()}", "correct its config.json"
-        ),
-    ):
-        config = parsed(weights.config)
-        if type(config) not in AutoModelForCausalLM._model_mapping:
-            raise InputError(
-                f"{weights.where()} holds a model of type {config.model_type}, which "
-                "transformers has no causal language model for; only these can be compared"
-            )
-        model: Any = AutoModelForCausalLM.from_config(
-            config,
-            dtype=dtype,
-            attn_implementation=attention,
-            experts_implementation=_experts(dtype),
-            trust_remote_code=False,
-        )
-    model.eval()
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-
-    def stored(name: str) -> str:
-        return name if name in weights.tensors or name not in tied else str(tied[name])
-
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    buffers = persistent_buffers(model)
-    wanted = {stored(name) for name in (*parameters, *buffers)}
-    if isinstance(weights, Checkpoint) and wanted - weights.tensors.keys():
-        known = wanted.union(tied, (name for name, _ in model.named_buffers()))
-        if weights.tensors.keys() - known:  # nothing is missing, perhaps, but has another name
-            weights = Loaded(weights)
-    for name, tensor in {**parameters, **buffers}.items():
-        found = weights.tensors.get(stored(name))
-        if found is None and name in buffers:
-            continue  # the loader as well leaves it as the class makes it
-        if found is None or found.shape != tuple(tensor.shape):
-            what = "missing keys" if found is None else "mismatched keys"
-            raise InputError(
-                f"{type(model).__name__} reports {what} in {weights.where()}: {name}; "
-                "the model would run with random weights there, correct config.json or the weights"
-            )
-    return model, weights, stored
 
 
 def check_config(config: Config, name: str) -> None:
@@ -256,19 +147,6 @@ def lacks_class(config: Config) -> bool:
     return config.get("model_type") in known and config["model_type"] not in CONFIG_MAPPING
 
 
-@contextmanager
-def _without_parameters() -> Iterator[None]:
-    """Modules made here have buffers, but parameters without data."""
-    register = nn.Module.register_parameter
-
-    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        empty = None if parameter is None else nn.Parameter(parameter.to("meta"))
-        register(module, name, empty)
-
-    with patch.object(nn.Module, "register_parameter", register_empty):
-        yield
-
-
 def readable(weights: Weights) -> Weights:
     """A checkpoint, as a DIFF Transformer where transformers has no class for it."""
     return Planned(weights, read_layout(weights)) if lacks_class(weights.config) else weights
@@ -304,57 +182,9 @@ def parsed(config: Config, name: str = "config.json") -> Any:
         return AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
 
 
-def _experts(dtype: torch.dtype) -> str | None:
+def experts_implementation(dtype: torch.dtype) -> str | None:
     """Transformers' way to multiply with experts; None for the class's own choice."""
     return "eager" if dtype == torch.float64 else None  # fast products of groups have no float64
-
-
-def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """What a model stores beside its parameters, by name."""
-    stored, buffers = model.state_dict(keep_vars=True), dict(model.named_buffers())
-    return {name: tensor for name, tensor in stored.items() if name in buffers}
-
-
-def _widest(tensors: Mapping[str, TensorInfo]) -> torch.dtype:
-    """The narrowest dtype in which no tensor of these loses anything."""
-    found = {info.dtype for info in tensors.values()} & TORCH_NAMES.keys()
-    dtypes: list[torch.dtype] = [getattr(torch, TORCH_NAMES[name]) for name in found]
-    return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
-
-
-def blocks(model: Any, where: str) -> list[tuple[str, nn.Module]]:
-    """Name and module of the embedding, of every decoder layer, and of the output head.
-
-    Args:
-        model: a causal language model.
-        where: what to call it in the message.
-
-    Raises:
-        InputError: it has no such parts.
-    """
-    named = dict(model.named_modules())
-    config = model.config.get_text_config(decoder=True)
-    # Some count encoder layers as ``num_hidden_layers``.
-    keys = ("decoder_layers", "num_decoder_layers", "num_hidden_layers")
-    count = next((getattr(config, key) for key in keys if getattr(config, key, None)), 0)
-    stacks = [
-        name
-        for name, module in named.items()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    ]
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    name_of = {id(module): name for name, module in named.items()}
-    if not count or not stacks or id(embedding) not in name_of or id(head) not in name_of:
-        raise InputError(
-            f"{type(model).__name__} of {where} is no stack of layers between an embedding and a "
-            "head; such models cannot be proved"
-        )
-    layers = min(stacks, key=lambda name: name.count("."))  # what else it has lies deeper
-    return [
-        (name_of[id(embedding)], embedding),
-        *((f"{layers}.{index}", named[f"{layers}.{index}"]) for index in range(count)),
-        (name_of[id(head)], head),
-    ]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Growth by copies: from factors per space to the rules of a plan.
+"""Growth by whole copies: from what people ask of sizes to the expansion of every space.
 
 Shared by every method whose growth is a choice of copies (``growkit.algebra.law``).
 """
@@ -9,22 +9,19 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
-from growkit.algebra.axes import Dimension, Pattern, Role
-from growkit.algebra.orders import Order
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
-from growkit.checkpoint.tensors import Config, TensorInfo, Weights
+from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
 from growkit.families.family import Family, stored_family
-from growkit.families.family import Tensor as Described
+from growkit.growth.expanding import expand
 from growkit.planning.operation import Change, Option, Row, SizeOption
-from growkit.planning.plan import Plan, Rule, unused_tensors
-from growkit.planning.transforms import Kept, Mapped
+from growkit.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from growkit.algebra.expansion import Expansion, IndexMap
+    from growkit.algebra.expansion import Expansion
 
 
 DEFAULT_SNR_DB = 10.0
@@ -109,24 +106,10 @@ class CopyMethod:
                     f"{self.name} grows models with {axis}, but {source.where()} is a "
                     f"{family.name} model without; choose another method"
                 )
-        dropped, duplicates = unused_tensors(source, family)
         copies = self.copies(family, source.config, options)
         old = family.sizes(source.config)
-        new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
-        config = family.resized(source.config, new)
-        maps = _Maps(family, old, new, copies, shares)
-        plan = Plan(
-            config=config,
-            rules=tuple(
-                maps.rule(name, tensor, source.tensors[name])
-                for name, tensor, _ in family.members(source.config)
-            ),
-            copies=copies,
-            dropped=dropped,
-            duplicates=duplicates,
-        )
-        plan.check(source, family.patterns(config), family.sizes(config))
-        return plan
+        grown = {axis: old[axis] * count for axis, count in copies.items()}
+        return expand(source, family, grown, partial(_whole, family, old, copies), shares)
 
     def copies(self, family: Family, config: Config, options: Mapping[str, str]) -> dict[str, int]:
         """The number of copies of every axis that grows.
@@ -212,59 +195,13 @@ def _current_size(family: Family, config: Config, axes: list[str]) -> int:
     return sum(sizes[axis] for axis in distinct or axes)
 
 
-class _Maps:
-    """The index maps of a growth, each made once, when it is needed: layers are alike."""
+def _whole(
+    family: Family, sizes: Mapping[str, int], copies: Mapping[str, int]
+) -> dict[str, Expansion]:
+    """Whole copies of every axis."""
+    from growkit.algebra.expansion import in_blocks, side_by_side
 
-    def __init__(
-        self,
-        family: Family,
-        old: Mapping[str, int],
-        new: Mapping[str, int],
-        copies: Mapping[str, int],
-        shares: Shares,
-    ) -> None:
-        self._grouped = family.grouped
-        self._old, self._new = old, new
-        self._copies, self._shares = copies, shares
-        self._made: dict[tuple[Dimension, Order | None], IndexMap] = {}
-
-    def rule(self, name: str, tensor: Described, info: TensorInfo) -> Rule:
-        """How a tensor grows."""
-        pattern = Pattern.parse(tensor.pattern)
-        grown = TensorInfo(pattern.shape(self._new), info.dtype)
-        why = _why(pattern, self._copies)
-        if all(each.axes.isdisjoint(self._copies) for each in pattern.dimensions):
-            return Rule(name, grown, Kept(name))
-        maps = partial(self._maps, pattern, tensor.order)
-        return Rule(name, grown, Mapped(name, maps, why, name, self._shares))
-
-    @cached_property
-    def _expansions(self) -> dict[str, Expansion]:
-        from growkit.algebra.expansion import in_blocks, side_by_side
-
-        return {
-            axis: (side_by_side if axis in self._grouped else in_blocks)(self._old[axis], count)
-            for axis, count in self._copies.items()
-        }
-
-    def _maps(self, pattern: Pattern, order: Order | None) -> tuple[IndexMap, ...]:
-        first, *others = pattern.dimensions
-        return (self._map(first, order), *(self._map(each, None) for each in others))
-
-    def _map(self, dimension: Dimension, order: Order | None) -> IndexMap:
-        from growkit.algebra.expansion import index_map
-
-        if (dimension, order) not in self._made:
-            orders = (order(self._old), order(self._new)) if order else None
-            self._made[dimension, order] = index_map(dimension, self._old, self._expansions, orders)
-        return self._made[dimension, order]
-
-
-def _why(pattern: Pattern, copies: Mapping[str, int]) -> str:
-    """What happens to a tensor, in words."""
-    parts = [
-        f"{verb} {axis} ×{copies[axis]}"
-        for role, verb in ((Role.WRITTEN, "repeat"), (Role.READ, "split"))
-        for axis in sorted(pattern.axes(role) & copies.keys())
-    ]
-    return ", ".join(parts) or "as it is"
+    return {
+        axis: (side_by_side if axis in family.grouped else in_blocks)(sizes[axis], count)
+        for axis, count in copies.items()
+    }

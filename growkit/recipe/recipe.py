@@ -43,6 +43,8 @@ class Recipe:
             if not getattr(self, name):
                 raise InputError(f"the recipe's {name} is empty; name a folder")
             check_name(getattr(self, name))
+        if not self.steps:
+            raise InputError("the recipe has no steps; it needs at least one")
         if len(self.steps) > MOST_STEPS:
             raise InputError(
                 f"the recipe has {len(self.steps):,} steps; at most {MOST_STEPS} can be taken"

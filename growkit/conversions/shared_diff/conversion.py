@@ -16,14 +16,14 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
-from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite, taken_over
+from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.conversions.shared_diff.ranks import smallest_rank
 from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads, shared_keys, shared_queries
 from growkit.families.llama import ATTENTION
 from growkit.planning.operation import Change, Option, Row, Value
-from growkit.planning.plan import Check, Judged, Rule, unused_tensors
+from growkit.planning.plan import Check, Judged, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed
 from growkit.results.proof import MOST_VALUES, Spectrum
 from growkit.settings import Settings

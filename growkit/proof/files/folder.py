@@ -204,10 +204,11 @@ def _changed_buffers(
     source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading
 ) -> list[str]:
     """Buffers in the files of only one, or of the same shape in both, but with other values."""
-    names = sorted(loads.buffers & loaded.buffers)
+    names = sorted(loads.buffers.keys() & loaded.buffers.keys())
     apart = sorted(loads.made_buffers ^ loaded.made_buffers)
-    same_shape = [n for n in names if source.tensors[n].shape == target.tensors[n].shape]
-    return apart + [n for n in same_shape if not source.read(n).equal(target.read(n))]
+    both = [(loads.buffers[name], loaded.buffers[name]) for name in names]
+    same_shape = [(n, m) for n, m in both if source.tensors[n].shape == target.tensors[m].shape]
+    return apart + [m for n, m in same_shape if not source.read(n).equal(target.read(m))]
 
 
 def listed(names: Sequence[str]) -> str:

@@ -14,21 +14,20 @@ are computed where layouts differ in more than that:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
-from growkit.conversions.rewriting import OnDiffTransformer, taken_over
 from growkit.errors import InputError
+from growkit.families.description import DiffForm
+from growkit.families.description import Tensor as Described
 from growkit.families.diff_transformer import DEFAULTS
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.family import DiffForm, Family, families, family_of, stored_family
-from growkit.families.family import Tensor as Described
-from growkit.planning.operation import Change, Option, Row
-from growkit.planning.plan import Plan, Rule, unused_tensors
+from growkit.families.family import Family, families, family_of, stored_family
+from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed, reordered
 
 if TYPE_CHECKING:
@@ -51,38 +50,6 @@ LAMBDA_TOLERANCE = 1e-13
 def layout_names() -> dict[str, Family]:
     """The families that are DIFF Transformers, by their name on the command line."""
     return {name.replace("_", "-"): family for name, family in families().items() if family.form}
-
-
-@dataclass(frozen=True)
-class Storing(OnDiffTransformer):
-    """A conversion that stores a DIFF Transformer in another layout."""
-
-    name: str
-    target: Family
-    options: tuple[Option, ...] = ()
-    rows: tuple[Row, ...] = ()
-
-    @property
-    def paper(self) -> str:
-        """See ``growkit.planning.operation.Operation``."""
-        return f"the layout of {self.target.name}"
-
-    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
-        """See ``growkit.planning.operation.Operation``."""
-        if family is self.target:
-            raise InputError(f"the source is in the layout of {family.name} already")
-        return super().expresses(family, config, options)
-
-    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
-        """See ``growkit.planning.operation.Operation``."""
-        if self.target is DIFF:
-            return Change([])
-        return Change([write_layout(source, self.target)])
-
-
-def storings() -> list[Storing]:
-    """A conversion into every layout there is."""
-    return [Storing(name, family) for name, family in layout_names().items()]
 
 
 def is_differential(family: Family, config: Config) -> bool:

@@ -1,0 +1,259 @@
+"""Weights as the class has them, one parameter at a time: what transformers makes of the files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import growkit
+from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.building import empty_model, persistent_buffers
+from growkit.engine.class_weights import ClassWeights
+from growkit.engine.lending import Lender
+from growkit.engine.loader import loading
+from growkit.engine.oracle import CPU
+from growkit.engine.strict import strict_float64
+from growkit.errors import InputError
+from tests.architectures import TYPES, build, save
+
+QUICK: dict[str, Any] = {"prompts": 2, "length": 16}
+
+KINDS = {
+    "experts one by one": "mixtral",
+    "experts and shared ones": "qwen2_moe",
+    "another name": "gpt_neox",
+    "experts stacked in files": "granitemoe",
+    "one tensor for several parameters": "hrm_text",
+    "buffers that stay wide": "glm4_moe",
+    "parameters that stay wide": "ernie4_5_moe",
+    "integers": "deepseek_v4",
+    "kernels of convolutions": "kimi_linear",
+}
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def loaded(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All that transformers has in memory of a model, but for what it makes itself."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    found = dict(model.named_parameters(remove_duplicate=False))
+    return {name: tensor.detach() for name, tensor in (found | persistent_buffers(model)).items()}
+
+
+def lent(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The same, as the modules of a model are lent it."""
+    model, weights, stored = empty_model(Checkpoint(folder), dtype, None)
+    lender = Lender(weights, stored, dtype, CPU)
+    buffers = persistent_buffers(model)
+    found = {
+        name: lender.buffer(name, buffer.dtype) if stored(name) in weights.tensors else buffer
+        for name, buffer in buffers.items()
+    }
+    for path, module in model.named_modules(remove_duplicate=False):
+        names = {
+            key: f"{path}.{key}".strip(".")
+            for key, p in module._parameters.items()
+            if p is not None
+        }
+        with lender.lent(module, names):
+            for key, name in names.items():
+                found[name] = getattr(module, key).detach()
+    return found
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.equal(other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_weight_is_what_transformers_loads(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    if kind not in TYPES:
+        pytest.skip(f"transformers has no {kind}")
+    folder = save(kind, tmp_path / "model")
+    found = lent(folder, dtype)
+    expected = loaded(folder, dtype)
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not same(found[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt_neox"])
+def test_a_changed_bit_shows(kind: str, tmp_path: Path) -> None:
+    """The control."""
+    folder = save(kind, tmp_path / "model")
+    before = loaded(folder, torch.float32)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if "w3" in name or "embed_out" in name)
+    tensors[name].view(torch.int32).view(-1)[5] ^= 1
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    after = lent(folder, torch.float32)
+    assert sum(not same(before[name], after[name]) for name in before) == 1
+
+
+def test_mixed_dtypes(tmp_path: Path) -> None:
+    """Experts of one tensor may be stored in several."""
+    folder = save("mixtral", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    for name in list(tensors)[::3]:
+        tensors[name] = tensors[name].bfloat16()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    for dtype in (torch.float64, torch.bfloat16):
+        found, expected = lent(folder, dtype), loaded(folder, dtype)
+        assert all(same(found[name], expected[name]) for name in expected)
+
+
+def gpt2_without_prefix(folder: Path) -> None:
+    save("gpt2", folder)
+    tensors = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    save_file(bare, folder / "model.safetensors", {"format": "pt"})
+
+
+def bert_with_old_names(folder: Path) -> None:
+    save("bert", folder)
+    tensors = load_file(folder / "model.safetensors")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for new, name in old.items():
+        tensors = {key.replace(new, name): tensor for key, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def mixtral_as_its_class(folder: Path) -> None:
+    model = build("mixtral")
+    model.config.save_pretrained(folder)
+    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+
+
+def tied_head_alone(folder: Path) -> None:
+    tied(folder, {"lm_head.weight": 1.0})
+
+
+def tied_head_twice(folder: Path) -> None:
+    tied(folder, {EMBEDDING: 1.0, "lm_head.weight": 1.0})
+
+
+def tied_head_of_its_own(folder: Path) -> None:
+    """The config says that it is tied; transformers does not tie what is not the same."""
+    tied(folder, {EMBEDDING: 1.0, "lm_head.weight": 2.0})
+
+
+def tied(folder: Path, factors: dict[str, float]) -> None:
+    model = build("llama")
+    model.config.tie_word_embeddings = True
+    model.config.save_pretrained(folder)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    embedding = tensors.pop(EMBEDDING)
+    del tensors["lm_head.weight"]
+    tensors |= {name: embedding * factor for name, factor in factors.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(gpt2_without_prefix, bert_with_old_names, mixtral_as_its_class),
+        *(tied_head_alone, tied_head_twice, tied_head_of_its_own),
+    ],
+)
+def test_files_of_others(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "model")
+    found, expected = (
+        lent(tmp_path / "model", torch.float64),
+        loaded(tmp_path / "model", torch.float64),
+    )
+    assert found.keys() == expected.keys()
+    assert all(same(found[name], expected[name]) for name in expected)
+    assert growkit.verify(tmp_path / "model", tmp_path / "model", **QUICK)["kept"]
+
+
+def test_some_experts_are_read_without_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint(save("mixtral", tmp_path / "model"))
+    weights = ClassWeights(checkpoint, loading(checkpoint).conversions)
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    whole = weights.read(name)
+    read: list[str] = []
+    of_file = Checkpoint.read
+
+    def noted(self: Checkpoint, name: str, rows: slice | None = None) -> Tensor:
+        read.append(name)
+        return of_file(self, name, rows)
+
+    monkeypatch.setattr(Checkpoint, "read", noted)
+    assert weights.by_rows(name)
+    assert weights.read(name, slice(1, 3)).equal(whole[1:3])
+    assert {part for each in read for part in each.split(".") if part.isdigit()} == {"1", "2"}
+    assert len(read) == 4
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "mixtral", "deepseek_v3", "gpt2"])
+def test_no_model_is_loaded_whole(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(kind, tmp_path / "model")
+    if kind == "gpt2":
+        gpt2_without_prefix(folder)
+    fail = lambda *_, **options: pytest.fail("whole")  # noqa: E731
+    monkeypatch.setattr("transformers.modeling_utils.safe_open", fail)
+    with pytest.raises(pytest.fail.Exception, match="whole"):  # the control
+        AutoModelForCausalLM.from_pretrained(folder)
+    assert growkit.verify(folder, folder, **QUICK)["kept"]
+
+
+def test_dtypes_are_those_of_the_files(tmp_path: Path) -> None:
+    """Also where all arithmetic is to be done in float64."""
+    folder = save("mixtral", tmp_path / "model")
+    with strict_float64():
+        _, weights, _ = empty_model(Checkpoint(folder), torch.float64, None)
+    assert {info.dtype for info in weights.tensors.values()} == {"F32"}
+    assert all(weights.read(name).dtype == torch.float32 for name in weights.tensors)
+
+
+def test_a_tensor_that_stands_in_the_file_twice_is_refused(tmp_path: Path) -> None:
+    """Experts one by one and in one tensor: which of them transformers reads, names decide."""
+    folder = save("mixtral", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.experts.down_proj"
+    tensors[name] = 2 * loaded(folder, torch.float32)[name]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"experts\.0\.w2\.weight and .*experts\.down_proj"):
+        growkit.verify(folder, folder, **QUICK)
+
+
+def test_an_expert_that_is_missing_is_no_random_one(tmp_path: Path) -> None:
+    folder = save("mixtral", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.experts\.gate_up_proj"):
+        growkit.verify(folder, folder, **QUICK)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe", "minimax_m2"])
+@pytest.mark.parametrize("renamed", [False, True], ids=["as saved", "as in the class"])
+def test_the_bias_of_experts_in_a_buffer(kind: str, renamed: bool, tmp_path: Path) -> None:
+    if kind not in TYPES:
+        pytest.skip(f"transformers has no {kind}")
+    source = save(kind, tmp_path / "source")
+    target = shutil.copytree(source, tmp_path / "target")
+    if renamed:
+        tensors = AutoModelForCausalLM.from_pretrained(source).state_dict()
+        save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    assert growkit.verify(source, target, **QUICK)["kept"]
+    tensors = load_file(target / "model.safetensors")
+    name = max(name for name in tensors if name.endswith("e_score_correction_bias"))
+    tensors[name] += torch.linspace(0, 5, len(tensors[name]))
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    found = growkit.verify(source, target, **QUICK)
+    assert not found["kept"]
+    assert name in found["reason"]
+    assert found["strict_float64"]["relative"] > 0.01
