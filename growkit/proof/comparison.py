@@ -10,7 +10,8 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from growkit.engine.layerwise import Call, CallError, Layerwise, Stage
+from growkit.engine.calls import Call, CallError
+from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import Distance
 from growkit.engine.spool import Spool
 from growkit.proof.modes import PREFILL, Mode, NotAskedError
@@ -306,8 +307,8 @@ def distance_of(
 ) -> Distance:
     """How far the logits of two models are apart; see ``logits_in_pieces``."""
     distance = Distance()
-    for _, *piece in logits_in_pieces(source, target, ids):
-        distance.add(*piece)
+    for _, logits, others, following, position in logits_in_pieces(source, target, ids):
+        distance.add(logits, others, following, position)
     return distance
 
 
