@@ -11,7 +11,8 @@ from transformers import DynamicCache
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.calls import Call
+from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import CPU, load
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError

@@ -11,8 +11,9 @@ from torch.nn import functional
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.calls import Call
 from growkit.engine.experts import Experts
-from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import CPU, load
 from growkit.engine.spool import Spool
 from growkit.engine.strict import strict_float64

@@ -13,7 +13,8 @@ from torch.nn import functional
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, XLMConfig
 
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.calls import Call
+from growkit.engine.layerwise import Layerwise
 from growkit.engine.spool import Spool
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError

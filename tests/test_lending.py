@@ -13,7 +13,8 @@ from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import lending
-from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.calls import Call
+from growkit.engine.layerwise import Layerwise
 
 CALLS = [Call(torch.arange(9)), Call(torch.arange(5))]
 CPU = torch.device("cpu")

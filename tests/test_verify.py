@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.calls import Call
+from growkit.engine.layerwise import Layerwise
 from growkit.engine.metrics import Distance
 from growkit.errors import InputError
 from growkit.proof import comparison, verdict

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -21,37 +20,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from growkit.checkpoint.tensors import Weights
+from growkit.engine.backward import backward, handing_over
 from growkit.engine.building import blocks, empty_model, persistent_buffers
 from growkit.engine.caches import keep_shapes, lengthen, new_cache
-from growkit.engine.experts import Experts
-from growkit.engine.in_blocks import InBlocks
-from growkit.engine.lending import Lender
+from growkit.engine.calls import Batch, Call, CallError, Noted, alike
+from growkit.engine.lending import Lender, scaled
 from growkit.engine.passing import Arguments, Form, Handed, NoStackError, untouched
 from growkit.engine.reproducible import choose_kernels
 from growkit.engine.spool import Spool
 from growkit.errors import InputError, foreign
 
 Named = tuple[str, nn.Module]
-
-TOGETHER = 512
-"""Tokens of prompts that run as one batch, at most: what a layer computes of them is in memory."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One forward pass.
-
-    Attributes:
-        ids: token ids, [tokens].
-        inputs: what else the class is called with, e.g. ``attention_mask``: tensors [1, ...].
-        cached: whether keys and values are kept, as in generation.
-        continues: index of the cached call that this one goes on from.
-    """
-
-    ids: Tensor
-    inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    cached: bool = False
-    continues: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,46 +57,6 @@ class Stage:
     again: Callable[[int, Tensor], Tensor]
     scaled: Callable[[str, float], AbstractContextManager[None]]
     let_go: Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Noted:
-    """What the layers are called with, in one call.
-
-    Attributes:
-        form: of the hidden states.
-        arguments: of every layer, with stand-ins for what the one before hands on along.
-        stand_ins: these.
-    """
-
-    form: Form
-    arguments: list[Arguments]
-    stand_ins: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Calls that run through layers as one: a processor multiplies large matrices faster.
-
-    Attributes:
-        count: number of calls.
-        arguments: of every layer.
-    """
-
-    count: int
-    arguments: list[Arguments]
-
-
-class CallError(InputError):
-    """A model cannot be called in this way.
-
-    Attributes:
-        call: index of the call.
-    """
-
-    def __init__(self, sentence: str, call: int) -> None:
-        super().__init__(sentence)
-        self.call = call
 
 
 class _ArrivedError(Exception):
@@ -189,8 +128,8 @@ class Layerwise:
                         states.append(state)
                         along.append(others)
                 self._fetch(index + 1)
-                scaled = partial(_scaled, layer)
-                yield Stage(name, index, layer, given, states, again, scaled, loaded.close)
+                change = partial(scaled, layer)
+                yield Stage(name, index, layer, given, states, again, change, loaded.close)
             self._along = along
             for cache in self._caches:
                 keep_shapes(cache, index)
@@ -237,17 +176,17 @@ class Layerwise:
         with (
             self._behind_the_layers() as run,
             self._gradient_of_head(ids.unique(), of_head.append),
-            _handing_over(self._outside(), tied_look),
+            handing_over(self._outside(), tied_look),
             torch.enable_grad(),
         ):
             logits = run(state)
-            _backward(functional.cross_entropy(logits[:-1], ids[1:].to(logits.device)))
+            backward(functional.cross_entropy(logits[:-1], ids[1:].to(logits.device)))
         del logits
         if not tied:
             look(head, of_head.pop())
         with (
             self._rows([call]) as rows,
-            _handing_over(self._outside(), tied_look),
+            handing_over(self._outside(), tied_look),
             torch.enable_grad(),
         ):
             first = self._begin([call])[0]
@@ -255,13 +194,13 @@ class Layerwise:
                 gradient, state = state.grad, given[index].to(self.device).requires_grad_()
                 with self._loaded(name, layer):
                     parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
-                    with _handing_over(parameters, look):
+                    with handing_over(parameters, look):
                         output, along = self._call(index, 0, state)
                         if any(isinstance(each, Tensor) for each in along):
                             raise self._no_stack("layers hand on more than hidden states")
-                        _backward(output, gradient)
+                        backward(output, gradient)
                     del parameters
-            _backward(first, state.grad)
+            backward(first, state.grad)
             assert rows.grad is not None
             look(embedding, of_head.pop() + rows.grad if tied else rows.grad)
 
@@ -372,7 +311,7 @@ class Layerwise:
 
     def _note_batches(self, calls: Sequence[Call]) -> Iterator[tuple[int, Batch]]:
         """The calls that can run together, by the index of the first of each batch."""
-        for first, count in _alike(calls):
+        for first, count in alike(calls):
             form = self._noted[first].form
             batch = calls[first : first + count]
             ids = torch.stack([call.ids for call in batch])
@@ -568,73 +507,9 @@ class Layerwise:
             self._lender.fetch(layer, _parameters(name, layer))
 
 
-def _alike(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
-    """Calls that can be a batch, one after the other: the index of the first, and how many."""
-    begin = 0
-    for form, run in groupby(calls, _form):
-        end = begin + len(list(run))
-        most = TOGETHER // form[0] if form else 1
-        while min(most, end - begin) > 1:
-            count = min(most, end - begin)
-            yield begin, count
-            begin += count
-        begin = end
-
-
-def _form(call: Call) -> tuple[Any, ...] | None:
-    """What calls of a batch have in common: the shapes of all that they are given."""
-    if call.cached:
-        return None
-    return len(call.ids), *sorted((key, tuple(each.shape)) for key, each in call.inputs.items())
-
-
 def _parameters(name: str, layer: nn.Module) -> dict[str, str]:
     """The parameters of a layer, by their names in the model."""
     return {key: f"{name}.{key}" for key, _ in layer.named_parameters()}
-
-
-@contextmanager
-def _scaled(layer: nn.Module, key: str, factor: float) -> Iterator[None]:
-    """A layer with one of its parameters multiplied."""
-    path, _, last = key.rpartition(".")
-    owner = layer.get_submodule(path)
-    lent = vars(owner).get(last, owner if last == "weight" else None)
-    if isinstance(lent, InBlocks | Experts):
-        lent.factor = factor
-        yield
-        lent.factor = 1.0
-    else:
-        parameter = layer.get_parameter(key)
-        unscaled, parameter.data = parameter.data, parameter.data * factor
-        yield
-        parameter.data = unscaled
-
-
-@contextmanager
-def _handing_over(
-    parameters: Mapping[str, nn.Parameter], look: Callable[[str, Tensor], None]
-) -> Iterator[None]:
-    """Gradients of these parameters go to ``look`` as they are made; neither of them is kept."""
-
-    def hand_over(name: str, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        gradient, parameter.grad = parameter.grad, None
-        parameter.data = parameter.new_empty(0)  # all that needed it went backward before
-        look(name, gradient)
-
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(partial(hand_over, name))
-        for name, parameter in parameters.items()
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _backward(output: Tensor, gradient: Tensor | None = None) -> None:
-    torch.autograd.backward([output], [gradient] if gradient is not None else None)
 
 
 def _never(*args: Any) -> Any:

@@ -20,7 +20,7 @@ from growkit.checkpoint.tensors import (
     total_bytes,
 )
 from growkit.engine import experts
-from growkit.engine.in_blocks import Rows, lend, suits, take_back
+from growkit.engine.in_blocks import InBlocks, Rows, lend, suits, take_back
 
 LARGE = 1 << 30
 """Bytes of a checkpoint from which on memory is worth more than the time to get it again."""
@@ -168,6 +168,23 @@ class Lender:
         computing.wait_stream(self._copying)  # type: ignore[arg-type]
         fetched.record_stream(computing)  # else the memory may be reused while it is read
         return fetched
+
+
+@contextmanager
+def scaled(layer: nn.Module, key: str, factor: float) -> Iterator[None]:
+    """A layer with one of its parameters multiplied."""
+    path, _, last = key.rpartition(".")
+    owner = layer.get_submodule(path)
+    lent = vars(owner).get(last, owner if last == "weight" else None)
+    if isinstance(lent, InBlocks | experts.Experts):
+        lent.factor = factor
+        yield
+        lent.factor = 1.0
+    else:
+        parameter = layer.get_parameter(key)
+        unscaled, parameter.data = parameter.data, parameter.data * factor
+        yield
+        parameter.data = unscaled
 
 
 def _owner(module: nn.Module, key: str) -> tuple[nn.Module, str]:

@@ -10,7 +10,8 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from growkit.engine.layerwise import Call, CallError, Layerwise, Stage
+from growkit.engine.calls import Call, CallError
+from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import Distance
 from growkit.engine.spool import Spool
 from growkit.proof.modes import PREFILL, Mode, NotAskedError

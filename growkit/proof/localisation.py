@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.expansion import in_blocks, index_map, side_by_side
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, Weights, main_dtype
-from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.calls import Call
+from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import readable
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint.tensors import Config
-from growkit.engine.layerwise import Call
+from growkit.engine.calls import Call
 from growkit.engine.oracle import longest_context
 from growkit.errors import InputError
 from growkit.results.proof import ModeResult

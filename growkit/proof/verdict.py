@@ -11,7 +11,8 @@ from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype, total_bytes
-from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.calls import Call
+from growkit.engine.layerwise import Layerwise
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import check_config, gradients_as_stored

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from growkit.checkpoint.tensors import Weights, main_dtype
-from growkit.engine.layerwise import Call, Layerwise
+from growkit.engine.calls import Call
+from growkit.engine.layerwise import Layerwise
 from growkit.engine.spool import Spool
 from growkit.proof.comparison import distance_of
 
