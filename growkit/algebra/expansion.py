@@ -152,6 +152,14 @@ class IndexMap:
         """Which of the parts is read, in the order of the target coordinates."""
         return _running(self.source, self._is_split)
 
+    @cached_property
+    def shares(self) -> Factors:
+        """With what share every coordinate is read, if splits have no noise; 0 for nothing."""
+        plain = [part_shares(int(count)) for count in range(int(self.parts.max(initial=0)) + 1)]
+        split = [plain[parts][part] for parts, part in zip(self.parts, self.part, strict=True)]
+        given = np.where(self._is_split, np.asarray(split, np.float64), self.share)
+        return np.where(self.source == NOTHING, 0.0, given)
+
     @property
     def _is_split(self) -> NDArray[np.bool_]:
         split: NDArray[np.bool_] = np.isnan(self.share) & (self.source != NOTHING)
@@ -177,6 +185,14 @@ class IndexMap:
                 read = tuple(None if np.isinf(each) else float(each) for each in pattern)
                 found.append(Group(sources[alike], copies[:, alike], read))
         return found
+
+
+def part_shares(parts: int) -> tuple[float, ...]:
+    """The shares of parts without noise: halves of halves."""
+    if parts <= 1:
+        return (1.0,)
+    left = (parts + 1) // 2
+    return tuple(each / 2 for count in (left, parts - left) for each in part_shares(count))
 
 
 @dataclass(frozen=True, eq=False)

@@ -294,6 +294,30 @@ class _Draws:
         return share.view([len(each) for each in coordinates])
 
 
+def grow_moments(
+    read: Read, maps: Sequence[IndexMap], order: int, where: Sequence[slice]
+) -> Tensor:
+    """A slice of an optimizer's moments, for a tensor that ``grow`` grows: G' = L_outᵀ · G · E_inᵀ.
+
+    A weight that reads a copy has the gradient of the weight that was read; one that writes a copy
+    has of its gradient the share with which that copy is read.
+
+    Args:
+        read: reads the moments of the source's tensor.
+        maps: of every dimension of the tensor.
+        order: the power in which gradients stand in the moments.
+        where: see ``grow``.
+    """
+    copied = [replace(each, role=Role.WRITTEN) for each in maps]
+    grown = grow(read, copied, "", Shares(None), where)
+    for position, (mapped, each) in enumerate(zip(maps, where, strict=True)):
+        if mapped.role is Role.WRITTEN:
+            shape = [-1 if dimension == position else 1 for dimension in range(grown.dim())]
+            shares = torch.from_numpy(mapped.shares[each] ** order).view(shape)
+            grown = grown * shares.to(grown.dtype)
+    return grown
+
+
 def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
     """Undo ``grow``: W = L_out · W' · E_in, where every choice of L must give the same.
 
