@@ -7,7 +7,7 @@ and placement by hand are all this one thing; growing, undoing, and comparing co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -159,6 +159,22 @@ class IndexMap:
         split = [plain[parts][part] for parts, part in zip(self.parts, self.part, strict=True)]
         given = np.where(self._is_split, np.asarray(split, np.float64), self.share)
         return np.where(self.source == NOTHING, 0.0, given)
+
+    @property
+    def nothing(self) -> NDArray[np.bool_]:
+        """Where nothing of the source stands."""
+        unread = (self.role is Role.READ) & (self.share == 0)
+        found: NDArray[np.bool_] = unread | (self.source == NOTHING)
+        return found
+
+    def in_wholes(self, count: int) -> IndexMap:
+        """The same copies, of which the first ones are read as a whole, and the others not at all.
+
+        Args:
+            count: of copies that are read.
+        """
+        share = np.where(self._is_split, (self.part < count).astype(np.float64), self.share)
+        return replace(self, share=share)
 
     @property
     def _is_split(self) -> NDArray[np.bool_]:

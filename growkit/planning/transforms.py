@@ -162,6 +162,7 @@ class Mapped(_Holding):
         factor: a power of two by which everything is multiplied.
         alike: whether what is written is read with the shares of the maps; else copies play parts
             of their own in what is computed.
+        offset: what the class adds to a vector: where it should have nothing, there is less.
     """
 
     make: Callable[[], tuple[IndexMap, ...]]
@@ -170,6 +171,7 @@ class Mapped(_Holding):
     shares: Shares = PLAIN
     factor: float = 1.0
     alike: bool = True
+    offset: float = 0.0
 
     @property
     def maps(self) -> tuple[IndexMap, ...]:
@@ -182,12 +184,25 @@ class Mapped(_Holding):
 
         read = partial(source.read, self.source)
         grown = grow(read, self.maps, self.name, self.shares, where)
+        if self.offset:
+            grown = grown.masked_fill(self._nothing(where[0]), -self.offset)
         return _multiplied(grown, self.factor, source.where(self.source))
+
+    def _nothing(self, rows: slice) -> Tensor:
+        import torch
+
+        (mapped,) = self.maps
+        return torch.from_numpy(mapped.nothing[rows])
+
+    def _without_offset(self, rows: Rows, of: slice) -> Tensor:
+        found, nothing = rows(of), self._nothing(of)
+        return found.where(~nothing, found + self.offset)
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""
         from growkit.algebra.law import undo
 
+        rows = partial(self._without_offset, rows) if self.offset else rows
         back = undo(rows, self.maps, of)
         return None if back is None else _divided(back, self.factor)
 
