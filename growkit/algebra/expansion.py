@@ -7,7 +7,7 @@ and placement by hand are all this one thing; growing, undoing, and comparing co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -152,6 +152,30 @@ class IndexMap:
         """Which of the parts is read, in the order of the target coordinates."""
         return _running(self.source, self._is_split)
 
+    @cached_property
+    def shares(self) -> Factors:
+        """With what share every coordinate is read, if splits have no noise; 0 for nothing."""
+        plain = [part_shares(int(count)) for count in range(int(self.parts.max(initial=0)) + 1)]
+        split = [plain[parts][part] for parts, part in zip(self.parts, self.part, strict=True)]
+        given = np.where(self._is_split, np.asarray(split, np.float64), self.share)
+        return np.where(self.source == NOTHING, 0.0, given)
+
+    @property
+    def nothing(self) -> NDArray[np.bool_]:
+        """Where nothing of the source stands."""
+        unread = (self.role is Role.READ) & (self.share == 0)
+        found: NDArray[np.bool_] = unread | (self.source == NOTHING)
+        return found
+
+    def in_wholes(self, count: int) -> IndexMap:
+        """The same copies, of which the first ones are read as a whole, and the others not at all.
+
+        Args:
+            count: of copies that are read.
+        """
+        share = np.where(self._is_split, (self.part < count).astype(np.float64), self.share)
+        return replace(self, share=share)
+
     @property
     def _is_split(self) -> NDArray[np.bool_]:
         split: NDArray[np.bool_] = np.isnan(self.share) & (self.source != NOTHING)
@@ -177,6 +201,14 @@ class IndexMap:
                 read = tuple(None if np.isinf(each) else float(each) for each in pattern)
                 found.append(Group(sources[alike], copies[:, alike], read))
         return found
+
+
+def part_shares(parts: int) -> tuple[float, ...]:
+    """The shares of parts without noise: halves of halves."""
+    if parts <= 1:
+        return (1.0,)
+    left = (parts + 1) // 2
+    return tuple(each / 2 for count in (left, parts - left) for each in part_shares(count))
 
 
 @dataclass(frozen=True, eq=False)

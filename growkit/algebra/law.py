@@ -137,22 +137,41 @@ class Arrangement:
         runs = list(zip([0, *breaks], [*breaks, len(place)], strict=True)) if len(place) else []
         return cls(piece, place, runs)
 
-    def __call__(self, pieces: Sequence[Tensor], position: int) -> Tensor:
-        """Put a dimension of tensors together."""
+    def places(self, found: Tensor, position: int, length: int, pieces: range) -> list[Tensor]:
+        """Where pieces stand in what is put together, if each stands there whole and once."""
+        if len(self.runs) > FEW:
+            return []
+        at = {self.piece[begin]: (begin, end) for begin, end in self.runs if end - begin == length}
+        whole = [at[piece] for piece in pieces if piece in at]
+        if len(whole) < len(pieces):
+            return []
+        return [found.narrow(position, begin, end - begin) for begin, end in whole]
+
+    def __call__(
+        self, pieces: Sequence[Tensor], position: int, found: Tensor | None = None
+    ) -> Tensor:
+        """Put a dimension of tensors together; in ``found`` some may have their place already."""
         if self.runs == [(0, pieces[0].shape[position])] and self.place[0] == self.piece[0] == 0:
             return pieces[0]
         if len(self.runs) > FEW:
             return self._gathered(pieces, position)
-        shape = list(pieces[0].shape)
-        shape[position] = len(self.place)
-        found = pieces[0].new_empty(shape)
+        if found is None:
+            found = self.room(pieces[0], position)
         for begin, end in self.runs:
             target, place = found.narrow(position, begin, end - begin), int(self.place[begin])
             if place == NOTHING:
                 target.zero_()
             else:
-                target.copy_(pieces[self.piece[begin]].narrow(position, place, end - begin))
+                piece = pieces[self.piece[begin]].narrow(position, place, end - begin)
+                if piece.data_ptr() != target.data_ptr():
+                    target.copy_(piece)
         return found
+
+    def room(self, piece: Tensor, position: int) -> Tensor:
+        """Room for what is put together of pieces like this one."""
+        shape = list(piece.shape)
+        shape[position] = len(self.place)
+        return piece.new_empty(shape)
 
     def _gathered(self, pieces: Sequence[Tensor], position: int) -> Tensor:
         begins = np.cumsum([0, *(piece.shape[position] for piece in pieces)])
@@ -219,6 +238,7 @@ def _spread(
     begin = slices[position].begin
     reading = _reading(maps[position], begin, begin + len(slices[position].place))
     draws = _Draws(maps, slices, position, name, shares)
+    found = reading.arrangement.room(tensor, position)
     pieces: list[Tensor] = []
     for columns, count, factors in zip(
         reading.columns, reading.parts, reading.factors, strict=True
@@ -227,10 +247,13 @@ def _spread(
         if columns is not None:
             weight = tensor.index_select(position, torch.from_numpy(columns))
         if count:
-            pieces += draws.split(weight, count, columns)
+            numbers = range(len(pieces), len(pieces) + count)
+            length = weight.shape[position]
+            places = reading.arrangement.places(found, position, length, numbers)
+            pieces += draws.split(weight, count, columns, places)
         else:
             pieces += [_multiplied(weight, factor) for factor in factors]
-    return reading.arrangement(pieces or [tensor], position)
+    return reading.arrangement(pieces or [tensor], position, found)
 
 
 class _Draws:
@@ -251,13 +274,16 @@ class _Draws:
         self._maps, self._slices, self._position = maps, slices, position
         self._name, self._shares = name, shares
 
-    def split(self, weight: Tensor, count: int, columns: Index | None) -> list[Tensor]:
+    def split(
+        self, weight: Tensor, count: int, columns: Index | None, places: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Parts of a weight.
 
         Args:
             weight: what is split.
             count: number of parts.
             columns: places in what the slice needs of the source; None for all of it.
+            places: where the parts may be put.
         """
         if not self._shares.amplitude:
             return split(weight, count, lambda node: None)
@@ -271,7 +297,7 @@ class _Draws:
 
         if len(self._maps) == 1:
             return split_apart(weight, count, draw)
-        return split(weight, count, draw)
+        return split(weight, count, draw, places=places)
 
     def _share(self, key: str, columns: Index | None) -> Tensor:
         coordinates, lengths = [], []
@@ -292,6 +318,30 @@ class _Draws:
         numbers, step = torch.from_numpy(np.ascontiguousarray(field)), self._shares.step
         share = torch.add(torch.tensor(0.5 + step / 2), numbers, alpha=step)
         return share.view([len(each) for each in coordinates])
+
+
+def grow_moments(
+    read: Read, maps: Sequence[IndexMap], order: int, where: Sequence[slice]
+) -> Tensor:
+    """A slice of an optimizer's moments, for a tensor that ``grow`` grows: G' = L_outᵀ · G · E_inᵀ.
+
+    A weight that reads a copy has the gradient of the weight that was read; one that writes a copy
+    has of its gradient the share with which that copy is read.
+
+    Args:
+        read: reads the moments of the source's tensor.
+        maps: of every dimension of the tensor.
+        order: the power in which gradients stand in the moments.
+        where: see ``grow``.
+    """
+    copied = [replace(each, role=Role.WRITTEN) for each in maps]
+    grown = grow(read, copied, "", Shares(None), where)
+    for position, (mapped, each) in enumerate(zip(maps, where, strict=True)):
+        if mapped.role is Role.WRITTEN:
+            shape = [-1 if dimension == position else 1 for dimension in range(grown.dim())]
+            shares = torch.from_numpy(mapped.shares[each] ** order).view(shape)
+            grown = grown * shares.to(grown.dtype)
+    return grown
 
 
 def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:

@@ -15,7 +15,7 @@ w/2 has no representation. More parts come from splitting the parts again: three
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import torch
@@ -32,7 +32,13 @@ Draw = Callable[[int], Tensor | None]
 the first part of every element, in [0, 1] and float32; None for plain halves."""
 
 
-def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]:
+def split(
+    weight: Tensor,
+    parts: int,
+    draw: Draw,
+    node: int = 1,
+    places: Sequence[Tensor | None] = (),
+) -> list[Tensor]:
     """Split every element into ``parts`` numbers of the same dtype that sum to it exactly.
 
     Args:
@@ -40,6 +46,7 @@ def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]
         parts: at least 1. Two parts are about ½ each, three ¼, ¼, ½, four ¼ each.
         draw: the shares of first parts, of the shape of ``weight``.
         node: of the tree.
+        places: where parts may be put at once, for those that have a place; it is not copied then.
 
     Returns:
         ``parts`` tensors of the shape and dtype of ``weight``.
@@ -49,18 +56,20 @@ def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]
     share = draw(node)
     if share is not None:
         arithmetic = _arithmetic(weight.dtype)
-        first = (share.to(arithmetic) * weight.to(arithmetic)).to(weight.dtype)
+        wide = share.to(arithmetic)  # nobody else needs the shares
+        first = wide.mul_(weight.to(arithmetic)).to(weight.dtype)
     else:
-        equal = _equal_parts(weight, parts)
+        equal = _equal_parts(weight, parts, places[0] if places else None)
         if equal is not None:
             return [equal] * parts
         first = _times(weight, 0.5)
-    second = _minus(weight, first)
-    first = _minus(weight, second)
     left = (parts + 1) // 2
+    one, other = places[:left], places[left:]
+    second = _minus(weight, first, other[0] if len(other) == 1 else None)
+    first = _minus(weight, second, one[0] if len(one) == 1 else None)
     return [
-        *split(first, left, draw, 2 * node),
-        *split(second, parts - left, draw, 2 * node + 1),
+        *split(first, left, draw, 2 * node, one),
+        *split(second, parts - left, draw, 2 * node + 1, other),
     ]
 
 
@@ -87,11 +96,11 @@ def split_apart(weight: Tensor, parts: int, draw: Callable[[int, int], Tensor]) 
     return drawn
 
 
-def _equal_parts(weight: Tensor, parts: int) -> Tensor | None:
+def _equal_parts(weight: Tensor, parts: int, place: Tensor | None) -> Tensor | None:
     """What every part is if halving again and again rounds nothing; None if it does."""
     if parts & (parts - 1):
         return None
-    part = _times(weight, 1 / parts)
+    part = _times(weight, 1 / parts, place)
     if weight.element_size() == 1:
         return part if _times(part, parts).equal(weight) else None
     if not weight.numel():
@@ -104,16 +113,16 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _times(weight: Tensor, factor: float) -> Tensor:
+def _times(weight: Tensor, factor: float, place: Tensor | None = None) -> Tensor:
     if weight.element_size() == 1:  # float8 has no arithmetic
         return (weight.float() * factor).to(weight.dtype)
-    return weight * factor
+    return torch.mul(weight, factor, out=place)
 
 
-def _minus(one: Tensor, other: Tensor) -> Tensor:
+def _minus(one: Tensor, other: Tensor, place: Tensor | None = None) -> Tensor:
     if one.element_size() == 1:
         return (one.float() - other.float()).to(one.dtype)
-    return one - other
+    return torch.sub(one, other, out=place)
 
 
 def join(parts: list[Tensor]) -> Tensor:

@@ -121,8 +121,17 @@ class _Growing:
         if all(each.axes.isdisjoint(self._expansions) for each in pattern.dimensions):
             return Rule(name, grown, Kept(name, factor) if factor != 1 else Kept(name))
         maps = partial(self._maps, pattern, tensor.order)
-        why = self._why(pattern) + (f", times {factor:g}" if factor != 1 else "")
+        why = self._why(pattern)
+        if tensor.offset:
+            wholes = partial(self._in_wholes, pattern, int(factor))
+            made = Mapped(name, wholes, why, name, self._shares, offset=tensor.offset)
+            return Rule(name, grown, made)
+        why += f", times {factor:g}" if factor != 1 else ""
         return Rule(name, grown, Mapped(name, maps, why, name, self._shares, factor))
+
+    def _in_wholes(self, pattern: Pattern, count: int) -> tuple[IndexMap, ...]:
+        """Of a tensor to which something is added, parts would be another number's parts."""
+        return tuple(each.in_wholes(count) for each in self._maps(pattern, None))
 
     def _maps(self, pattern: Pattern, order: Order | None) -> tuple[IndexMap, ...]:
         first, *others = pattern.dimensions

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from growkit.algebra.axes import Pattern, Role
 from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
 from growkit.families.description import Norm, Tensor
@@ -58,7 +59,18 @@ class Factors:
                 f"{tensor.name} of a {self._family.name} model would be multiplied by "
                 f"{factor:.6g}, which rounds; {self._grows(tensor)} can grow by powers of four"
             )
+        if tensor.offset and not 1 <= factor <= self._copies_read(tensor):
+            raise InputError(
+                f"{tensor.name} of a {self._family.name} model, to which its class adds "
+                f"{tensor.offset:g}, would be multiplied by {factor:g}, which rounds; "
+                f"{self._grows(tensor)} can grow by whole copies"
+            )
         return factor
+
+    def _copies_read(self, tensor: Tensor) -> float:
+        """How many copies of everything are read, of which some could be read as a whole."""
+        read = Pattern.parse(tensor.pattern).axes(Role.READ) & self._expansions.keys()
+        return math.prod(int(self._expansions[axis].counts.min()) for axis in read)
 
     def config(self, source: Config, config: Config) -> Config:
         """The target's config with what its norms add to the means.

@@ -83,6 +83,21 @@ class Transform(Protocol):
         """The copies in anything of the target's shape; see ``growkit.algebra.law.copies_in``."""
         ...
 
+    def moments(self, order: int) -> Transform | None:
+        """How an optimizer's moments of the source become those of the target.
+
+        What is made has the moments that the target would have gathered itself, as far as the
+        gradients of copies are equal: for equal shares of as many copies of everything. For others,
+        and with noise, a norm mixes the gradients of copies, and it is an approximation.
+
+        Args:
+            order: 1 for means of gradients, 2 for means of their squares.
+
+        Returns:
+            A transform of the moments in the place of tensors; None if there is none.
+        """
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class _Holding:
@@ -130,6 +145,10 @@ class Kept(_Holding):
         """Nothing is copied."""
         return iter(())
 
+    def moments(self, order: int) -> Transform:
+        """Gradients of what is twice as large are half as large; see ``Transform``."""
+        return Kept(self.source, self.factor**-order)
+
 
 @dataclass(frozen=True, eq=False)
 class Mapped(_Holding):
@@ -141,6 +160,9 @@ class Mapped(_Holding):
         name: seeds the random splits.
         shares: how read weights are split.
         factor: a power of two by which everything is multiplied.
+        alike: whether what is written is read with the shares of the maps; else copies play parts
+            of their own in what is computed.
+        offset: what the class adds to a vector: where it should have nothing, there is less.
     """
 
     make: Callable[[], tuple[IndexMap, ...]]
@@ -148,6 +170,8 @@ class Mapped(_Holding):
     name: str = ""
     shares: Shares = PLAIN
     factor: float = 1.0
+    alike: bool = True
+    offset: float = 0.0
 
     @property
     def maps(self) -> tuple[IndexMap, ...]:
@@ -160,12 +184,25 @@ class Mapped(_Holding):
 
         read = partial(source.read, self.source)
         grown = grow(read, self.maps, self.name, self.shares, where)
+        if self.offset:
+            grown = grown.masked_fill(self._nothing(where[0]), -self.offset)
         return _multiplied(grown, self.factor, source.where(self.source))
+
+    def _nothing(self, rows: slice) -> Tensor:
+        import torch
+
+        (mapped,) = self.maps
+        return torch.from_numpy(mapped.nothing[rows])
+
+    def _without_offset(self, rows: Rows, of: slice) -> Tensor:
+        found, nothing = rows(of), self._nothing(of)
+        return found.where(~nothing, found + self.offset)
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""
         from growkit.algebra.law import undo
 
+        rows = partial(self._without_offset, rows) if self.offset else rows
         back = undo(rows, self.maps, of)
         return None if back is None else _divided(back, self.factor)
 
@@ -174,6 +211,48 @@ class Mapped(_Holding):
         from growkit.algebra.law import copies_in
 
         return copies_in(tensor, self.maps)
+
+    def moments(self, order: int) -> Transform | None:
+        """Copies have a part of the gradient, as they are read; see ``Transform``."""
+        return Moments(self.source, self.make, self.factor, order) if self.alike else None
+
+
+@dataclass(frozen=True, eq=False)
+class Moments(_Holding):
+    """An optimizer's moments, where weights are copied and split: the dual of ``Mapped``.
+
+    Attributes:
+        make: of the weights.
+        factor: of the weights.
+        order: see ``Transform.moments``.
+    """
+
+    make: Callable[[], tuple[IndexMap, ...]]
+    factor: float
+    order: int
+    why: str = "moments of copies"
+
+    holds = False
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        from growkit.algebra.law import grow_moments
+
+        read = partial(source.read, self.source)
+        grown = grow_moments(read, self.make(), self.order, where)
+        return grown if self.factor == 1 else grown * self.factor**-self.order
+
+    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+        """Nothing comes back bit for bit."""
+        return None
+
+    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
+        """Nothing is asked of them."""
+        return iter(())
+
+    def moments(self, order: int) -> Transform | None:
+        """There are none of moments."""
+        return None
 
 
 def _multiplied(tensor: Tensor, factor: float, where: str) -> Tensor:
@@ -203,8 +282,9 @@ def reordered(source: str, shape: Sequence[int], order: Sequence[int]) -> Mapped
 
 
 def twice(source: str, shape: Sequence[int], why: str) -> Mapped:
-    """A tensor whose rows come twice; ``shape`` is that of the source."""
-    return Mapped(source, partial(_of_rows, tuple(shape), (*range(shape[0]),) * 2), why)
+    """A tensor whose rows come twice, for two purposes; ``shape`` is that of the source."""
+    rows = partial(_of_rows, tuple(shape), (*range(shape[0]),) * 2)
+    return Mapped(source, rows, why, alike=False)
 
 
 @lru_cache(maxsize=64)  # layers are alike
@@ -248,6 +328,10 @@ class Computed:
         """Nothing is copied."""
         return iter(())
 
+    def moments(self, order: int) -> Transform | None:
+        """They do not go through what is computed."""
+        return None
+
 
 @dataclass(frozen=True)
 class Constant:
@@ -276,3 +360,7 @@ class Constant:
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
         """Nothing is copied."""
         return iter(())
+
+    def moments(self, order: int) -> Transform:
+        """A new tensor has gathered none."""
+        return Constant(self.info, 0.0, self.why)
