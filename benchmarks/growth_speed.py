@@ -1,11 +1,13 @@
 """Speed and memory of growing, against ``cp`` of the finished output in the same run.
 
-    python benchmarks/growth_speed.py [--runs 5] [--folder FOLDER]
+    python benchmarks/growth_speed.py [--runs 5] [--folder FOLDER] [--before CHECKOUT]
 
 A random float32 Llama (hidden 1024, ffn 2816, 24 layers, 16 heads, 8 KV heads, vocabulary 32000) is
 grown by two, plainly (``keep``) and with random splits (``break``), without the proof. Each growth
 is followed by a copy of its output; the ratio is taken pair by pair. Whole processes are measured,
 with the operating system's own figures. Needs about 15 GB of disk, and prints Markdown.
+
+With ``--before``, a checkout of an earlier commit, each growth is followed by one of that code.
 """
 
 from __future__ import annotations
@@ -36,10 +38,14 @@ class Run:
     output: str
 
 
-def run(command: Sequence[str]) -> Run:
+def run(command: Sequence[str], checkout: Path | None = None) -> Run:
+    """Run a command, by the code of another checkout if one is given."""
     os.sync()  # nothing of the process before is still on its way to the disk
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    search = {"PYTHONPATH": str(checkout)} if checkout else {}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | search, cwd=checkout
+    )
     assert process.stdout is not None
     output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
@@ -68,10 +74,13 @@ def make_source(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def measure(source: Path, scratch: Path, symmetry: str, runs: int) -> list[str]:
+def measure(
+    source: Path, scratch: Path, symmetry: str, runs: int, checkout: Path | None
+) -> list[str]:
     """Figures of one kind of growth, as the cells of a table."""
     grown, copied = scratch / "grown", scratch / "copied"
     whole, writing, copying, memory = [], [], [], []
+    before: list[float] = []
     for number in range(runs + 1):
         shutil.rmtree(grown, ignore_errors=True)
         shutil.rmtree(copied, ignore_errors=True)
@@ -79,11 +88,16 @@ def measure(source: Path, scratch: Path, symmetry: str, runs: int) -> list[str]:
         command += ["--hidden", "x2", "--symmetry", symmetry, "--no-verify", "--json"]
         growth = run(command)
         copy = run(["cp", "-r", str(grown), str(copied)])
+        earlier = None
+        if checkout:
+            shutil.rmtree(grown)
+            earlier = json.loads(run(command, checkout).output)["write_seconds"]
         if number:  # the first pair only warms up
             whole.append(growth.seconds)
             writing.append(json.loads(growth.output)["write_seconds"])
             copying.append(copy.seconds)
             memory.append(growth.mebibytes)
+            before += [earlier] if checkout else []
     middle = statistics.median
     return [
         symmetry,
@@ -93,6 +107,7 @@ def measure(source: Path, scratch: Path, symmetry: str, runs: int) -> list[str]:
         f"{middle(w / c for w, c in zip(whole, copying, strict=True)):.2f}",
         f"{middle(w / c for w, c in zip(writing, copying, strict=True)):.2f}",
         f"{max(memory):.0f}",
+        *([f"{middle(w / b for w, b in zip(writing, before, strict=True)):.2f}"] if before else []),
     ]
 
 
@@ -113,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the models are made")
+    parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
         source = Path(scratch) / "source"
@@ -134,13 +150,14 @@ def main() -> None:
             f"{planned['source_parameters']:,} -> {planned['parameters']:,} parameters, "
             f"{planned['bytes'] / 1e9:.2f} GB; medians of {arguments.runs} pairs\n"
         )
-        print(
-            "| symmetry | whole process, s | writing, s | cp, s | process / cp | writing / cp "
-            "| peak memory, MiB |"
-        )
-        print("| --- | --- | --- | --- | --- | --- | --- |")
+        columns = ["symmetry", "whole process, s", "writing, s", "cp, s", "process / cp"]
+        columns += ["writing / cp", "peak memory, MiB"]
+        columns += ["writing / writing before"] if arguments.before else []
+        print(f"| {' | '.join(columns)} |")
+        print(f"|{' --- |' * len(columns)}")
         for symmetry in ("keep", "break"):
-            print(f"| {' | '.join(measure(source, Path(scratch), symmetry, arguments.runs))} |")
+            cells = measure(source, Path(scratch), symmetry, arguments.runs, arguments.before)
+            print(f"| {' | '.join(cells)} |", flush=True)
     print("\n| command | seconds |\n| --- | --- |")
     for command, seconds in start_up(arguments.runs):
         print(f"| `{command}` | {seconds:.2f} |")

@@ -11,6 +11,8 @@ if getattr(sys, "argv", [""])[:1] == ["-m"] and not getattr(sys.flags, "safe_pat
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from growkit.version import __version__
+
 if TYPE_CHECKING:
     from growkit.errors import InputError as InputError
     from growkit.inspection import inspect as inspect
@@ -21,29 +23,27 @@ if TYPE_CHECKING:
         DiffTransformerForCausalLM as DiffTransformerForCausalLM,
     )
     from growkit.proof.verdict import verify as verify
-    from growkit.recipe import ConvertStep as ConvertStep
-    from growkit.recipe import GrowStep as GrowStep
-    from growkit.recipe import Recipe as Recipe
-    from growkit.recipe import load_recipe as load_recipe
+    from growkit.recipe.files import load_recipe as load_recipe
+    from growkit.recipe.recipe import Recipe as Recipe
+    from growkit.recipe.steps import ConvertStep as ConvertStep
+    from growkit.recipe.steps import GrowStep as GrowStep
     from growkit.settings import Settings as Settings
     from growkit.surgery import convert as convert
     from growkit.surgery import grow as grow
     from growkit.surgery import run as run
 
-__version__ = "0.1.0"
-
 _HOMES = {
-    "ConvertStep": "growkit.recipe",
+    "ConvertStep": "growkit.recipe.steps",
     "DiffTransformerConfig": "growkit.modeling.configuration_diff_transformer",
     "DiffTransformerForCausalLM": "growkit.modeling.modeling_diff_transformer",
-    "GrowStep": "growkit.recipe",
+    "GrowStep": "growkit.recipe.steps",
     "InputError": "growkit.errors",
-    "Recipe": "growkit.recipe",
+    "Recipe": "growkit.recipe.recipe",
     "Settings": "growkit.settings",
     "convert": "growkit.surgery",
     "grow": "growkit.surgery",
     "inspect": "growkit.inspection",
-    "load_recipe": "growkit.recipe",
+    "load_recipe": "growkit.recipe.files",
     "run": "growkit.surgery",
     "verify": "growkit.proof.verdict",
 }

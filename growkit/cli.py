@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect as introspection
 import json
 import os
 import signal
@@ -22,14 +21,26 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from growkit import __version__
-from growkit.checkpoint.folder import check_name
-from growkit.conversions.conversion import conversions, targets
-from growkit.errors import InputError, plain, reason
-from growkit.growth.method import methods
-from growkit.recipe import DEFAULT_SHARD_SIZE, DEFAULT_SNR_DB
+from growkit.errors import InputError, reason
+from growkit.operations import operations
+from growkit.options import (
+    Answer,
+    Given,
+    Json,
+    Output,
+    Overwrite,
+    Running,
+    Source,
+    Writing,
+    expanded,
+    path,
+    say,
+)
+from growkit.recipe.recipe import Recipe
+from growkit.recipe.steps import Step
 from growkit.settings import Settings
 from growkit.streams import make_patient
+from growkit.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,53 +54,6 @@ app = typer.Typer(
 )
 recipes_app = typer.Typer(help="Recipes that ship with growkit.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
-
-
-def _path(text: str) -> Path:
-    try:
-        check_name(text)
-    except InputError as error:
-        _say(f"error: {error}")
-        raise typer.Exit(2) from None
-    return Path(text)
-
-
-Source = Annotated[
-    Path,
-    typer.Argument(parser=_path, metavar="SRC", help="Model folder: config.json and weights."),
-]
-Output = Annotated[Path, typer.Argument(parser=_path, metavar="OUT", help="Folder to make.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
-Text = Annotated[
-    Path | None,
-    typer.Option(
-        parser=_path, metavar="FILE", help="UTF-8 text to compare on; random tokens without."
-    ),
-]
-Device = Annotated[str, typer.Option(help="Where the proof runs: auto, cpu or cuda.")]
-Prompts = Annotated[int, typer.Option(help="Windows of text, or random prompts, to compare.")]
-Length = Annotated[int, typer.Option(help="Tokens in each.")]
-Trainability = Annotated[
-    bool, typer.Option("--trainability", help="Every parameter of OUT must be able to train.")
-]
-Report = Annotated[
-    Path | None,
-    typer.Option(
-        parser=_path, metavar="FILE", help="Write the proof as one HTML page (.html) or as .json."
-    ),
-]
-Figures = Annotated[
-    Path | None,
-    typer.Option(
-        parser=_path, metavar="FOLDER", help="Write the charts of the proof as SVG files."
-    ),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an OUT that growkit wrote.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, touch nothing.")]
-Proof = Annotated[
-    bool, typer.Option(" /--no-verify", help="Publish OUT without the proof.", show_default=False)
-]
 
 
 INTERRUPTED = "interrupted: nothing half-written is left"
@@ -122,7 +86,20 @@ def _terminate(signum: int, frame: object) -> NoReturn:
     sys.exit(128 + signum)  # unwinds, so that nothing half-written stays
 
 
-def command(function: Callable[..., int | None]) -> Callable[..., None]:
+def command(verb: str | None = None) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+    """Make a command of a function: its options, and a sentence and exit code for what goes wrong.
+
+    Args:
+        verb: the verb whose operations' options it has.
+    """
+
+    def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
+        return _guarded(expanded(function, verb))
+
+    return decorate
+
+
+def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
     """Turn what goes wrong inside a command into a sentence and an exit code."""
 
     @functools.wraps(function)
@@ -131,7 +108,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
         try:
             code = function(*args, **kwargs) or 0
         except KeyboardInterrupt as interrupt:
-            _say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
+            say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
             code = 130
         except (SystemExit, GeneratorExit):
             raise
@@ -139,78 +116,17 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
             if os.environ.get("GROWKIT_DEBUG"):
                 raise
             if isinstance(error, InputError):
-                _say(f"error: {error}")
+                say(f"error: {error}")
             elif isinstance(error, MemoryError):
-                _say("error: memory ran out; use a machine with more, or compare less at once")
+                say("error: memory ran out; use a machine with more, or compare less at once")
             elif isinstance(error, OSError):
-                _say(f"error: {reason(error)}")
+                say(f"error: {reason(error)}")
             else:
-                _say(traceback.format_exc())
-                _say("error: this is a fault of growkit itself; please report it with the above")
+                say(traceback.format_exc())
+                say("error: this is a fault of growkit itself; please report it with the above")
         raise typer.Exit(code)
 
     return guarded
-
-
-def with_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a command's ``sizes`` by one option for every size of every growth method."""
-    options: dict[str, str] = {}
-    for method in methods().values():
-        for option in method.options:
-            options[option.name] = max(options.get(option.name, ""), option.help, key=len)
-    panel = "Sizes: a factor (x2) or a size (2048)"
-    added = {name: _optional(name, text, "xN|SIZE", panel) for name, text in options.items()}
-    return _with_options(function, "sizes", added)
-
-
-def with_choices(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a command's ``options`` by one option for every choice of every conversion."""
-    added = {
-        choice.name: _optional(
-            choice.name,
-            f"{choice.help} (for --to {conversion.name})",
-            "|".join(choice.values) or choice.form,
-            "Options of single conversions; the first value is the default",
-        )
-        for conversion in conversions().values()
-        for choice in conversion.choices
-    }
-    return _with_options(function, "options", added)
-
-
-def _optional(name: str, text: str, metavar: str, panel: str) -> introspection.Parameter:
-    """A command-line option that may be left out."""
-    option = typer.Option(
-        "--" + name.replace("_", "-"),
-        metavar=metavar,
-        help=text[0].upper() + text[1:] + ".",
-        rich_help_panel=panel,
-    )
-    return introspection.Parameter(
-        name,
-        introspection.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[str | None, option],
-    )
-
-
-def _with_options(
-    function: Callable[..., Any], into: str, added: dict[str, introspection.Parameter]
-) -> Callable[..., Any]:
-    """Replace one parameter of a command, a dictionary, by an option for each of its keys."""
-    signature = introspection.signature(function, eval_str=True)
-    kept = [p for name, p in signature.parameters.items() if name != into]
-
-    @functools.wraps(function)
-    def wrapped(**kwargs: Any) -> Any:
-        given = {name: value for name in added if (value := kwargs.pop(name)) is not None}
-        return function(**kwargs, **{into: given})
-
-    parameters = [p.replace(kind=introspection.Parameter.KEYWORD_ONLY) for p in kept]
-    parameters += added.values()
-    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapped
 
 
 @app.callback(invoke_without_command=True)
@@ -224,7 +140,7 @@ def top(
 
 
 @app.command()
-@command
+@command()
 def inspect(folder: Source, as_json: Json = False) -> None:
     """Show what a checkpoint is: family, sizes, heads, ties, dtype."""
     from growkit.inspection import inspect as look
@@ -238,95 +154,57 @@ def inspect(folder: Source, as_json: Json = False) -> None:
 
 
 @app.command()
-@with_sizes
-@command
+@command("grow")
 def grow(
+    *,
     source: Source,
     output: Output,
-    sizes: dict[str, str],
-    method: Annotated[str, typer.Option(help=f"Growth method: {', '.join(methods())}.")] = (
-        "hypercloning"
-    ),
-    symmetry: Annotated[
-        str, typer.Option(help="break: copies can part in training; keep: they stay equal.")
-    ] = "break",
-    snr_db: Annotated[
-        float, typer.Option(help="Signal-to-noise ratio of the random splits, in dB.")
-    ] = DEFAULT_SNR_DB,
-    seed: Seed = 0,
-    dtype: Annotated[str | None, typer.Option(help="Store OUT in a wider dtype.")] = None,
-    shard_size: Annotated[str, typer.Option(help="Largest output file.")] = DEFAULT_SHARD_SIZE,
-    text: Text = None,
-    device: Device = "auto",
-    prompts: Prompts = Settings.prompts,
-    length: Length = Settings.length,
-    trainability: Trainability = False,
-    verify: Proof = True,
-    report: Report = None,
-    figures: Figures = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    method: Annotated[
+        str, typer.Option(help=f"Growth method: {', '.join(operations('grow'))}.")
+    ] = "hypercloning",
+    options: Given,
+    settings: Settings,
+    writing: Writing,
+    running: Running,
+    answer: Answer,
 ) -> int:
     """Grow SRC into a larger model OUT that computes the same function, and prove it."""
-    from growkit.recipe import GrowStep, Recipe
+    from growkit.recipe.steps import GrowStep
 
-    step = GrowStep(method, sizes, symmetry, snr_db)  # type: ignore[arg-type]
-    chosen = Settings(_text(text), prompts, length, seed, device, trainability)
-    settings = chosen if verify else None
-    recipe = Recipe(str(source), (step,), str(output), settings, seed, dtype, shard_size)
-    return _run(recipe, overwrite, dry_run, as_json, report, figures)
+    recipe = _recipe(source, GrowStep(method, options), output, settings, writing)
+    return _run(recipe, running, answer)
 
 
 @app.command()
-@with_choices
-@command
+@command("convert")
 def convert(
     source: Source,
     output: Output,
-    options: dict[str, str],
-    to: Annotated[str, typer.Option(help=f"Variant or layout: {', '.join(targets())}.")],
-    dtype: Annotated[str | None, typer.Option(help="Store OUT in a wider dtype.")] = None,
-    shard_size: Annotated[str, typer.Option(help="Largest output file.")] = DEFAULT_SHARD_SIZE,
-    text: Text = None,
-    device: Device = "auto",
-    prompts: Prompts = Settings.prompts,
-    length: Length = Settings.length,
-    seed: Seed = 0,
-    trainability: Trainability = False,
-    verify: Proof = True,
-    report: Report = None,
-    figures: Figures = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    options: Given,
+    to: Annotated[
+        str, typer.Option(help=f"Variant or layout: {', '.join(sorted(operations('convert')))}.")
+    ],
+    settings: Settings,
+    writing: Writing,
+    running: Running,
+    answer: Answer,
 ) -> int:
     """Turn SRC into another attention variant, or store it in another layout, and prove it."""
-    from growkit.recipe import ConvertStep, Recipe
+    from growkit.recipe.steps import ConvertStep
 
-    chosen = Settings(_text(text), prompts, length, seed, device, trainability)
-    settings = chosen if verify else None
-    step = ConvertStep(to, options)
-    recipe = Recipe(str(source), (step,), str(output), settings, seed, dtype, shard_size)
-    return _run(recipe, overwrite, dry_run, as_json, report, figures)
+    recipe = _recipe(source, ConvertStep(to, options), output, settings, writing)
+    return _run(recipe, running, answer)
 
 
 @app.command()
-@command
+@command()
 def verify(
     source: Source,
     target: Annotated[
-        Path, typer.Argument(parser=_path, metavar="OUT", help="Folder of the grown model.")
+        Path, typer.Argument(parser=path, metavar="OUT", help="Folder of the grown model.")
     ],
-    text: Text = None,
-    device: Device = "auto",
-    prompts: Prompts = Settings.prompts,
-    length: Length = Settings.length,
-    seed: Seed = 0,
-    trainability: Trainability = False,
-    report: Report = None,
-    figures: Figures = None,
-    as_json: Json = False,
+    settings: Settings,
+    answer: Answer,
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
     from growkit.checkpoint.inputs import Inputs
@@ -336,14 +214,13 @@ def verify(
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
 
-    settings = Settings(_text(text), prompts, length, seed, device, trainability)
-    inputs = Inputs([source, target, *([text] if text else [])])
+    inputs = Inputs([source, target, *([settings.text] if settings.text else [])])
     sweep([source, target], inputs)
-    check_report(report, figures, inputs)
+    check_report(answer.report, answer.figures, inputs)
     with Bars().bytes("proving", proof_bytes(source, target)) as advance:
         result = prove(source, target, **vars(settings), advance=advance)
-    write_report(result, target, report, figures, inputs)
-    if as_json:
+    write_report(result, target, answer.report, answer.figures, inputs)
+    if answer.as_json:
         _print_json(result)
     else:
         show_verdict(_console(), result)
@@ -351,34 +228,31 @@ def verify(
 
 
 @app.command()
-@command
+@command()
 def run(
     recipe: Annotated[
         Path,
         typer.Argument(
-            parser=_path, metavar="RECIPE", help="Recipe (YAML), or growkit.json of a model."
+            parser=path, metavar="RECIPE", help="Recipe (YAML), or growkit.json of a model."
         ),
     ],
+    running: Running,
+    answer: Answer,
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
     output: Annotated[str | None, typer.Option(help="Replaces the recipe's output.")] = None,
-    report: Report = None,
-    figures: Figures = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
-    from growkit.recipe import load_recipe
+    from growkit.recipe.files import load_recipe
 
     chosen = load_recipe(recipe, source, output)
-    return _run(chosen, overwrite, dry_run, as_json, report, figures, [recipe])
+    return _run(chosen, running, answer, [recipe])
 
 
 @app.command()
-@command
+@command()
 def demo(
     output: Annotated[
-        Path | None, typer.Argument(parser=_path, metavar="OUT", help="Keep the grown model there.")
+        Path | None, typer.Argument(parser=path, metavar="OUT", help="Keep the grown model there.")
     ] = None,
     hidden: Annotated[str, typer.Option(help="How much the hidden size grows.")] = "x2",
     signal_heads: Annotated[str, typer.Option(help="How much the signal heads grow.")] = "x4",
@@ -398,10 +272,10 @@ def demo(
 
 
 @recipes_app.command("list")
-@command
+@command()
 def recipes_list() -> None:
     """List the recipes, each with what it does."""
-    from growkit.recipe import shipped_recipes
+    from growkit.recipe.shipped import shipped_recipes
 
     for name, file in shipped_recipes().items():
         first = file.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
@@ -409,25 +283,25 @@ def recipes_list() -> None:
 
 
 @recipes_app.command("show")
-@command
+@command()
 def recipes_show(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
     """Print a recipe."""
-    from growkit.recipe import shipped_recipe
+    from growkit.recipe.shipped import shipped_recipe
 
     typer.echo(shipped_recipe(name).read_text(encoding="utf-8"), nl=False)
 
 
 @recipes_app.command("copy")
-@command
+@command()
 def recipes_copy(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     folder: Annotated[
-        Path, typer.Argument(parser=_path, metavar="FOLDER", help="Where to put it.")
+        Path, typer.Argument(parser=path, metavar="FOLDER", help="Where to put it.")
     ] = Path("."),
 ) -> None:
     """Copy a recipe into a folder, to be changed there."""
     from growkit.checkpoint.whole import write_whole
-    from growkit.recipe import shipped_recipe
+    from growkit.recipe.shipped import shipped_recipe
 
     file = shipped_recipe(name)
     destination = folder / file.name
@@ -439,36 +313,36 @@ def recipes_copy(
     typer.echo(str(destination))
 
 
-def _run(
-    recipe: Any,
-    overwrite: bool,
-    dry_run: bool,
-    as_json: bool,
-    report: Path | None,
-    figures: Path | None,
-    reads: Sequence[Path] = (),
-) -> int:
+def _recipe(source: Path, step: Step, output: Path, settings: Settings, writing: Writing) -> Recipe:
+    """The recipe of a single step."""
+    proof = settings if writing.verify else None
+    dtype, shard_size = writing.dtype, writing.shard_size
+    return Recipe(str(source), (step,), str(output), proof, settings.seed, dtype, shard_size)
+
+
+def _run(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path] = ()) -> int:
     from growkit.checkpoint.publishing import rejected_name
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_growth, show_verdict
     from growkit.surgery import inputs_of, output_path
     from growkit.surgery import run as carry_out
 
+    report, figures = answer.report, answer.figures
     inputs, output = inputs_of(recipe, reads), output_path(recipe)
     check_report(report, figures, inputs, [output, rejected_name(output)])
-    result = carry_out(recipe, reads=reads, overwrite=overwrite, dry_run=dry_run, progress=Bars())
-    written = "" if dry_run else f"{result['output']} is written"
+    result = carry_out(recipe, reads=reads, **vars(running), progress=Bars())
+    written = "" if running.dry_run else f"{result['output']} is written"
     with _told(written):
         if result["verification"]:
             write_report(result["verification"], Path(result["output"]), report, figures, inputs)
-        if as_json:
+        if answer.as_json:
             _print_json(result)
         else:
             console = _console()
             show_growth(console, result)
             if result["verification"]:
                 show_verdict(console, result["verification"])
-            if not dry_run:
+            if not running.dry_run:
                 console.print(f"written to {result['output']}", soft_wrap=True)
     return 1 if result["kept"] is False else 0
 
@@ -484,10 +358,6 @@ def _told(done: str) -> Iterator[None]:
         raise KeyboardInterrupt(*filter(None, [done])) from None
 
 
-def _text(file: Path | None) -> str | None:
-    return None if file is None else str(file)
-
-
 def _print_json(result: Any) -> None:
     text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
     # What steers a terminal stands in texts alone, where JSON has another way to write it.
@@ -499,7 +369,3 @@ def _console() -> Console:
 
     # Into a file or a pipe, lines stay whole.
     return PlainConsole(width=None if sys.stdout.isatty() else 200)
-
-
-def _say(message: str) -> None:
-    typer.echo(plain(message, keep="\n"), err=True)

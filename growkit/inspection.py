@@ -13,11 +13,11 @@ from growkit.checkpoint.tensors import (
     total_bytes,
     total_parameters,
 )
-from growkit.conversions.layouts import LAMBDA_VECTORS, as_diff_transformer, is_differential
 from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_lambda_vectors, variant
 from growkit.families.family import Family, stored_family
+from growkit.planning.layouts import LAMBDA_VECTORS, as_diff_transformer, is_differential
 from growkit.planning.plan import unused_tensors
 
 

@@ -10,12 +10,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from growkit import __version__
 from growkit.checkpoint.carrying import carried, carry_code, carry_over
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.inputs import Inputs
@@ -25,29 +23,19 @@ from growkit.checkpoint.publishing import check_output, check_space, staged, wri
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.writing import parse_bytes, write_weights
-from growkit.conversions.conversion import Value
 from growkit.engine.texts import read_text
 from growkit.families.family import family_of
-from growkit.growth.method import Size
-from growkit.recipe import (
-    DEFAULT_SHARD_SIZE,
-    DEFAULT_SNR_DB,
-    ConvertStep,
-    GrowStep,
-    Recipe,
-    Symmetry,
-    Way,
-    load_recipe,
-)
+from growkit.manifest import manifest_of
+from growkit.planner import Way, describe, plan, planned_tensors
+from growkit.planning.operation import Value
+from growkit.recipe.files import load_recipe
+from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, Recipe
+from growkit.recipe.steps import ConvertStep, GrowStep
 from growkit.report.card import model_card
 from growkit.report.progress import Progress, Silent
-from growkit.results.operation import GrowResult, describe, planned_tensors
+from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
-from growkit.results.versions import versions
 from growkit.settings import Settings
-
-FORMAT = 2
-"""Of manifests: from 2 on, the recipe of a random split gives the same bits for ever."""
 
 ROOM = 1 << 20
 """Bytes set aside on the disk for everything that is not weights."""
@@ -58,8 +46,6 @@ def grow(
     output: str | Path,
     *,
     method: str = "hypercloning",
-    symmetry: Symmetry = "break",
-    snr_db: float = DEFAULT_SNR_DB,
     seed: int = 0,
     dtype: str | None = None,
     shard_size: str = DEFAULT_SHARD_SIZE,
@@ -67,7 +53,7 @@ def grow(
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
-    **sizes: Size | None,
+    **options: Value | None,
 ) -> GrowResult:
     """Grow a checkpoint into a larger one that computes the same function.
 
@@ -75,9 +61,6 @@ def grow(
         source: model folder.
         output: folder to make.
         method: name of a growth method.
-        symmetry: ``break`` splits weights at random so that copies part in training, ``keep``
-            makes plain copies.
-        snr_db: signal-to-noise ratio of the random splits in dB, at least 4.78.
         seed: of the random splits.
         dtype: torch name of a wider dtype for the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
@@ -85,7 +68,10 @@ def grow(
         overwrite: replace an output that growkit wrote.
         dry_run: plan only, touch nothing.
         progress: where progress is shown.
-        **sizes: the method's sizes, e.g. ``hidden="x2"`` or ``hidden=2048``.
+        **options: the method's sizes, e.g. ``hidden="x2"`` or ``hidden=2048``, and its other
+            options: of those that copy ``symmetry``, where ``"break"`` splits weights at random so
+            that copies part in training and ``"keep"`` makes plain copies, and ``snr_db``, the
+            signal-to-noise ratio of the random splits in dB, at least 4.78.
 
     Returns:
         What was done. ``kept`` is False if the promise was broken; the output is then called
@@ -94,8 +80,7 @@ def grow(
     Raises:
         InputError: the source, a size or the output cannot be used; nothing was written.
     """
-    given = {name: size for name, size in sizes.items() if size is not None}
-    step = GrowStep(method, given, symmetry, snr_db)
+    step = GrowStep(method, _given(options))
     settings = Settings() if verify is True else verify or None
     recipe = Recipe(str(source), (step,), str(output), settings, seed, dtype, shard_size)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
@@ -128,9 +113,8 @@ def convert(
         progress: see there.
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    step = ConvertStep(to, _given(options))
     settings = Settings() if verify is True else verify or None
-    step = ConvertStep(to, given)
     recipe = Recipe(str(source), (step,), str(output), settings, 0, dtype, shard_size)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
@@ -164,7 +148,7 @@ def run(
     for text in recipe.texts:
         read_text(text)  # also a dry run says that it is missing
 
-    way = recipe.plan(source)
+    way = plan(recipe, source)
     grown, plans = way.target, way.plans
     recipe = replace(recipe, steps=way.steps)
     result = describe(recipe, source, way)
@@ -191,7 +175,7 @@ def run(
             result["verification"] = _prove(recipe, staging.folder, progress, way)
             if result["verification"]:
                 result["kept"] = result["verification"]["kept"]
-            manifest = _manifest(recipe, result) | {
+            manifest = manifest_of(recipe, result) | {
                 "source_files": hashes.result(),
                 "other_files": more.result(),
             }
@@ -202,6 +186,10 @@ def run(
         final = staging.reject if result["kept"] is False else staging.publish
         result["output"] = str(final())
     return result
+
+
+def _given(options: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def output_path(recipe: Recipe) -> Path:
@@ -218,7 +206,7 @@ def inputs_of(recipe: Recipe, reads: Sequence[str | Path] = ()) -> Inputs:
 
 
 def _texts(recipe: Recipe) -> list[str]:
-    steps = [step.options for step in recipe.steps if isinstance(step, ConvertStep)]
+    steps = [step.options for step in recipe.steps]
     texts = [str(options["calibration"]) for options in steps if "calibration" in options]
     return texts + ([recipe.verify.text] if recipe.verify and recipe.verify.text else [])
 
@@ -253,30 +241,6 @@ def _prove(recipe: Recipe, folder: Path, progress: Progress, way: Way) -> Verify
         verdict = prove(source, written, recipe.verify, recipe, advance, costs)
     verdict["target"] = recipe.output
     return verdict
-
-
-def _manifest(recipe: Recipe, result: GrowResult) -> dict[str, Any]:
-    """What the manifest says of how a model was made."""
-    return {
-        "growkit": __version__,
-        "format": FORMAT,
-        "versions": versions(),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "recipe": recipe.as_dict(),
-        "papers": [step.paper for step in recipe.steps],
-        "source_files": {},
-        "other_files": {},
-        "promise": result["promise"],
-        "lost": result["lost"],
-        "kept": result["kept"],
-        "source_parameters": result["source_parameters"],
-        "parameters": result["parameters"],
-        "bytes": result["bytes"],
-        "dtype": result["dtype"],
-        "copies": result["copies"],
-        "dropped": result["dropped"],
-        "verification": result["verification"],
-    }
 
 
 def _document(manifest: Mapping[str, Any], hashes: Mapping[str, str], folder: Path) -> None:

@@ -20,7 +20,6 @@ from torch import Tensor
 import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
-from growkit.conversions.layouts import read_layout
 from growkit.conversions.shared_diff import base_search
 from growkit.conversions.shared_diff.calibration import Calibration
 from growkit.conversions.shared_diff.low_rank import Shared, share, spread, truncated
@@ -28,8 +27,11 @@ from growkit.conversions.shared_diff.shared_projection import Heads
 from growkit.demo.story import MODEL
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
+from growkit.planner import plan
+from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned
-from growkit.recipe import ConvertStep, GrowStep, Recipe
+from growkit.recipe.recipe import Recipe
+from growkit.recipe.steps import ConvertStep, GrowStep
 from tests.conftest import load_strict, save_model
 
 INPUTS, OUTPUTS = 24, 8
@@ -334,7 +336,7 @@ def test_moments_of_a_planned_source(make: Callable[..., Path], tmp_path: Path) 
     source = make("diffllama", dtype=torch.float64)
     step = GrowStep("group-diff", {"hidden": "x2", "signal_heads": "x3"})
     growkit.run(Recipe(str(source), (step,), str(tmp_path / "grown"), verify=None))
-    planned = Recipe(str(source), (step,), "nowhere").plan(Checkpoint(source)).target
+    planned = plan(Recipe(str(source), (step,), "nowhere"), Checkpoint(source)).target
     calibration = Strict(planned, windows())
     for layer, moment in enumerate(by_hooks(tmp_path / "grown", windows())):
         assert close(calibration.moment(layer), moment), layer

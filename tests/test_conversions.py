@@ -12,11 +12,13 @@ from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 
 import growkit
 from growkit.checkpoint.reading import read_json
-from growkit.conversions.conversion import conversions
 from growkit.conversions.shared_diff.low_rank import share, truncated
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
-from growkit.recipe import ConvertStep, GrowStep, Recipe, load_recipe
+from growkit.operations import operations
+from growkit.recipe.files import load_recipe
+from growkit.recipe.recipe import Recipe
+from growkit.recipe.steps import ConvertStep, GrowStep
 from growkit.training import GammaRamp
 from tests.conftest import load_strict, relative_error, save_model, seeded
 from tests.test_group_diff import draw_source
@@ -286,7 +288,7 @@ def test_grow_and_share_in_one_pass(tmp_path: Path) -> None:
         ("diffllama", {}, "shared-diff", {"rank": 0}, r"rank is '0'; give a whole number"),
         ("diffllama", {}, "dint", {"gamma": "open"}, r"gamma 'open' is not known; choose gated or"),
         ("diffllama", {}, "dint", {"rank": 2}, r"has no option rank; it has gamma, integral"),
-        ("diffllama", {}, "dnit", {}, r"no conversion to 'dnit'; there is .*dint"),
+        ("diffllama", {}, "dnit", {}, r"no conversion to 'dnit'; did you mean 'dint'"),
         ("diff_transformer", {"integral": "causal"}, "dint", {}, r"an integral already"),
     ],
 )
@@ -311,7 +313,7 @@ def test_recipes_take_options(tmp_path: Path) -> None:
 
 def test_the_table_in_the_readme_is_that_of_the_code() -> None:
     readme = (Path(growkit.__file__).parents[1] / "README.md").read_text()
-    for conversion in conversions().values():
+    for conversion in operations("convert").values():
         for row in conversion.rows:
             line = f"| {row.source} | {row.target} | {row.promise} | {row.how} |"
             assert line in readme, line

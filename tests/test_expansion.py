@@ -28,6 +28,7 @@ from growkit.algebra.expansion import (
 )
 from growkit.algebra.law import copies_in, grow, undo
 from growkit.algebra.shares import Shares
+from growkit.checkpoint.tensors import cut
 from tests.conftest import seeded
 
 NOTATIONS = [
@@ -118,11 +119,13 @@ def test_any_slice_of_any_map(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(shape, generator=generator).to(chance.choice(DTYPES))
     shares = Shares(chance.choice([None, 10.0, 6.0]), seed)
-    read: list[slice] = []
+    read: list[set[tuple[int, int]]] = []
 
-    def rows(wanted: slice) -> Tensor:
-        read.append(wanted)
-        return weight[wanted]
+    def rows(wanted: slice, columns: slice | None = None) -> Tensor:
+        width = shape[1] if len(shape) > 1 else 1
+        chosen = range(width)[columns or slice(None)]
+        read.append({(i, j) for i in range(wanted.start, wanted.stop) for j in chosen})
+        return cut(weight, wanted, columns)
 
     grown = grow(rows, maps, "name", shares, [slice(0, len(each)) for each in maps])
     assert grown.dtype == weight.dtype
@@ -137,8 +140,9 @@ def test_any_slice_of_any_map(seed: int) -> None:
         read.clear()
         part = grow(rows, maps, "name", shares, where)
         assert part.float().equal(grown[tuple(where)].float())
-        needed = set(maps[0].source[where[0]].tolist()) - {NOTHING}
-        assert {row for wanted in read for row in range(wanted.start, wanted.stop)} == needed
+        needed = [set(m.source[w].tolist()) - {NOTHING} for m, w in zip(maps, where, strict=True)]
+        columns = needed[1] if len(needed) > 1 else {0}
+        assert set().union(*read) == {(i, j) for i in needed[0] for j in columns}
     wanted = slice(*sorted(chance.choices(range(shape[0] + 1), k=2)))
     for of in (slice(0, shape[0]), wanted):
         back = undo(grown.__getitem__, maps, of)

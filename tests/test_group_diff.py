@@ -20,7 +20,7 @@ from growkit.errors import InputError
 from growkit.families.diff_transformer import CHOICES, DEFAULTS, FAMILY
 from growkit.families.family import family_of
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
-from growkit.recipe import ConvertStep, GrowStep
+from growkit.recipe.steps import ConvertStep, GrowStep
 from tests.conftest import relative_error, save_model, seeded
 
 TABLE_3 = {
@@ -163,9 +163,9 @@ def test_table_3_at_full_width(recipe: str, tmp_path: Path) -> None:
     growkit.grow(
         source,
         tmp_path / "target",
-        method=shipped.steps[0].method,  # type: ignore[union-attr]
+        method=shipped.steps[0].name,  # type: ignore[union-attr]
         verify=None,
-        **shipped.steps[0].sizes,  # type: ignore[union-attr,arg-type]
+        **shipped.steps[0].options,  # type: ignore[union-attr,arg-type]
     )
     assert relative_error(source, tmp_path / "target") < 1e-12
     check_row(growkit.inspect(tmp_path / "target"), recipe, layers=2)
@@ -357,7 +357,7 @@ def test_the_growth_is_looked_at_through_a_later_conversion(tmp_path: Path) -> N
     source = save_model(tmp_path / "source", "diffllama")
     sizes = {"hidden": "x2", "signal_heads": "x2"}
     for symmetry, stuck in (("break", False), ("keep", True)):
-        steps = (GrowStep("group-diff", sizes, symmetry), ConvertStep("motif"))  # type: ignore[arg-type]
+        steps = (GrowStep("group-diff", sizes, symmetry=symmetry), ConvertStep("motif"))  # type: ignore[arg-type]
         settings = growkit.Settings(prompts=2, length=24)
         result = growkit.run(
             growkit.Recipe(str(source), steps, str(tmp_path / symmetry), verify=settings)

@@ -14,19 +14,17 @@ from growkit import conversions, families, growth
 from growkit.algebra.axes import Pattern, Role
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
-from growkit.growth.method import methods
+from growkit.operations import operations
 from tests.conftest import relative_error, save_model
 
 METHOD = """
 from growkit.growth.copying import CopyMethod
-from growkit.growth.method import SizeOption
+from growkit.planning.operation import SizeOption
 
-METHOD = CopyMethod(
+OPERATION = CopyMethod(
     name="wide-mlp",
-    summary="copy the MLP",
     paper="https://example.org",
-    promise="exact",
-    options=(SizeOption("inner", ("ffn",), "MLP size"),),
+    sizes=(SizeOption("inner", "MLP size", axes=("ffn",)),),
 )
 """
 DEPTH = r'''
@@ -36,20 +34,23 @@ import re
 
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
-from growkit.growth.method import SizeOption
+from growkit.planning.operation import Change, SizeOption
 from growkit.planning.plan import Plan, Rule, unused_tensors
 from growkit.planning.transforms import Constant, Kept
 
 
 class Depth:
-    name, summary, paper, promise = "append", "append identity blocks", "-", "exact"
-    options = (SizeOption("more_layers", ("layers",), "layers to add"),)
+    name, paper, rows = "append", "-", ()
+    options = (SizeOption("more_layers", "layers to add", axes=("layers",)),)
 
-    def plan(self, source, sizes, shares):
+    def expresses(self, family, config, options):
+        return True
+
+    def plan(self, source, options, seed):
         family = family_of(source.config, source.where())
         dropped, duplicates = unused_tensors(source, family)
         layers = source.config["num_hidden_layers"]
-        config = source.config | {"num_hidden_layers": layers + int(sizes["more_layers"])}
+        config = source.config | {"num_hidden_layers": layers + int(options["more_layers"])}
         rules = []
         for name in family.patterns(config):
             number = re.search(r"layers\.(\d+)", name)
@@ -61,28 +62,28 @@ class Depth:
             rules.append(Rule(name, info, made))
         plan = Plan(config, tuple(rules), {}, dropped, duplicates)
         plan.check(source, family.patterns(config), family.sizes(config))
-        return plan
+        return Change([plan])
 
 
-METHOD = Depth()
+OPERATION = Depth()
 '''
 CONVERSION = """
-from growkit.conversions.conversion import Converted, Row
+from growkit.conversions.rewriting import OnDiffTransformer, rewrite
 from growkit.families.diff_transformer import FAMILY
-from growkit.conversions.rewriting import rewrite
+from growkit.planning.operation import Change, Row
 
 
-class Unscaled:
-    name, paper, choices = "unscaled", "-", ()
+class Unscaled(OnDiffTransformer):
+    name, paper, options = "unscaled", "-", ()
     rows = (Row("DIFF", "DIFF without its factor", "different", "the factor is left out"),)
 
-    def convert(self, source, options):
+    def plan(self, source, options, seed):
         config = FAMILY.complete(source.config) | {"output_multiplier": "none"}
         plan = rewrite(source, config, lambda name, info, layer: None)
-        return Converted([plan], "different", "the factor 1 - λ_init")
+        return Change([plan], "different", "the factor 1 - λ_init")
 
 
-CONVERSION = Unscaled()
+OPERATION = Unscaled()
 """
 FAMILY = """
 from dataclasses import replace
@@ -95,7 +96,7 @@ FAMILY = replace(LLAMA, name="Other", model_types=("other",))
 def test_a_method_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wide_mlp_for_this_test.py").write_text(METHOD)
     monkeypatch.setattr(growth, "__path__", [*growth.__path__, str(tmp_path)])
-    assert "wide-mlp" in methods()
+    assert "wide-mlp" in operations("grow")
     source = save_model(tmp_path / "source", "llama")
     growkit.grow(source, tmp_path / "out", method="wide-mlp", inner="x3", verify=None)
     assert relative_error(source, tmp_path / "out") < 1e-12
@@ -140,7 +141,7 @@ def test_options_of_methods_are_options_of_the_command() -> None:
     from growkit.cli import app
 
     shown = CliRunner().invoke(app, ["grow", "--help"], env={"COLUMNS": "200"}).stdout
-    for method in methods().values():
+    for method in operations("grow").values():
         for option in method.options:
             assert "--" + option.name.replace("_", "-") in shown
 
@@ -150,8 +151,8 @@ def test_growth_and_families_are_data() -> None:
     code = (
         "import sys\n"
         "from growkit.families.family import families\n"
-        "from growkit.growth.method import methods\n"
-        "families(), methods()\n"
+        "from growkit.operations import operations\n"
+        "families(), operations('grow'), operations('convert')\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

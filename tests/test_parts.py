@@ -21,7 +21,7 @@ from growkit.engine.in_blocks import InBlocks, lend, suits, take_back
 from growkit.engine.spool import Spool
 from growkit.errors import InputError
 from growkit.planning.plan import Planned
-from growkit.recipe import parse_recipe
+from growkit.recipe.files import parse_recipe
 from tests.conftest import seeded
 
 Make = Callable[..., Path]

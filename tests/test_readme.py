@@ -37,7 +37,7 @@ import growkit
 from growkit.cli import app
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text
-from growkit.recipe import shipped_recipe
+from growkit.recipe.shipped import shipped_recipe
 from tests.conftest import save_model
 
 ROOT = Path(__file__).parents[1]

@@ -12,14 +12,10 @@ from safetensors.torch import load_file
 
 import growkit
 from growkit.errors import InputError
-from growkit.recipe import (
-    GrowStep,
-    Recipe,
-    load_recipe,
-    parse_recipe,
-    shipped_recipe,
-    shipped_recipes,
-)
+from growkit.recipe.files import load_recipe, parse_recipe
+from growkit.recipe.recipe import Recipe
+from growkit.recipe.shipped import shipped_recipe, shipped_recipes
+from growkit.recipe.steps import GrowStep
 from growkit.settings import Settings
 
 Make = Callable[..., Path]
@@ -40,7 +36,7 @@ verify: {prompts: 2, length: 16, seed: 1}
 def test_a_recipe_is_read(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(GOOD)
-    step = GrowStep("hypercloning", {"hidden": "x2", "ffn": 96}, "keep")
+    step = GrowStep("hypercloning", {"hidden": "x2", "ffn": 96}, symmetry="keep")
     settings = Settings(prompts=2, length=16, seed=1)
     assert load_recipe(file) == Recipe("a", (step,), "b", settings, 3, shard_size="1GB")
     assert load_recipe(file, source="c", output="d").source == "c"

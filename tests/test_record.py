@@ -15,7 +15,8 @@ import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import prompts
 from growkit.errors import InputError
-from growkit.proof.record import origin_of, read_record
+from growkit.manifest import read_record
+from growkit.proof.origin import origin_of
 from growkit.report.page import report_page
 from tests.conftest import save_model
 from tests.test_calibration import with_tokenizer

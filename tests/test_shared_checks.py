@@ -20,13 +20,15 @@ from torch import Tensor
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
-from growkit.conversions.layouts import read_layout
 from growkit.conversions.shared_diff.shared_projection import Heads
 from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.planner import plan as plan_recipe
+from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Plan, Planned
 from growkit.proof.weights import Compared, compare_weights
-from growkit.recipe import ConvertStep, GrowStep, Recipe, Step
+from growkit.recipe.recipe import Recipe
+from growkit.recipe.steps import ConvertStep, GrowStep, Step
 from tests.conftest import save_model, seeded
 from tests.test_mutations import DEMO, TOKENIZER, swap
 
@@ -46,7 +48,7 @@ BASE, DOWN, UP = (f"{MODULE}.{part}.weight" for part in ("base", "down", "up"))
 def compared(recipe: Recipe) -> Compared:
     """What comes back from the files that a recipe has made."""
     source = Checkpoint(recipe.source)
-    way = recipe.plan(source)
+    way = plan_recipe(recipe, source)
     return compare_weights(way.source, Checkpoint(recipe.output), way.plans)
 
 
@@ -61,7 +63,9 @@ def most_useful(folder: Path, source: Path, *steps: Step) -> int:
     """Rank 8, or the rank that is named where 8 is refused."""
     refusal = ""
     try:
-        Recipe(str(source), steps, str(folder / "target"), verify=None).plan(Checkpoint(source))
+        plan_recipe(
+            Recipe(str(source), steps, str(folder / "target"), verify=None), Checkpoint(source)
+        )
     except InputError as error:
         refusal = str(error)
     named = re.fullmatch(r"rank 8 is of no use: .*; choose at most ([1-7])", refusal)
@@ -215,7 +219,7 @@ def test_what_was_computed_once_more_is_not_said_to_be_checked(tmp_path: Path) -
 def test_a_tensor_that_is_not_repeatable_needs_a_check(tmp_path: Path) -> None:
     source = Checkpoint(save_model(tmp_path / "source", "diffllama", 0, **HEADS))
     steps = (ConvertStep("shared-diff", {"rank": 2}),)
-    plan: Plan = Recipe("source", steps, "target").plan(source).plans[-1]
+    plan: Plan = plan_recipe(Recipe("source", steps, "target"), source).plans[-1]
     read = Planned(source, read_layout(source))
     layouts, sizes = DIFF.patterns(plan.config), DIFF.sizes(plan.config)
     plan.check(read, layouts, sizes)

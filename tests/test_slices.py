@@ -11,19 +11,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
 
 import growkit
+from growkit.algebra import law
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config, TensorInfo
+from growkit.checkpoint.weight_file import WeightFile
+from growkit.planner import plan as plan_recipe
 from growkit.planning import plan
 from growkit.planning.lineage import Lineage
-from growkit.recipe import parse_recipe
+from growkit.recipe.files import parse_recipe
 from tests.conftest import seeded
+from tests.orders import sweep
+from tests.slices import Counts, any_case, look
 
 Make = Callable[..., Path]
 
@@ -48,7 +53,6 @@ def test_slices_of_what_is_written(
     dtype: torch.dtype,
     make: Make,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes = {"head_dim": 16} if steps[-1] == {"convert": "motif"} else {}  # λ in bfloat16
     source = make(kind, dtype=dtype, tie_word_embeddings=kind == "llama", **sizes)
@@ -58,26 +62,67 @@ def test_slices_of_what_is_written(
     growkit.run(recipe)
     written = load_file(tmp_path / "out" / "model.safetensors")
     checkpoint = Checkpoint(source)
-    lineage = Lineage(checkpoint, recipe.plan(checkpoint).plans)
-    rows_read: dict[str, set[int]] = {}
-    read = Checkpoint.read
-
-    def noted(self: Checkpoint, name: str, rows: slice | None = None) -> Tensor:
-        count = self.tensors[name].shape[0]
-        rows_read.setdefault(name, set()).update(range(count)[rows or slice(None)])
-        return read(self, name, rows)
-
-    monkeypatch.setattr(Checkpoint, "read", noted)
+    lineage = Lineage(checkpoint, plan_recipe(recipe, checkpoint).plans)
     chance = seeded(len(steps))
     for name, tensor in written.items():
         for _ in range(2):
             where = [slice(*sorted(chance.choices(range(n + 1), k=2))) for n in tensor.shape]
-            rows_read.clear()
-            part = lineage.part(name, where)
-            assert part.equal(tensor[tuple(where)]), name
-            if len(lineage.plans) == 1 and lineage.plans[0].by_target[name].transform.local:
-                most = where[0].stop - where[0].start
-                assert sum(map(len, rows_read.values())) <= most
+            assert lineage.part(name, where).equal(tensor[tuple(where)]), name
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_slices(seed: int, tmp_path: Path) -> None:
+    """Any models, steps and dtypes; of the source, what a slice copies is read and nothing else."""
+    counts = Counts()
+    if look(any_case(seed), tmp_path, seeded(seed), 12, counts):
+        assert counts.slices == 12
+        assert counts.read == counts.needed
+
+
+def test_what_is_read_too_much_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above, in which all columns are read."""
+    monkeypatch.setattr(law, "_columns", lambda read, needed, rows: read(rows)[:, needed])
+    seed = next(n for n in range(100) if len(any_case(n).steps) == 1)
+    with pytest.raises(AssertionError, match="Case"):
+        look(any_case(seed), tmp_path, seeded(0), 50, Counts())
+
+
+@pytest.mark.parametrize("width", [512, 4096])
+def test_columns_that_are_read_of_a_file(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows longer than a page only the columns that are wanted; of others, all of them."""
+    weights = {"a": torch.randn(2, 3), "b": torch.randn(6, width)}
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    checkpoint, counted = Checkpoint(tmp_path), []
+    read = WeightFile._bytes
+
+    def noted(
+        self: WeightFile, name: str, begin: int, size: int, count: int = 1, step: int = 0
+    ) -> torch.Tensor:
+        counted.append(size * count)
+        return read(self, name, begin, size, count, step)
+
+    monkeypatch.setattr(WeightFile, "_bytes", noted)
+    part = checkpoint.read("b", slice(1, 5), slice(7, 107))
+    assert part.equal(weights["b"][1:5, 7:107])
+    assert sum(counted) == 4 * 4 * (100 if width > 1024 else width)
+
+
+@pytest.mark.parametrize("seed", range(0, 100, 10))
+def test_no_model_depends_on_how_the_work_is_cut_up(seed: int) -> None:
+    assert len(sweep(seed, 1, ways=4)) == 1
+
+
+def test_noise_in_the_order_of_the_work_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above."""
+    drawn = np.random.default_rng(0)
+    monkeypatch.setattr(
+        law, "noise", lambda key, rows, columns: drawn.integers(-9, 9, (len(rows), columns), "i2")
+    )
+    with pytest.raises(AssertionError, match="seed"):
+        sweep(0, 20, ways=4)
 
 
 @pytest.mark.parametrize("symmetry", ["break", "keep"])
@@ -146,7 +191,7 @@ def test_plans_take_time_in_proportion_to_tensors(make: Make) -> None:
             "steps": [{"grow": "hypercloning", "hidden": "x2"}] * 2,
         }
         started = time.process_time()
-        lineage = Lineage(headers, parse_recipe(content, "recipe").plan(headers).plans)
+        lineage = Lineage(headers, plan_recipe(parse_recipe(content, "recipe"), headers).plans)
         assert {name: lineage.origin(name) for name in tensors} == {name: name for name in tensors}
         assert all(lineage.repeatable(name) for name in tensors)
         seconds.append(time.process_time() - started)

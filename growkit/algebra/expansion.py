@@ -46,12 +46,16 @@ class Expansion:
         assert self.source.min(initial=0) >= NOTHING
         assert len(np.setdiff1d(np.arange(self.size), self.source)) == 0, "a coordinate is lost"
 
+    @cached_property
+    def counts(self) -> Index:
+        """The number of copies of every coordinate."""
+        return np.bincount(self.source[self.source != NOTHING], minlength=self.size)
+
     @property
     def copies(self) -> int | None:
-        """The number of copies of every coordinate; None if they differ."""
-        counts = np.bincount(self.source[self.source != NOTHING], minlength=self.size)
-        whole = self.size and len(self.source) == self.size * counts[0]
-        return int(counts[0]) if whole and (counts == counts[0]).all() else None
+        """The number of copies of every coordinate; None if they differ, or something is zero."""
+        even = self.size and bool((self.counts == self.counts[0]).all())
+        return int(self.counts[0]) if even and len(self.source) == self.counts.sum() else None
 
 
 def in_blocks(size: int, copies: int) -> Expansion:
@@ -79,6 +83,25 @@ def uneven(size: int, target: int, *, groups: bool) -> Expansion:
 def padded(size: int, target: int) -> Expansion:
     """The space, followed by zeros."""
     return placed(size, [*range(size), *[NOTHING] * (target - size)])
+
+
+def following(groups: Expansion, size: int, target: int) -> Expansion:
+    """Members of groups, copied beside their group: query heads with their key-value head.
+
+    Every copy of a group is served by copies of the group's own members, taken in turn.
+
+    Args:
+        groups: of what serves them.
+        size: number of members in the source; groups are neighbours, all of one size.
+        target: number of members that there are to be.
+    """
+    each, wanted = size // groups.size, target // len(groups.source)
+    assert each * groups.size == size
+    assert wanted * len(groups.source) == target
+    copy = _running(groups.source, groups.source != NOTHING)
+    member = (copy[:, None] * wanted + np.arange(wanted)) % each
+    source = np.where(groups.source[:, None] == NOTHING, NOTHING, groups.source[:, None] * each)
+    return _split(size, np.where(source == NOTHING, NOTHING, source + member).ravel())
 
 
 def placed(size: int, source: Sequence[int], share: Sequence[float] | None = None) -> Expansion:

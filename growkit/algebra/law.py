@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import pairwise
 from math import prod
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,6 +28,15 @@ from growkit.algebra.splits import join, split, split_apart
 
 Rows = Callable[[slice], Tensor]
 """Reads some rows of a tensor."""
+
+
+class Read(Protocol):
+    """Reads some rows of a tensor, and of these all columns or some."""
+
+    def __call__(self, rows: slice, columns: slice | None = None) -> Tensor:
+        """The part of the tensor; columns are those of the second dimension."""
+        ...
+
 
 FEW = 256
 """Runs of neighbours, at most, that are copied one by one; more are gathered at once."""
@@ -57,21 +68,23 @@ def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
 
 
 def grow(
-    rows: Rows, maps: Sequence[IndexMap], name: str, shares: Shares, where: Sequence[slice]
+    read: Read, maps: Sequence[IndexMap], name: str, shares: Shares, where: Sequence[slice]
 ) -> Tensor:
     """A slice of a grown tensor.
 
     Args:
-        rows: reads rows of the source tensor.
+        read: reads the source tensor, of which it asks for what is copied and nothing else.
         maps: of every dimension, of which at most one that is read grows.
         name: the tensor's name, which seeds its random splits.
         shares: how read weights are split over the copies.
         where: the slice, with begin and end for each dimension of the target.
     """
     slices = [_slice(m, w.start, w.stop) for m, w in zip(maps, where, strict=True)]
-    tensor = _read(rows, slices[0].needed)
+    narrow = len(slices) > 1 and not slices[1].whole
+    rows = partial(_columns, read, slices[1].needed) if narrow else read
+    tensor = _joined(rows, slices[0].needed, 0)
     for position, each in enumerate(slices):
-        if position and not each.whole:
+        if position > 1 and not each.whole:
             tensor = tensor.index_select(position, torch.from_numpy(each.needed))
     split_at: int | None = None
     for position, (mapped, each) in enumerate(zip(maps, slices, strict=True)):
@@ -86,16 +99,19 @@ def grow(
     return _spread(tensor, split_at, maps, slices, name, shares)
 
 
-def _read(rows: Rows, needed: Index) -> Tensor:
-    """Rows of the source; neighbours are read together."""
+def _columns(read: Read, needed: Index, rows: slice) -> Tensor:
+    """Some columns of rows of the source."""
+    return _joined(partial(read, rows), needed, 1)
+
+
+def _joined(read: Rows, needed: Index, position: int) -> Tensor:
+    """Some coordinates of one dimension of the source; neighbours are read together."""
     if not len(needed):
-        return rows(slice(0, 0))
-    runs = np.split(needed, np.flatnonzero(np.diff(needed) != 1) + 1)
-    if len(runs) > FEW:  # reading what lies between costs less than so many calls
-        begin = int(needed[0])
-        return rows(slice(begin, int(needed[-1]) + 1))[torch.from_numpy(needed - begin)]
-    found = [rows(slice(int(run[0]), int(run[-1]) + 1)) for run in runs]
-    return found[0] if len(found) == 1 else torch.cat(found)
+        return read(slice(0, 0))
+    breaks = [0, *(np.flatnonzero(np.diff(needed) != 1) + 1).tolist(), len(needed)]
+    runs = ((int(needed[begin]), end - begin) for begin, end in pairwise(breaks))
+    found = [read(slice(begin, begin + count)) for begin, count in runs]
+    return found[0] if len(found) == 1 else torch.cat(found, position)
 
 
 @dataclass(frozen=True)
@@ -273,9 +289,7 @@ class _Draws:
         field = noise(key, rows, lengths[-1])
         if len(last) < lengths[-1]:
             field = field[:, last]
-        amplitude = self._shares.amplitude
-        numbers = torch.from_numpy(np.ascontiguousarray(field)).float()
-        step = amplitude / 2**15  # between neighbours, of which there are 2¹⁶ around ½
+        numbers, step = torch.from_numpy(np.ascontiguousarray(field)), self._shares.step
         share = torch.add(torch.tensor(0.5 + step / 2), numbers, alpha=step)
         return share.view([len(each) for each in coordinates])
 
@@ -297,7 +311,7 @@ def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
     if of.start == 0:
         standing = np.concatenate([standing, np.flatnonzero(maps[0].source == NOTHING)])
     standing.sort()
-    found: Tensor | None = _read(rows, standing)
+    found: Tensor | None = _joined(rows, standing, 0)
     # Parts first: copies of a row are the same only when their parts are added up.
     for role in (Role.READ, Role.WRITTEN):
         for position, mapped in enumerate(maps):

@@ -34,6 +34,16 @@ class Shares:
             return 0.0
         return min(0.5, math.sqrt(0.75) * 10 ** (-self.snr_db / 20))
 
+    @property
+    def step(self) -> float:
+        """Between two of the 2¹⁶ values of u.
+
+        It has nine bits: times 15 others that is exact in float32, so that it makes no difference
+        whether a machine rounds products before it adds to them.
+        """
+        mantissa, exponent = math.frexp(self.amplitude / 2**15)
+        return math.ldexp(round(mantissa * 2**9), exponent - 9)
+
     def key(self, name: str, node: int, number: int) -> str:
         """What tells the noise of one node of a tensor's splits from all other noise.
 

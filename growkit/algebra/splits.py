@@ -89,7 +89,12 @@ def _equal_parts(weight: Tensor, parts: int) -> Tensor | None:
     if parts & (parts - 1):
         return None
     part = _times(weight, 1 / parts)
-    return part if _times(part, parts).equal(weight) else None
+    if weight.element_size() == 1:
+        return part if _times(part, parts).equal(weight) else None
+    if not weight.numel():
+        return part
+    least, most = torch.sub(weight, part, alpha=parts).aminmax()  # faster than to compare
+    return part if bool((least == 0) & (most == 0)) else None
 
 
 def _arithmetic(dtype: torch.dtype) -> torch.dtype:

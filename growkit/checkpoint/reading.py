@@ -80,13 +80,13 @@ class Checkpoint:
         """The file that holds a tensor; the folder, if none is named."""
         return str(self._file_of[name].path if name else self.folder)
 
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """A tensor in its storage dtype, or some consecutive rows of it.
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """A tensor in its storage dtype, or some consecutive rows of it, or of these columns.
 
         Raises:
             InputError: they hold NaN or infinity, or the file can no longer be read.
         """
-        tensor = self._file_of[name].read(name, rows)
+        tensor = self._file_of[name].read(name, rows, columns)
         count = self.tensors[name].shape[0] if self.tensors[name].shape else 1
         begin, end, _ = (rows or slice(None)).indices(count)
         known = self._known_finite.get(name, 0)
@@ -95,7 +95,7 @@ class Checkpoint:
                 f"tensor {name} in {self.where(name)} holds NaN or infinity; "
                 "a model like that cannot be grown or proved, use an earlier checkpoint"
             )
-        if begin <= known < end:  # a proof reads every tensor several times
+        if columns is None and begin <= known < end:  # a proof reads every tensor several times
             self._known_finite[name] = end
         return tensor
 

@@ -110,13 +110,19 @@ class Weights(Protocol):
         """A tensor, as consecutive blocks along dimension 0."""
         ...
 
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """A whole tensor, or some of its rows."""
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """A whole tensor, or some of its rows, or of these some columns (of dimension 1)."""
         ...
 
     def by_rows(self, name: str) -> bool:
         """Whether some rows of a tensor are had without the others."""
         ...
+
+
+def cut(tensor: Tensor, rows: slice | None, columns: slice | None = None) -> Tensor:
+    """Some rows, and of these some columns; None for all of them."""
+    some = tensor if rows is None else tensor[rows]
+    return some if columns is None else some[:, columns]
 
 
 def total_bytes(tensors: Mapping[str, TensorInfo]) -> int:

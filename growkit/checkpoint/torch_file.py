@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from growkit.checkpoint.folder import Folder, read
-from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo
+from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo, cut
 from growkit.checkpoint.weight_file import Place, WeightFile, check_header, row_by_row
 from growkit.errors import InputError, reason
 
@@ -73,7 +73,7 @@ class LegacyFile(WeightFile):
         """It is read as a whole."""
         return False
 
-    def read(self, name: str, rows: slice | None) -> Tensor:
+    def read(self, name: str, rows: slice | None, columns: slice | None = None) -> Tensor:
         """See ``WeightFile.read``."""
         with self._folder.open(self.path.name) as stream, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -84,7 +84,7 @@ class LegacyFile(WeightFile):
                 raise InputError(
                     f"tensor {name} cannot be read from {self.path} ({reason(error)})"
                 ) from None
-        return whole if rows is None else whole[rows]
+        return cut(whole, rows, columns)
 
 
 def _load(stream: IO[bytes]) -> dict[str, Tensor]:

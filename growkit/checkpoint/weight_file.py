@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo
+from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo, cut
 from growkit.errors import InputError, reason
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ MOST_SIZE = 1 << 62
 """Of what a tensor would hold if no dimension were 0: more overflows in torch."""
 
 LONGEST_NAME = 500
+
+PAGE = 1 << 12
+"""Bytes that a file system reads at least: of shorter rows all columns are read."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,10 @@ class WeightFile:
         """Whether some rows of a tensor are had without the others."""
         return self.places[name].in_order
 
-    def read(self, name: str, rows: slice | None) -> Tensor:
-        """A tensor in its storage dtype, or some consecutive rows of it.
+    def read(self, name: str, rows: slice | None, columns: slice | None = None) -> Tensor:
+        """A tensor in its storage dtype, or some consecutive rows of it, or of these columns.
+
+        Of rows that are longer than what a file system reads at least, only these columns are read.
 
         Raises:
             InputError: the file is another one by now, or cannot be read.
@@ -113,9 +118,9 @@ class WeightFile:
         import torch
 
         with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
-            return self._read(name, self.places[name], rows)
+            return self._read(name, self.places[name], rows, columns)
 
-    def _read(self, name: str, place: Place, rows: slice | None) -> Tensor:
+    def _read(self, name: str, place: Place, rows: slice | None, columns: slice | None) -> Tensor:
         import torch
 
         element = ELEMENT_BYTES[place.info.dtype]
@@ -123,26 +128,39 @@ class WeightFile:
         if not place.in_order:
             data = self._bytes(name, place.begin, place.extent * element)
             whole = data.view(dtype).as_strided(place.info.shape, place.strides).contiguous()
-            return whole if rows is None else whole[rows]
+            return cut(whole, rows, columns)
         shape, begin = place.info.shape, 0
         if rows is not None:
             begin, end, _ = rows.indices(shape[0])
             shape = (max(end - begin, 0), *shape[1:])
         row = prod(place.info.shape[1:]) * element
-        data = self._bytes(name, place.begin + begin * row, prod(shape) * element)
+        first = place.begin + begin * row
+        if columns is None or row <= PAGE:
+            data = self._bytes(name, first, prod(shape) * element)
+            return cut(data.view(dtype).view(shape), None, columns)
+        left, right, _ = columns.indices(shape[1])
+        shape = (shape[0], max(right - left, 0), *shape[2:])
+        column = prod(shape[2:]) * element
+        data = self._bytes(name, first + left * column, shape[1] * column, shape[0], row)
         return data.view(dtype).view(shape)
 
-    def _bytes(self, name: str, begin: int, size: int) -> Tensor:
+    def _bytes(self, name: str, begin: int, size: int, count: int = 1, step: int = 0) -> Tensor:
+        """So many pieces of a size, one after the other, which begin so many bytes apart."""
         import torch
 
-        data = torch.empty(size, dtype=torch.uint8)
-        missing = data.numpy().data
+        data = torch.empty(size * count, dtype=torch.uint8)
+        whole = data.numpy().data
         with self._folder.open(self.path.name) as stream:
             self.check_unchanged(stream)
             try:
-                stream.seek(begin)
-                while missing and (count := stream.readinto(missing)):
-                    missing = missing[count:]
+                missing = 0
+                for number in range(count):
+                    piece = whole[number * size : (number + 1) * size]
+                    # Without a buffer, which would read more.
+                    stream.raw.seek(begin + number * step, os.SEEK_SET)
+                    while piece and (got := stream.raw.readinto(piece)):
+                        piece = piece[got:]
+                    missing += len(piece)
             except OSError as error:
                 raise InputError(
                     f"tensor {name} cannot be read from {self.path} ({reason(error)})"

@@ -66,12 +66,12 @@ class Widened:
         """The tensor, whole."""
         yield self.read(name)
 
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """The tensor in its new dtype, or some rows of it."""
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """The tensor in its new dtype, or some rows of it, or of these some columns."""
         import torch
 
         dtype: torch.dtype = getattr(torch, TORCH_NAMES[self.tensors[name].dtype])
-        return self._source.read(name, rows).to(dtype)
+        return self._source.read(name, rows, columns).to(dtype)
 
     def by_rows(self, name: str) -> bool:
         """As the narrower tensor."""

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from growkit.algebra.shares import Shares
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights
-from growkit.conversions.conversion import Choice, Converted, Row, refuse
 from growkit.conversions.diff_v2 import doubled, noise_like_signal, with_noise_heads
-from growkit.conversions.rewriting import rewrite
+from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.conversions.shared_diff.conversion import multiplied_out
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import (
@@ -29,7 +28,8 @@ from growkit.families.diff_transformer import (
     has_noise_heads,
     shared_queries,
 )
-from growkit.growth.method import method_of
+from growkit.growth.group_diff import OPERATION as GROUP_DIFF
+from growkit.planning.operation import Change, Option, Row
 from growkit.planning.plan import Plan, Planned, Rule
 from growkit.planning.transforms import Computed
 
@@ -40,16 +40,16 @@ LAMBDA_INIT = 0.5
 """Of every layer; λ is the same, and what is left of a head is ½."""
 
 
-class Diff:
+class Diff(OnDiffTransformer):
     """See the module."""
 
     name = "diff"
     paper = "https://arxiv.org/abs/2410.05258"
-    choices = (
-        Choice(
+    options = (
+        Option(
             "head_norm",
-            ("none", "affine", "plain"),
             "norm of the heads of a softmax model: none, or one that cannot be undone",
+            ("none", "affine", "plain"),
         ),
     )
     rows = (
@@ -72,8 +72,8 @@ class Diff:
         ),
     )
 
-    def convert(self, source: Weights, options: Mapping[str, str]) -> Converted:
-        """See ``growkit.conversions.conversion.Conversion``."""
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
             return _differential(source, diff, options["head_norm"])
@@ -97,11 +97,11 @@ class Diff:
         ratio = (diff["num_attention_heads"] - diff["num_noise_heads"]) // diff["num_noise_heads"]
         if ratio > 1:
             grouped = Planned(source, plans[-1]) if plans else source
-            copies = {"noise_heads": f"x{ratio}"}
-            plans.append(method_of("group-diff").plan(grouped, copies, Shares(None)))
+            copies = {"noise_heads": f"x{ratio}", "symmetry": "keep"}
+            plans += GROUP_DIFF.plan(grouped, copies, 0).plans
         if not plans:
             raise refuse(self.name, diff, "it is DIFF already")
-        return Converted(plans, promise, lost)
+        return Change(plans, promise, lost)
 
 
 def _open_gates(source: Weights) -> bool:
@@ -110,7 +110,7 @@ def _open_gates(source: Weights) -> bool:
     return any(bool(source.read(name).any()) for name in gates)
 
 
-def _differential(source: Weights, diff: Config, head_norm: str) -> Converted:
+def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
     """A softmax model with noise heads."""
     switches = {
         "lambda_type": "vectors",
@@ -120,12 +120,12 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Converted:
         "head_norm": head_norm,
     }
     if head_norm == "none":
-        return Converted([rewrite(source, with_noise_heads(diff, switches), _from_softmax)])
+        return Change([rewrite(source, with_noise_heads(diff, switches), _from_softmax)])
     # The factor 1 - λ_init is ½ as well, so that o_proj × 2 makes up for it.
     switches["output_multiplier"] = "one_minus_lambda_init"
     special = partial(_with_head_norm, head_norm, diff["attention_bias"])
     plan = rewrite(source, with_noise_heads(diff, switches), special)
-    return Converted([plan], "different", "the sizes of heads: a head norm cannot be undone")
+    return Change([plan], "different", "the sizes of heads: a head norm cannot be undone")
 
 
 def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
@@ -193,4 +193,4 @@ def _vector(name: str, info: TensorInfo) -> Tensor:
     return vector.to(getattr(torch, TORCH_NAMES[info.dtype]))
 
 
-CONVERSION = Diff()
+OPERATION = Diff()

@@ -13,20 +13,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights
-from growkit.conversions.conversion import Choice, Converted, Row, refuse
-from growkit.conversions.rewriting import rewrite
+from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
+from growkit.planning.operation import Change, Option, Row
 from growkit.planning.plan import Rule
 from growkit.planning.transforms import Constant, Kept, twice
 
 
-class DiffV2:
+class DiffV2(OnDiffTransformer):
     """See the module."""
 
     name = "diff-v2"
     paper = "https://github.com/microsoft/unilm/tree/master/Diff-Transformer/Diff-Transformer-V2"
-    choices: tuple[Choice, ...] = ()
+    options: tuple[Option, ...] = ()
     rows = (
         Row(
             "softmax",
@@ -36,14 +36,14 @@ class DiffV2:
         ),
     )
 
-    def convert(self, source: Weights, options: Mapping[str, str]) -> Converted:
-        """See ``growkit.conversions.conversion.Conversion``."""
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
         if has_noise_heads(diff):
             raise refuse(self.name, diff, "its noise heads have λ of another kind")
         switches = {"lambda_type": "projected", "noise_keys": "shared"}
         plan = rewrite(source, with_noise_heads(diff, switches), _rule)
-        return Converted([plan])
+        return Change([plan])
 
 
 def with_noise_heads(config: Config, switches: Mapping[str, object]) -> Config:
@@ -73,4 +73,4 @@ def _rule(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
     return noise_like_signal(name, info)
 
 
-CONVERSION = DiffV2()
+OPERATION = DiffV2()

@@ -17,10 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights
-from growkit.conversions.conversion import Choice, Converted, Row, refuse
-from growkit.conversions.rewriting import rewrite
+from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
+from growkit.planning.operation import Change, Option, Row
 from growkit.planning.plan import Rule
 from growkit.planning.transforms import Computed, Constant
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Dint:
+class Dint(OnDiffTransformer):
     """See the module."""
 
     name = "dint"
     paper = "https://arxiv.org/abs/2501.17486"
-    choices = (
-        Choice(
-            "gamma", ("gated", "unified"), "weight of the integral: a gate times λ, or λ itself"
+    options = (
+        Option(
+            "gamma", "weight of the integral: a gate times λ, or λ itself", ("gated", "unified")
         ),
-        Choice(
-            "integral", ("causal", "column_mean"), "which integral; column_mean sees later tokens"
+        Option(
+            "integral", "which integral; column_mean sees later tokens", ("causal", "column_mean")
         ),
     )
     rows = (
@@ -51,8 +51,8 @@ class Dint:
         Row("DIFF", "DINT, unified", "different", "the paper's DINT from the first step"),
     )
 
-    def convert(self, source: Weights, options: Mapping[str, str]) -> Converted:
-        """See ``growkit.conversions.conversion.Conversion``."""
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
             raise refuse(self.name, diff, "it has no λ; convert it to diff or diff-v2 first")
@@ -66,8 +66,8 @@ class Dint:
             config["use_cache"] = False
         plan = rewrite(source, config, partial(_rule, diff, moves))
         if options["gamma"] == "gated":
-            return Converted([plan])
-        return Converted([plan], "different", "γ = λ from the first step: the integral is new")
+            return Change([plan])
+        return Change([plan], "different", "γ = λ from the first step: the integral is new")
 
 
 def _rule(diff: Config, moves: bool, name: str, info: TensorInfo, layer: int | None) -> Rule | None:
@@ -88,4 +88,4 @@ def _times(factor: float, tensor: Tensor) -> Tensor:
     return tensor.double() * factor
 
 
-CONVERSION = Dint()
+OPERATION = Dint()

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from growkit.checkpoint.tensors import Weights
-from growkit.conversions.conversion import Choice, Converted, Row, refuse
-from growkit.conversions.rewriting import rewrite
+from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
+from growkit.planning.operation import Change, Option, Row
 
 
-class GroupedDiff:
+class GroupedDiff(OnDiffTransformer):
     """See the module."""
 
     name = "gda"
     paper = "https://arxiv.org/abs/2510.06949"
-    choices: tuple[Choice, ...] = ()
+    options: tuple[Option, ...] = ()
     rows = (
         Row(
             "DIFF",
@@ -32,14 +32,14 @@ class GroupedDiff:
         ),
     )
 
-    def convert(self, source: Weights, options: Mapping[str, str]) -> Converted:
-        """See ``growkit.conversions.conversion.Conversion``."""
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
             raise refuse(self.name, diff, "it has no noise heads; convert it to diff first")
         if diff["num_attention_heads"] != 2 * diff["num_noise_heads"]:
             raise refuse(self.name, diff, "it is grouped already")
-        return Converted([rewrite(source, diff, lambda name, info, layer: None)])
+        return Change([rewrite(source, diff, lambda name, info, layer: None)])
 
 
-CONVERSION = GroupedDiff()
+OPERATION = GroupedDiff()

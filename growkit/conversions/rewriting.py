@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights, main_dtype
+from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.planning.plan import Check, Plan, Rule, unused_tensors
-from growkit.planning.transforms import Kept
+from growkit.families.diff_transformer import variant
+from growkit.families.family import Family
+from growkit.planning.plan import Check, Plan, Rule, taken_over, unused_tensors
+
+
+class OnDiffTransformer:
+    """Conversions that begin with a DIFF Transformer; see ``growkit.planning.operation``."""
+
+    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
+        """See ``growkit.planning.operation.Operation``."""
+        return family is DIFF
+
+    def portable(
+        self, family: Family, config: Config, options: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """See ``growkit.planning.operation.Operation``."""
+        return options
 
 
 def rewrite(
@@ -47,6 +63,6 @@ def rewrite(
     return plan
 
 
-def taken_over(name: str, info: TensorInfo, of: str | None = None) -> Rule:
-    """The rule of a tensor that stays as it is, but for its name if ``of`` is another."""
-    return Rule(name, info, Kept(of or name))
+def refuse(name: str, config: Config, why: str) -> InputError:
+    """The error for a model that a conversion is not for."""
+    return InputError(f"{variant(DIFF.complete(config))} cannot be converted to {name}: {why}")

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypedDict
 
 from growkit.checkpoint.scratch import temporary
 from growkit.demo.text import held_out_text
 from growkit.report.progress import Progress, Silent
-from growkit.results.operation import GrowResult
+from growkit.results.story import Story
 from growkit.settings import Settings
 from growkit.surgery import grow
 
 MODEL = Path(__file__).parent / "model"
 OPENING = 'The "for" statement is used to'
 NEW_BYTES = 160
-
-
-class Story(TypedDict):
-    """What the demo did.
-
-    Attributes:
-        growth: the growth with its proof on held-out text.
-        opening: what both models were given to continue.
-        before: the source's greedy continuation.
-        after: the grown model's.
-        kept_in: folder of the grown model; null if it was thrown away.
-    """
-
-    growth: GrowResult
-    opening: str
-    before: str
-    after: str
-    kept_in: str | None
 
 
 def tell(

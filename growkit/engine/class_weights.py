@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo
+from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo, cut
 from growkit.engine.loader import Conversion, the_tensor
 
 NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
@@ -55,16 +55,15 @@ class ClassWeights:
             return self._checkpoint.by_rows(conversion.sources[0])
         return _stacks(conversion)
 
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """A parameter in the dtype in which it is stored, or some consecutive rows of it."""
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """A parameter in the dtype in which it is stored, or some rows of it, or some columns."""
         conversion = self._conversions[name]
         if conversion.transform is None:
-            return self._checkpoint.read(conversion.sources[0], rows)
+            return self._checkpoint.read(conversion.sources[0], rows, columns)
         with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
             if _stacks(conversion):
-                return self._stacked(name, conversion, rows)
-            made = self._made(name, conversion, conversion.tensors)
-            return made if rows is None else made[rows]
+                return cut(self._stacked(name, conversion, rows), None, columns)
+            return cut(self._made(name, conversion, conversion.tensors), rows, columns)
 
     def _stacked(self, name: str, conversion: Conversion, rows: slice | None) -> Tensor:
         """Some rows, each made of tensors of its own: never are all in memory twice."""

@@ -24,7 +24,6 @@ from torch import nn
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
-from growkit.conversions.layouts import as_diff_transformer
 from growkit.engine.inert import (
     check_config_runs_nothing,
     check_files_run_nothing,
@@ -32,6 +31,7 @@ from growkit.engine.inert import (
 )
 from growkit.engine.oracle import lacks_class, parsed, quiet
 from growkit.errors import InputError, foreign
+from growkit.planning.layouts import as_diff_transformer
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
 """What configs call the number of layers."""

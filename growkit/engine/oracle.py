@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.tensors import Config, Weights
-from growkit.conversions.layouts import as_diff_transformer, read_layout
 from growkit.engine.inert import check_config_runs_nothing, without_kernels
 from growkit.errors import InputError, foreign
 from growkit.families.family import families
 from growkit.modeling import register
+from growkit.planning.layouts import as_diff_transformer, read_layout
 from growkit.planning.plan import Planned
 
 CPU = torch.device("cpu")

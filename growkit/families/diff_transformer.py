@@ -12,7 +12,8 @@ from typing import Any
 
 from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
-from growkit.families.family import Axes, DiffForm, Family, Multiple, Tensor, always
+from growkit.families.description import DiffForm, Multiple, Norm, Tensor, always
+from growkit.families.family import Axes, Family
 from growkit.families.llama import (
     ATTENTION,
     MLP,
@@ -35,6 +36,8 @@ MOST_LAYERS = 100_000
 
 MOST_LAMBDA = 1e3
 """No λ_init is larger."""
+
+HEAD_NORM = Norm("value_head_dim", "head_norm_eps")
 
 DEFAULTS: dict[str, Any] = {
     "num_noise_heads": lambda config: config["num_attention_heads"] // 2,
@@ -222,7 +225,7 @@ def head_norm_weight(name: str) -> Tensor:
 def poly_norm() -> tuple[Tensor, ...]:
     """The parameters of PolyNorm, for models that have it."""
     return (
-        Tensor(MLP + "act_fn.weight", "powers", has_poly_norm),
+        Tensor(MLP + "act_fn.weight", "powers", has_poly_norm, norm=Norm("ffn", None)),
         Tensor(MLP + "act_fn.bias", "one", has_poly_norm),
     )
 
@@ -280,14 +283,21 @@ FAMILY = Family(
                 ATTENTION + "lambda_proj.weight", "signal_heads <- hidden", has_lambda_projection
             ),
             Tensor(ATTENTION + "gamma_gate", "one", has_gamma_gate),
-            Tensor(ATTENTION + "head_norm.weight", "value_head_dim", has_head_norm_weight),
+            Tensor(
+                ATTENTION + "head_norm.weight",
+                "value_head_dim",
+                has_head_norm_weight,
+                norm=HEAD_NORM,
+            ),
         ),
         (*gated_mlp(mlp_bias), *poly_norm()),
     ),
     constants={"one": 1, "pair": 2, "powers": 3},
+    norms=(HEAD_NORM,),  # where it has no weight
     may_be_zero=frozenset({"num_noise_heads"}),
     per_layer=frozenset({"shared_rank"}),
     grouped=frozenset({"signal_heads", "noise_heads", "kv_heads"}),
+    served={"signal_heads": ("noise_heads", "kv_heads"), "noise_heads": ("kv_heads",)},
     multiples=(
         SIGNAL_HEADS_SHARE_NOISE,
         Multiple("signal_heads", "kv_heads", HEADS_SHARE_KEYS),

@@ -11,8 +11,9 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/di
 from __future__ import annotations
 
 from growkit.algebra.orders import in_halves
+from growkit.families.description import DiffForm, Multiple, Norm, Tensor
 from growkit.families.diff_transformer import lambda_vectors, paper_lambda_init
-from growkit.families.family import DiffForm, Family, Multiple, Tensor
+from growkit.families.family import Family
 from growkit.families.llama import (
     ATTENTION,
     MLP_WITHOUT_BIAS,
@@ -60,7 +61,9 @@ FAMILY = Family(
         MLP_WITHOUT_BIAS,
     ),
     constants={"half": 2},
+    norms=(Norm("head_dim", "rms_norm_eps"),),  # of heads
     grouped=frozenset({"signal_heads", "noise_heads", "kv_heads"}),
+    served={"signal_heads": ("noise_heads", "kv_heads"), "noise_heads": ("kv_heads",)},
     multiples=(
         Multiple(
             "num_attention_heads",

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from growkit.algebra.axes import Pattern
-from growkit.algebra.orders import Order
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
+from growkit.families.description import DiffForm, Multiple, Norm, Tensor
 from growkit.registry import members
 
 MOST_LAYERS = 10_000
@@ -29,73 +29,6 @@ MOST_SIZE = 1 << 24
 """Of any size in a config: a hundred times that of the largest models there are."""
 
 Axes = tuple[str, ...]
-
-
-def always(config: Config) -> bool:
-    """Every model of the family has the tensor."""
-    return True
-
-
-def every_layer(config: Config, layer: int) -> bool:
-    """Every layer has the tensor."""
-    return True
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One tensor of a family, or one for each layer and expert that its name asks for.
-
-    Attributes:
-        name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``; ``{expert}``
-            counts the axis ``experts``.
-        pattern: what it reads and writes, in the notation of ``growkit.algebra.axes``.
-        when: whether a model of this (completed) config has the tensor.
-        canonical: for families that are DIFF Transformers, its name there, if it is another.
-        order: how its rows are stored, if not in the order of the pattern.
-        layers: whether a layer of a model of this (completed) config has the tensor.
-    """
-
-    name: str
-    pattern: str
-    when: Callable[[Config], bool] = always
-    canonical: str | None = None
-    order: Order | None = None
-    layers: Callable[[Config, int], bool] = every_layer
-
-
-@dataclass(frozen=True)
-class Multiple:
-    """A demand of the family's model class: one number is a multiple of another.
-
-    Attributes:
-        what: a config key or an axis.
-        of: another.
-        why: the reason, as it ends a sentence.
-    """
-
-    what: str
-    of: str
-    why: str
-
-
-@dataclass(frozen=True)
-class DiffForm:
-    """In what way the models of a family are DIFF Transformers, so that they can become one.
-
-    Attributes:
-        switches: what the config of each as a DIFF Transformer says (``growkit.modeling``), for
-            all keys that the family cannot vary.
-        keys: the family's own names of keys, by their name there.
-        lambda_init: of a layer, counted from 0, as the family's class computes it; None where the
-            config lists it, or there is none.
-        harmless: keys of the family's own config that no DIFF Transformer has, and the values at
-            which they change nothing.
-    """
-
-    switches: Mapping[str, Any]
-    keys: Mapping[str, str] = field(default_factory=dict)
-    lambda_init: Callable[[int], float] | None = None
-    harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,6 +54,8 @@ class Family:
             axes are numbered, ``rank_0`` and so on (``rank_{layer}`` in patterns).
         grouped: axes whose neighbours form groups by position (head i reads KV head ⌊i/r⌋), so
             that copies must stand side by side.
+        served: for such axes those whose coordinates serve their groups: KV heads those of heads.
+        norms: those that have no weight; the others stand with their weight.
         multiples: sizes that the model class demands to be multiples of others.
         recomputed: endings of tensor names that old checkpoints hold and the class computes itself.
         duplicates: for tied models, names that may repeat a tensor, and that tensor.
@@ -145,6 +80,8 @@ class Family:
     derived: frozenset[str] = frozenset()
     per_layer: frozenset[str] = frozenset()
     grouped: frozenset[str] = frozenset()
+    served: Mapping[str, Axes] = field(default_factory=dict)
+    norms: tuple[Norm, ...] = ()
     multiples: tuple[Multiple, ...] = ()
     recomputed: tuple[str, ...] = ()
     duplicates: Mapping[str, str] = field(default_factory=dict)
@@ -267,26 +204,21 @@ class Family:
             )
         return {f"{axis}_{layer}": size for axis in axes for layer, size in enumerate(values)}
 
+    def expresses(self, config: Config, sizes: Mapping[str, int]) -> bool:
+        """Whether the model class can have these sizes, whatever they cost."""
+        try:
+            found = self.sizes(self._with_sizes(config, sizes))
+        except InputError:  # of config keys that contradict one another
+            return False
+        return all(found[axis] == size for axis, size in sizes.items())
+
     def resized(self, config: Config, sizes: Mapping[str, int]) -> Config:
         """The config of a model whose axes have these sizes; all other keys stay as they are.
 
         Raises:
             InputError: the model class cannot express these sizes.
         """
-        resized = dict(config)
-        complete = self.complete(config)
-        for key, axes in self.axes_of(complete).items():
-            # No method grows what differs between layers.
-            if key in self.per_layer or key in self.derived:
-                continue
-            value = sum(sizes[axis] for axis in axes)
-            # A default may depend on other sizes (head_dim on hidden_size): it is written out.
-            if (
-                config.get(key) is not None
-                or value != complete[key]
-                or callable(self.defaults.get(key))
-            ):
-                resized[key] = value
+        resized = self._with_sizes(config, sizes)
         found = self.sizes(resized)
         for name, pattern in self.patterns(resized).items():
             for dimension in pattern.dimensions:
@@ -302,6 +234,24 @@ class Family:
                     f"a {self.name} model cannot have {axis} {size} with these sizes: {listed}; "
                     "grow alike what it keeps alike"
                 )
+        return resized
+
+    def _with_sizes(self, config: Config, sizes: Mapping[str, int]) -> Config:
+        """The config with every key that says a size."""
+        resized = dict(config)
+        complete = self.complete(config)
+        for key, axes in self.axes_of(complete).items():
+            # No method grows what differs between layers.
+            if key in self.per_layer or key in self.derived:
+                continue
+            value = sum(sizes[axis] for axis in axes)
+            # A default may depend on other sizes (head_dim on hidden_size): it is written out.
+            if (
+                config.get(key) is not None
+                or value != complete[key]
+                or callable(self.defaults.get(key))
+            ):
+                resized[key] = value
         return resized
 
     def named(self, config: Config) -> Config:

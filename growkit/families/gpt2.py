@@ -9,9 +9,11 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/gp
 from __future__ import annotations
 
 from growkit.checkpoint.tensors import Config
-from growkit.families.family import Family, Multiple, Tensor
+from growkit.families.description import Multiple, Norm, Tensor
+from growkit.families.family import Family
 
 LAYER = "transformer.h.{layer}."
+NORM = Norm("hidden", "layer_norm_epsilon", centred=True)
 
 
 def _tied(config: Config) -> bool:
@@ -50,22 +52,22 @@ FAMILY = Family(
     tensors=(
         Tensor("transformer.wte.weight", "vocab -> hidden"),
         Tensor("transformer.wpe.weight", "positions -> hidden"),
-        Tensor(LAYER + "ln_1.weight", "hidden"),
+        Tensor(LAYER + "ln_1.weight", "hidden", norm=NORM),
         Tensor(LAYER + "ln_1.bias", "hidden"),
         Tensor(LAYER + "attn.c_attn.weight", "hidden -> three.heads.head_dim"),
         Tensor(LAYER + "attn.c_attn.bias", "three.heads.head_dim"),
         Tensor(LAYER + "attn.c_proj.weight", "heads.head_dim -> hidden"),
         Tensor(LAYER + "attn.c_proj.bias", "hidden"),
-        Tensor(LAYER + "ln_2.weight", "hidden"),
+        Tensor(LAYER + "ln_2.weight", "hidden", norm=NORM),
         Tensor(LAYER + "ln_2.bias", "hidden"),
         Tensor(LAYER + "mlp.c_fc.weight", "hidden -> ffn"),
         Tensor(LAYER + "mlp.c_fc.bias", "ffn"),
         Tensor(LAYER + "mlp.c_proj.weight", "ffn -> hidden"),
         Tensor(LAYER + "mlp.c_proj.bias", "hidden"),
         # What a tied head reads is shared out one step earlier, in the norm before it.
-        Tensor("transformer.ln_f.weight", "<- hidden", _tied),
+        Tensor("transformer.ln_f.weight", "<- hidden", _tied, norm=NORM),
         Tensor("transformer.ln_f.bias", "<- hidden", _tied),
-        Tensor("transformer.ln_f.weight", "hidden", _untied),
+        Tensor("transformer.ln_f.weight", "hidden", _untied, norm=NORM),
         Tensor("transformer.ln_f.bias", "hidden", _untied),
         Tensor("lm_head.weight", "vocab <- hidden", _untied),
     ),

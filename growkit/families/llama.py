@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from growkit.checkpoint.tensors import Config
-from growkit.families.family import DiffForm, Family, Multiple, Tensor, always
+from growkit.families.description import DiffForm, Multiple, Norm, Tensor, always
+from growkit.families.family import Family
 
 
 def tied(config: Config) -> bool:
@@ -58,18 +59,21 @@ def gated_mlp(bias: Callable[[Config], bool]) -> tuple[Tensor, ...]:
 MLP_WITHOUT_BIAS = tuple(tensor for tensor in gated_mlp(mlp_bias) if tensor.when is always)
 
 
+HIDDEN_NORM = Norm("hidden", "rms_norm_eps")
+
+
 def skeleton(attention: tuple[Tensor, ...], mlp: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Llama's tensors around an attention and an MLP."""
     return (
         Tensor("model.embed_tokens.weight", "vocab -> hidden"),
-        Tensor("model.layers.{layer}.input_layernorm.weight", "hidden"),
+        Tensor("model.layers.{layer}.input_layernorm.weight", "hidden", norm=HIDDEN_NORM),
         *attention,
-        Tensor("model.layers.{layer}.post_attention_layernorm.weight", "hidden"),
+        Tensor("model.layers.{layer}.post_attention_layernorm.weight", "hidden", norm=HIDDEN_NORM),
         *mlp,
         # A tied output head is the embedding, whose columns are copied. What is read from the
         # copies must then be shared out one step earlier: logits = Σ_c E (α_c · g ⊙ x̂).
-        Tensor("model.norm.weight", "<- hidden", tied),
-        Tensor("model.norm.weight", "hidden", untied),
+        Tensor("model.norm.weight", "<- hidden", tied, norm=HIDDEN_NORM),
+        Tensor("model.norm.weight", "hidden", untied, norm=HIDDEN_NORM),
         Tensor("lm_head.weight", "vocab <- hidden", untied),
     )
 
@@ -119,6 +123,7 @@ FAMILY = Family(
         gated_mlp(mlp_bias),
     ),
     grouped=frozenset({"heads", "kv_heads"}),
+    served={"heads": ("kv_heads",)},
     multiples=(
         Multiple(
             "num_attention_heads",

@@ -13,13 +13,14 @@ https://github.com/microsoft/unilm/tree/master/Diff-Transformer
 from __future__ import annotations
 
 from growkit.algebra.orders import in_groups
+from growkit.families.description import DiffForm, Multiple, Tensor
 from growkit.families.diff_transformer import (
     HEADS_SHARE_KEYS,
     head_norm_weight,
     lambda_vectors,
     paper_lambda_init,
 )
-from growkit.families.family import DiffForm, Family, Multiple, Tensor
+from growkit.families.family import Family
 from growkit.families.llama import ATTENTION, MLP_WITHOUT_BIAS, SKELETON_AXES, skeleton
 from growkit.families.llama import FAMILY as LLAMA
 
@@ -69,6 +70,7 @@ FAMILY = Family(
     ),
     constants={"half": 2},
     grouped=frozenset({"signal_heads", "noise_heads", "kv_heads"}),
+    served={"signal_heads": ("noise_heads", "kv_heads"), "noise_heads": ("kv_heads",)},
     multiples=(
         Multiple("num_attention_heads", "num_key_value_heads", HEADS_SHARE_KEYS),
         Multiple("head_dim", "half", "because RoPE turns pairs"),

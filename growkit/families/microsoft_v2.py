@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from growkit.algebra.orders import head_by_head
-from growkit.families.family import DiffForm, Tensor
+from growkit.families.description import DiffForm, Tensor
 from growkit.families.llama import ATTENTION, MLP_WITHOUT_BIAS, skeleton
 from growkit.families.microsoft import FAMILY as MICROSOFT
 from growkit.families.microsoft import STRIPED_QUERIES

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from growkit.families.family import Tensor
+from growkit.families.description import Tensor
 from growkit.families.llama import ATTENTION, skeleton
 from growkit.families.mistral import FAMILY as MISTRAL
 

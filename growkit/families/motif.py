@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from growkit.algebra.orders import in_groups
 from growkit.checkpoint.tensors import Config
+from growkit.families.description import DiffForm, Multiple, Tensor
 from growkit.families.diff_transformer import (
     HEADS_SHARE_KEYS,
     SIGNAL_HEADS_SHARE_NOISE,
@@ -20,7 +21,7 @@ from growkit.families.diff_transformer import (
     paper_lambda_init,
     poly_norm,
 )
-from growkit.families.family import DiffForm, Family, Multiple, Tensor
+from growkit.families.family import Family
 from growkit.families.llama import ATTENTION, SKELETON_AXES, gated_mlp, skeleton
 from growkit.families.llama import FAMILY as LLAMA
 
@@ -75,6 +76,7 @@ FAMILY = Family(
     ),
     constants={"half": 2, "one": 1, "powers": 3},
     grouped=frozenset({"signal_heads", "noise_heads", "kv_heads"}),
+    served={"signal_heads": ("noise_heads", "kv_heads"), "noise_heads": ("kv_heads",)},
     multiples=(
         SIGNAL_HEADS_SHARE_NOISE,
         Multiple("noise_heads", "kv_heads", HEADS_SHARE_KEYS),

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from growkit.families.family import Tensor
+from growkit.families.description import Norm, Tensor
 from growkit.families.llama import ATTENTION, mlp_bias
 from growkit.families.llama import FAMILY as LLAMA
+
+HEAD_NORM = Norm("head_dim", "rms_norm_eps")
 
 FAMILY = replace(
     LLAMA,
@@ -20,8 +22,8 @@ FAMILY = replace(
     defaults={**LLAMA.defaults, "num_key_value_heads": 32, "head_dim": 128},
     tensors=(
         *(tensor for tensor in LLAMA.tensors if tensor.when is not mlp_bias),
-        Tensor(ATTENTION + "q_norm.weight", "head_dim"),
-        Tensor(ATTENTION + "k_norm.weight", "head_dim"),
+        Tensor(ATTENTION + "q_norm.weight", "head_dim", norm=HEAD_NORM),
+        Tensor(ATTENTION + "k_norm.weight", "head_dim", norm=HEAD_NORM),
     ),
     multiples=LLAMA.multiples[:1],
 )

@@ -1,1 +1,1 @@
-"""Growth methods, one file each."""
+"""Growth methods, one file each: it defines ``OPERATION``, and being here registers it."""

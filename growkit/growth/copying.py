@@ -1,4 +1,4 @@
-"""Growth by copies: from factors per space to the rules of a plan.
+"""Growth by whole copies: from what people ask of sizes to the expansion of every space.
 
 Shared by every method whose growth is a choice of copies (``growkit.algebra.law``).
 """
@@ -9,40 +9,96 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
-from growkit.algebra.axes import Dimension, Pattern, Role
-from growkit.algebra.orders import Order
-from growkit.algebra.shares import Shares
-from growkit.checkpoint.tensors import Config, TensorInfo, Weights
+from growkit.algebra.shares import LEAST_SNR_DB, Shares
+from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
 from growkit.families.family import Family, stored_family
-from growkit.families.family import Tensor as Described
-from growkit.growth.method import Size, SizeOption
-from growkit.planning.plan import Plan, Rule, unused_tensors
-from growkit.planning.transforms import Kept, Mapped
+from growkit.growth.expanding import expand
+from growkit.planning.operation import Change, Option, Row, SizeOption
+from growkit.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from growkit.algebra.expansion import Expansion, IndexMap
+    from growkit.algebra.expansion import Expansion
+
+
+DEFAULT_SNR_DB = 10.0
+MOST_SNR_DB = 300
+
+
+def _is_snr(text: str) -> bool:
+    try:
+        snr_db = float(text)
+    except ValueError:
+        raise InputError(f"snr_db {text!r} is not a number of decibels") from None
+    if not LEAST_SNR_DB <= snr_db <= MOST_SNR_DB:
+        raise InputError(
+            f"snr_db {text} is out of range; exact splits exist from 4.78 dB upwards, "
+            f"and beyond {MOST_SNR_DB} dB there is no noise left"
+        )
+    return True
+
+
+SYMMETRY = Option(
+    "symmetry",
+    "how weights are split among copies: at random (break), so that these can part in training, or "
+    "evenly (keep), as HyperCloning was published, so that they stay equal",
+    ("break", "keep"),
+    kinds=(str,),
+)
+SNR_DB = Option(
+    "snr_db",
+    f"signal-to-noise ratio of the random splits in dB; {DEFAULT_SNR_DB:g} without",
+    form="DB",
+    accepts=_is_snr,
+    kinds=(str, int, float),
+)
 
 
 @dataclass(frozen=True)
 class CopyMethod:
-    """A growth method that copies whole spaces: its options say which, and what follows what.
+    """A growth method that copies whole spaces: its sizes say which, and what follows what.
 
     ``needs`` names axes without which the method makes no sense.
     """
 
     name: str
-    summary: str
     paper: str
-    promise: str
-    options: tuple[SizeOption, ...]
+    sizes: tuple[SizeOption, ...]
     needs: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
 
-    def plan(self, source: Weights, sizes: Mapping[str, Size | None], shares: Shares) -> Plan:
-        """See ``growkit.growth.method.Method``."""
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """See ``growkit.planning.operation.Operation``."""
+        return (*self.sizes, SYMMETRY, SNR_DB)
+
+    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
+        """See ``growkit.planning.operation.Operation``."""
+        old = family.sizes(config)
+        if not old.get("noise_heads"):
+            return True  # nothing that the DIFF Transformer could do for it
+        copies = self.copies(family, config, options)
+        new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
+        return family.expresses(config, new)
+
+    def portable(
+        self, family: Family, config: Config, options: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """See ``growkit.planning.operation.Operation``."""
+        return as_factors(family, config, self.sizes, options)
+
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
+        snr_db = float(options.get("snr_db", DEFAULT_SNR_DB))
+        parting = options["symmetry"] == "break"
+        settled = {"symmetry": options["symmetry"], "snr_db": snr_db if parting else None}
+        shares = Shares(snr_db if parting else None, seed)
+        return Change([self._plan(source, options, shares)], settled=settled)
+
+    def _plan(self, source: Weights, options: Mapping[str, str], shares: Shares) -> Plan:
         family = stored_family(source)
         for axis in self.needs:
             if not family.sizes(source.config).get(axis):
@@ -50,45 +106,23 @@ class CopyMethod:
                     f"{self.name} grows models with {axis}, but {source.where()} is a "
                     f"{family.name} model without; choose another method"
                 )
-        dropped, duplicates = unused_tensors(source, family)
-        copies = self.copies(family, source.config, sizes)
+        copies = self.copies(family, source.config, options)
         old = family.sizes(source.config)
-        new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
-        config = family.resized(source.config, new)
-        maps = _Maps(family, old, new, copies, shares)
-        plan = Plan(
-            config=config,
-            rules=tuple(
-                maps.rule(name, tensor, source.tensors[name])
-                for name, tensor, _ in family.members(source.config)
-            ),
-            copies=copies,
-            dropped=dropped,
-            duplicates=duplicates,
-        )
-        plan.check(source, family.patterns(config), family.sizes(config))
-        return plan
+        grown = {axis: old[axis] * count for axis, count in copies.items()}
+        return expand(source, family, grown, partial(_whole, family, old, copies), shares)
 
-    def copies(
-        self, family: Family, config: Config, sizes: Mapping[str, Size | None]
-    ) -> dict[str, int]:
+    def copies(self, family: Family, config: Config, options: Mapping[str, str]) -> dict[str, int]:
         """The number of copies of every axis that grows.
 
         Raises:
-            InputError: an option is unknown, or a size is no whole multiple, or nothing grows.
+            InputError: a size is no whole multiple, or nothing grows.
         """
-        unknown = sizes.keys() - {option.name for option in self.options}
-        if unknown:
-            raise InputError(
-                f"{self.name} has no size {sorted(unknown)[0]}; "
-                f"it has {', '.join(option.name for option in self.options)}"
-            )
         present = family.sizes(config)
         factors: dict[str, int] = {}
         copies: dict[str, int] = {}
-        for option in self.options:
+        for option in self.sizes:
             axes = [axis for axis in option.axes if axis in present]
-            size = sizes.get(option.name)
+            size = options.get(option.name)
             if size is None:
                 factors[option.name] = factors[option.follows] if option.follows else 1
             elif not axes:
@@ -99,7 +133,7 @@ class CopyMethod:
             copies |= dict.fromkeys(axes, factors[option.name])
         copies = {axis: count for axis, count in copies.items() if count > 1}
         if not copies:
-            names = ", ".join("--" + option.name.replace("_", "-") for option in self.options)
+            names = ", ".join("--" + option.name.replace("_", "-") for option in self.sizes)
             raise InputError(f"nothing would grow; give at least one of {names} a factor like x2")
         return copies
 
@@ -107,31 +141,31 @@ class CopyMethod:
 def as_factors(
     family: Family,
     config: Config,
-    options: Sequence[SizeOption],
-    sizes: Mapping[str, Size],
-) -> dict[str, Size]:
+    sizes: Sequence[SizeOption],
+    options: Mapping[str, str],
+) -> dict[str, str]:
     """Sizes in a family's own numbers as factors, which mean the same in every family.
 
     Sizes of what the family does not have, or that are no multiples, stay as they are.
     """
     present = family.sizes(config)
-    factors: dict[str, Size] = dict(sizes)
-    for option in options:
+    factors = dict(options)
+    for option in sizes:
         axes = [axis for axis in option.axes if axis in present]
-        if option.name in sizes and axes:
+        if option.name in options and axes:
             with suppress(InputError):
                 current = _current_size(family, config, axes)
-                factors[option.name] = f"x{factor(option.name, sizes[option.name], current)}"
+                factors[option.name] = f"x{factor(option.name, options[option.name], current)}"
     return factors
 
 
-def factor(name: str, size: Size, current: int) -> int:
+def factor(name: str, size: str, current: int) -> int:
     """The number of copies that turns ``current`` into ``size``.
 
     Raises:
         InputError: the size is not understood, or not a whole multiple of the current one.
     """
-    text = str(size).strip().lower()
+    text = size.strip().lower()
     match = re.fullmatch(r"(x?)([0-9]{1,12})", text)
     if not match or int(match[2]) == 0:
         raise InputError(
@@ -161,59 +195,13 @@ def _current_size(family: Family, config: Config, axes: list[str]) -> int:
     return sum(sizes[axis] for axis in distinct or axes)
 
 
-class _Maps:
-    """The index maps of a growth, each made once, when it is needed: layers are alike."""
+def _whole(
+    family: Family, sizes: Mapping[str, int], copies: Mapping[str, int]
+) -> dict[str, Expansion]:
+    """Whole copies of every axis."""
+    from growkit.algebra.expansion import in_blocks, side_by_side
 
-    def __init__(
-        self,
-        family: Family,
-        old: Mapping[str, int],
-        new: Mapping[str, int],
-        copies: Mapping[str, int],
-        shares: Shares,
-    ) -> None:
-        self._grouped = family.grouped
-        self._old, self._new = old, new
-        self._copies, self._shares = copies, shares
-        self._made: dict[tuple[Dimension, Order | None], IndexMap] = {}
-
-    def rule(self, name: str, tensor: Described, info: TensorInfo) -> Rule:
-        """How a tensor grows."""
-        pattern = Pattern.parse(tensor.pattern)
-        grown = TensorInfo(pattern.shape(self._new), info.dtype)
-        why = _why(pattern, self._copies)
-        if all(each.axes.isdisjoint(self._copies) for each in pattern.dimensions):
-            return Rule(name, grown, Kept(name))
-        maps = partial(self._maps, pattern, tensor.order)
-        return Rule(name, grown, Mapped(name, maps, why, name, self._shares))
-
-    @cached_property
-    def _expansions(self) -> dict[str, Expansion]:
-        from growkit.algebra.expansion import in_blocks, side_by_side
-
-        return {
-            axis: (side_by_side if axis in self._grouped else in_blocks)(self._old[axis], count)
-            for axis, count in self._copies.items()
-        }
-
-    def _maps(self, pattern: Pattern, order: Order | None) -> tuple[IndexMap, ...]:
-        first, *others = pattern.dimensions
-        return (self._map(first, order), *(self._map(each, None) for each in others))
-
-    def _map(self, dimension: Dimension, order: Order | None) -> IndexMap:
-        from growkit.algebra.expansion import index_map
-
-        if (dimension, order) not in self._made:
-            orders = (order(self._old), order(self._new)) if order else None
-            self._made[dimension, order] = index_map(dimension, self._old, self._expansions, orders)
-        return self._made[dimension, order]
-
-
-def _why(pattern: Pattern, copies: Mapping[str, int]) -> str:
-    """What happens to a tensor, in words."""
-    parts = [
-        f"{verb} {axis} ×{copies[axis]}"
-        for role, verb in ((Role.WRITTEN, "repeat"), (Role.READ, "split"))
-        for axis in sorted(pattern.axes(role) & copies.keys())
-    ]
-    return ", ".join(parts) or "as it is"
+    return {
+        axis: (side_by_side if axis in family.grouped else in_blocks)(sizes[axis], count)
+        for axis, count in copies.items()
+    }

@@ -8,19 +8,19 @@ a part of the weight. The coefficients are powers of two, so that no weight is r
 from __future__ import annotations
 
 from growkit.growth.copying import CopyMethod
-from growkit.growth.method import SizeOption
+from growkit.planning.operation import SizeOption
 
-METHOD = CopyMethod(
+OPERATION = CopyMethod(
     name="group-diff",
-    summary="copy hidden, ffn and signal heads; noise and KV heads stay unless they are given",
     paper="https://arxiv.org/abs/2510.06949",
-    promise="exact",
-    options=(
-        SizeOption("hidden", ("hidden",), "hidden size"),
-        SizeOption("ffn", ("ffn",), "MLP size; follows --hidden", "hidden"),
-        SizeOption("signal_heads", ("signal_heads",), "signal heads of differential attention"),
-        SizeOption("noise_heads", ("noise_heads",), "noise heads of differential attention"),
-        SizeOption("kv_heads", ("kv_heads",), "key-value heads"),
+    sizes=(
+        SizeOption("hidden", "hidden size", axes=("hidden",)),
+        SizeOption("ffn", "MLP size; follows --hidden", axes=("ffn",), follows="hidden"),
+        SizeOption(
+            "signal_heads", "signal heads of differential attention", axes=("signal_heads",)
+        ),
+        SizeOption("noise_heads", "noise heads of differential attention", axes=("noise_heads",)),
+        SizeOption("kv_heads", "key-value heads", axes=("kv_heads",)),
     ),
     needs=("signal_heads", "noise_heads"),
 )

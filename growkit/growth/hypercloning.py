@@ -8,27 +8,25 @@ no weight is rounded: three copies read ¼, ¼ and ½ of a weight.
 from __future__ import annotations
 
 from growkit.growth.copying import CopyMethod
-from growkit.growth.method import SizeOption
+from growkit.planning.operation import SizeOption
 
-METHOD = CopyMethod(
+OPERATION = CopyMethod(
     name="hypercloning",
-    summary="copy hidden, ffn, heads and KV heads by whole factors",
     paper="https://arxiv.org/abs/2409.12903",
-    promise="exact",
-    options=(
-        SizeOption("hidden", ("hidden",), "hidden size"),
-        SizeOption("ffn", ("ffn",), "MLP size; follows --hidden", "hidden"),
+    sizes=(
+        SizeOption("hidden", "hidden size", axes=("hidden",)),
+        SizeOption("ffn", "MLP size; follows --hidden", axes=("ffn",), follows="hidden"),
         SizeOption(
             "heads",
-            ("heads", "signal_heads", "noise_heads"),
             "attention heads (signal and noise alike); follow --hidden",
-            "hidden",
+            axes=("heads", "signal_heads", "noise_heads"),
+            follows="hidden",
         ),
         SizeOption(
             "kv_heads",
-            ("kv_heads",),
             "key-value heads; follow --heads (stay under group-diff)",
-            "heads",
+            axes=("kv_heads",),
+            follows="heads",
         ),
     ),
 )

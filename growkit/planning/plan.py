@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from math import prod
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern
-from growkit.checkpoint.tensors import FLOAT_BYTES, Config, TensorInfo, Weights, parts
+from growkit.checkpoint.tensors import FLOAT_BYTES, Config, TensorInfo, Weights, cut, parts
 from growkit.errors import InputError
 from growkit.families.family import Family
-from growkit.planning.transforms import Transform
+from growkit.planning.transforms import Kept, Transform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from growkit.results.proof import Spectrum
 
 
-AT_A_TIME = 1 << 18
+AT_A_TIME = 1 << 19
 """Elements of a tensor that are made at a time: few enough to stay in a core's cache."""
 
 SMALL = 1 << 26
@@ -155,9 +156,11 @@ class Planned:
         for begin in range(0, max(rows, 1), step):
             yield self._rows(source, rule, slice(begin, min(begin + step, rows)))
 
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """Make the whole tensor, or some of its rows."""
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """Make the whole tensor, or some of its rows, or of these some columns."""
         rule = self._rules[name]
+        if columns is not None:
+            return self._rows(self._source, rule, rows or slice(None), columns)
         if rows is None:
             import torch
 
@@ -170,10 +173,13 @@ class Planned:
         rule = self._rules[name]
         return rule.transform.local and all(self._source.by_rows(each) for each in rule.sources)
 
-    def _rows(self, source: Weights, rule: Rule, rows: slice) -> Tensor:
-        shape = rule.info.shape
-        first = slice(*rows.indices(shape[0])[:2])
-        return rule.transform.part(source, (first, *(slice(0, size) for size in shape[1:])))
+    def _rows(
+        self, source: Weights, rule: Rule, rows: slice, columns: slice | None = None
+    ) -> Tensor:
+        wanted = (rows, columns or slice(None))
+        where = zip_longest(rule.info.shape, wanted[: len(rule.info.shape)])
+        ends = ((each or slice(None)).indices(size)[:2] for size, each in where)
+        return rule.transform.part(source, [slice(*end) for end in ends])
 
     def _check_duplicate(self, name: str, original: str) -> None:
         for rows in parts(self._source, name):
@@ -194,13 +200,18 @@ class _Once:
         self.where, self.blocks, self.by_rows = source.where, source.blocks, source.by_rows
         self._read: dict[str, Tensor] = {}
 
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
         """See ``growkit.checkpoint.Weights``."""
         if self.by_rows(name) and self.tensors[name].bytes > SMALL:
-            return self._source.read(name, rows)
+            return self._source.read(name, rows, columns)
         if name not in self._read:
             self._read[name] = self._source.read(name)
-        return self._read[name] if rows is None else self._read[name][rows]
+        return cut(self._read[name], rows, columns)
+
+
+def taken_over(name: str, info: TensorInfo, of: str | None = None) -> Rule:
+    """The rule of a tensor that stays as it is, but for its name if ``of`` is another."""
+    return Rule(name, info, Kept(of or name))
 
 
 def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dict[str, str]]:

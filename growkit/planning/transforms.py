@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from growkit.algebra.axes import Role
 from growkit.algebra.shares import Shares
 from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights
+from growkit.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,16 +114,17 @@ class Kept(_Holding):
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
         rows, *columns = where
-        found = source.read(self.source, rows)
-        if columns:
-            cut = (slice(None), *columns)
-            found = found[cut]
-        return found if self.factor == 1 else found * self.factor
+        whole = source.tensors[self.source].shape
+        narrow = bool(columns) and columns[0] != slice(0, whole[1])
+        found = source.read(self.source, rows, columns[0] if narrow else None)
+        if len(columns) > 1:
+            rest = (slice(None), slice(None), *columns[1:])
+            found = found[rest]
+        return _multiplied(found, self.factor, source.where(self.source))
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""
-        found = rows(of)
-        return found if self.factor == 1 else found / self.factor
+        return _divided(rows(of), self.factor)
 
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
         """Nothing is copied."""
@@ -138,12 +140,14 @@ class Mapped(_Holding):
         why: one phrase for people.
         name: seeds the random splits.
         shares: how read weights are split.
+        factor: a power of two by which everything is multiplied.
     """
 
     make: Callable[[], tuple[IndexMap, ...]]
     why: str
     name: str = ""
     shares: Shares = PLAIN
+    factor: float = 1.0
 
     @property
     def maps(self) -> tuple[IndexMap, ...]:
@@ -154,22 +158,43 @@ class Mapped(_Holding):
         """See ``Transform``."""
         from growkit.algebra.law import grow
 
-        def rows(wanted: slice) -> Tensor:
-            return source.read(self.source, wanted)
-
-        return grow(rows, self.maps, self.name, self.shares, where)
+        read = partial(source.read, self.source)
+        grown = grow(read, self.maps, self.name, self.shares, where)
+        return _multiplied(grown, self.factor, source.where(self.source))
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""
         from growkit.algebra.law import undo
 
-        return undo(rows, self.maps, of)
+        back = undo(rows, self.maps, of)
+        return None if back is None else _divided(back, self.factor)
 
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
         """See ``Transform``."""
         from growkit.algebra.law import copies_in
 
         return copies_in(tensor, self.maps)
+
+
+def _multiplied(tensor: Tensor, factor: float, where: str) -> Tensor:
+    """Times a power of two, of which nothing is lost.
+
+    Raises:
+        InputError: a number has no such multiple in its dtype.
+    """
+    if factor == 1:
+        return tensor
+    multiplied = (tensor.double() * factor).to(tensor.dtype)
+    if not bool((_divided(multiplied, factor).double() == tensor.double()).all()):
+        raise InputError(
+            f"a tensor in {where} is to be multiplied by {factor:g}, which rounds in "
+            f"{tensor.dtype}; pass a wider --dtype"
+        )
+    return multiplied
+
+
+def _divided(tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1 else (tensor.double() / factor).to(tensor.dtype)
 
 
 def reordered(source: str, shape: Sequence[int], order: Sequence[int]) -> Mapped:

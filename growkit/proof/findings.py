@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from growkit import __version__
 from growkit.checkpoint.tensors import Weights
 from growkit.engine.metrics import Distance
 from growkit.planning.plan import Plan
 from growkit.proof.comparison import Compared, Control
 from growkit.proof.modes import PREFILL
 from growkit.results.proof import CopyDistance, Measured, ModeResult, Spectrum, Trainability
+from growkit.version import __version__
 
 EPSILON = 2.0**-52
 """Relative spacing of float64."""

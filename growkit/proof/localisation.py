@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.expansion import in_blocks, index_map, side_by_side
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, Weights, main_dtype
-from growkit.conversions.layouts import read_layout
 from growkit.engine.layerwise import Call, Layerwise
 from growkit.engine.oracle import readable
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, stored_family
+from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned
 from growkit.results.proof import Fault
 

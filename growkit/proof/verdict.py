@@ -19,6 +19,7 @@ from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
+from growkit.manifest import read_record
 from growkit.planning.plan import Plan
 from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare, logits_in_pieces
 from growkit.proof.files.folder import Beside, beside_plan, beside_source, rests_on
@@ -38,11 +39,11 @@ from growkit.proof.localisation import (
     spacing,
 )
 from growkit.proof.modes import Mode, NotAskedError, modes, result
-from growkit.proof.record import origin_of, read_record
+from growkit.proof.origin import origin_of
 from growkit.proof.trainability import Gradients
 from growkit.proof.usage import used
 from growkit.proof.weights import compare_weights
-from growkit.recipe import Recipe
+from growkit.recipe.recipe import Recipe
 from growkit.results.proof import Fault, LayerError, ModeResult, RankCost, VerifyResult
 from growkit.results.sentences import trainability_sentence
 from growkit.results.versions import versions

@@ -17,10 +17,10 @@ from growkit.report.progress import Advance
 from growkit.results.sentences import fault_sentence, modes_sentence, trainability_sentence
 
 if TYPE_CHECKING:
-    from growkit.demo.story import Story
     from growkit.inspection import Attention, Inspection
     from growkit.results.operation import GrowResult
     from growkit.results.proof import VerifyResult
+    from growkit.results.story import Story
 
 
 class PlainConsole(Console):

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import TORCH_NAMES, main_dtype, total_bytes, total_parameters
-from growkit.families.family import family_of
-from growkit.planning.lineage import Lineage
-from growkit.planning.plan import Plan
-from growkit.recipe import Recipe, Way
 from growkit.results.proof import VerifyResult
 
 
@@ -71,48 +65,3 @@ class GrowResult(TypedDict):
     plan: list[PlannedTensor]
     dropped: dict[str, str]
     verification: VerifyResult | None
-
-
-def describe(recipe: Recipe, source: Checkpoint, way: Way) -> GrowResult:
-    """The result as far as it is known before anything is done."""
-    grown, plans = way.target, way.plans
-    return GrowResult(
-        source=recipe.source,
-        output=recipe.output,
-        promise=way.promise,
-        lost=way.lost or None,
-        kept=None,
-        source_parameters=total_parameters(
-            {n: t for n, t in source.tensors.items() if n not in plans[0].dropped}
-        ),
-        parameters=total_parameters(grown.tensors),
-        bytes=total_bytes(grown.tensors),
-        dtype=TORCH_NAMES[main_dtype(grown.tensors)],
-        loads_with=family_of(grown.config, recipe.output).loads_with,
-        copies=[dict(plan.copies) for plan in plans if plan.copies],
-        write_seconds=None,
-        dry_run=False,
-        plan=[],
-        dropped={name: why for plan in plans for name, why in plan.dropped.items()},
-        verification=None,
-    )
-
-
-def planned_tensors(source: Checkpoint, plans: list[Plan]) -> list[PlannedTensor]:
-    """Every tensor of the output, traced back through all steps to the files."""
-    lineage = Lineage(source, plans)
-    lines = []
-    for rule in plans[-1].rules:
-        steps = lineage.steps(rule.target)
-        names = [name for origin in steps[-1] for name in origin.sources]
-        lines.append(
-            PlannedTensor(
-                tensor=rule.target,
-                sources=names,
-                source_shapes=[list(source.tensors[name].shape) for name in names],
-                shape=list(rule.info.shape),
-                dtype=rule.info.dtype,
-                why="; ".join(each.why for rules in reversed(steps) for each in reversed(rules)),
-            )
-        )
-    return lines

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-PROMISES = ("exact", "bounded", "different")
-"""What an operation may promise of the function; the weakest of several steps is last."""
-
 MOST_VALUES = 512
 """Singular values that are reported of a projection."""
 

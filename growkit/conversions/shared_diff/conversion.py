@@ -16,14 +16,14 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
-from growkit.conversions.conversion import Choice, Converted, Row, refuse
-from growkit.conversions.rewriting import rewrite, taken_over
+from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.conversions.shared_diff.ranks import smallest_rank
 from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads, shared_keys, shared_queries
 from growkit.families.llama import ATTENTION
-from growkit.planning.plan import Check, Judged, Rule, unused_tensors
+from growkit.planning.operation import Change, Option, Row, Value
+from growkit.planning.plan import Check, Judged, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed
 from growkit.results.proof import MOST_VALUES, Spectrum
 from growkit.settings import Settings
@@ -58,48 +58,45 @@ def _is_share(text: str) -> bool:
         return False
 
 
-class SharedDiff:
+class SharedDiff(OnDiffTransformer):
     """See the module."""
 
     name = "shared-diff"
     paper = "Cang et al., Shared DIFF Transformer, ICML 2025"
-    choices = (
-        Choice("scope", ("head", "layer", "all_heads"), "which heads share a base and an update"),
-        Choice(
+    options = (
+        Option("scope", "which heads share a base and an update", ("head", "layer", "all_heads")),
+        Option(
             "rank",
-            (),
             "a whole number from 1 upwards as the rank of the updates, one for each layer, or auto",
-            "N|N,N,…|auto",
-            _is_rank,
+            form="N|N,N,…|auto",
+            accepts=_is_rank,
             needed=True,
+            kinds=(str, int, list),
         ),
-        Choice(
+        Option(
             "tolerance",
-            (),
             "what rank auto may cost, as KL in nats per token",
-            "NATS",
-            _is_positive,
+            form="NATS",
+            accepts=_is_positive,
         ),
-        Choice(
+        Option(
             "energy",
-            (),
             "the share of the squared differences that rank auto keeps in every layer, e.g. 0.99",
-            "SHARE",
-            lambda text: _is_share(text) and float(text) > 0,
+            form="SHARE",
+            accepts=lambda text: _is_share(text) and float(text) > 0,
         ),
-        Choice(
+        Option(
             "calibration",
-            (),
             "a UTF-8 text; inputs then count as often as it has them, and rank auto is tried on it",
-            "TEXT",
+            form="TEXT",
+            kinds=(str,),
         ),
-        Choice(
+        Option(
             "shrinkage",
-            (),
             "how far all inputs count alike whatever the text has, from 0 to 1; if it is left out, "
             "what costs least on the text",
-            "SHARE",
-            _is_share,
+            form="SHARE",
+            accepts=_is_share,
         ),
     )
     rows = (
@@ -111,8 +108,8 @@ class SharedDiff:
         ),
     )
 
-    def convert(self, source: Weights, options: Mapping[str, str]) -> Converted:
-        """See ``growkit.conversions.conversion.Conversion``."""
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
             raise refuse(self.name, diff, "there are no noise heads to share with")
@@ -137,11 +134,12 @@ class SharedDiff:
         plan = rewrite(source, config, sharing.rule(way), sharing.checks(way))
         some = " or ".join(map(str, distinct))
         lost = f"what rank {some} cannot hold of the difference between heads that share a base"
-        settled = {name: options[name] for name in ("scope", "calibration") if name in options}
+        settled: dict[str, Value | None] = {"scope": options["scope"]}
+        settled |= dict.fromkeys(("tolerance", "energy"))
         settled["rank"] = ",".join(map(str, distinct if len(distinct) == 1 else way.ranks))
         if "calibration" in options:
             settled["shrinkage"] = str(way.shrinkage)
-        return Converted([plan], "bounded", lost, settled, kl_by_rank)
+        return Change([plan], "bounded", lost, settled, kl_by_rank)
 
 
 @dataclass(frozen=True)
@@ -440,4 +438,4 @@ def _product(info: TensorInfo, heads: Heads, base: Tensor, down: Tensor, up: Ten
     return weight.to(getattr(torch, TORCH_NAMES[info.dtype]))
 
 
-CONVERSION = SharedDiff()
+OPERATION = SharedDiff()

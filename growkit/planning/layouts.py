@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
-from growkit.conversions.rewriting import taken_over
 from growkit.errors import InputError
+from growkit.families.description import DiffForm
+from growkit.families.description import Tensor as Described
 from growkit.families.diff_transformer import DEFAULTS
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.family import DiffForm, Family, families, family_of, stored_family
-from growkit.families.family import Tensor as Described
-from growkit.planning.plan import Plan, Planned, Rule, unused_tensors
+from growkit.families.family import Family, families, family_of, stored_family
+from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed, reordered
 
 if TYPE_CHECKING:
@@ -55,21 +55,6 @@ def layout_names() -> dict[str, Family]:
 def is_differential(family: Family, config: Config) -> bool:
     """Whether a model has noise heads."""
     return bool(family.form and family.sizes(config).get("noise_heads"))
-
-
-def convert_layout(source: Weights, target: Family) -> list[Plan]:
-    """The plans that store a model in another layout.
-
-    Raises:
-        InputError: the source is no DIFF Transformer, or the target cannot express it; says what.
-    """
-    family = family_of(source.config, source.where())
-    if family is target:
-        raise InputError(f"{source.where()} is in the layout of {target.name} already")
-    plans = [] if family is DIFF else [read_layout(source)]
-    if target is not DIFF:
-        plans.append(write_layout(Planned(source, plans[0]) if plans else source, target))
-    return plans
 
 
 def as_diff_transformer(config: Config, where: str) -> Config:

@@ -1,0 +1,98 @@
+"""What a family's file says of its tensors, and of what its model class does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from growkit.algebra.orders import Order
+from growkit.checkpoint.tensors import Config
+
+
+def always(config: Config) -> bool:
+    """Every model of the family has the tensor."""
+    return True
+
+
+def every_layer(config: Config, layer: int) -> bool:
+    """Every layer has the tensor."""
+    return True
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm: what comes in, divided by the root of the mean square of its coordinates.
+
+    Attributes:
+        over: the axis whose coordinates the mean is taken of.
+        eps: the config key of what is added to the mean; None for a number of the class.
+        centred: whether the mean of the coordinates is taken away first (LayerNorm).
+    """
+
+    over: str
+    eps: str | None
+    centred: bool = False
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a family, or one for each layer and expert that its name asks for.
+
+    Attributes:
+        name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``; ``{expert}``
+            counts the axis ``experts``.
+        pattern: what it reads and writes, in the notation of ``growkit.algebra.axes``.
+        when: whether a model of this (completed) config has the tensor.
+        canonical: for families that are DIFF Transformers, its name there, if it is another.
+        order: how its rows are stored, if not in the order of the pattern.
+        layers: whether a layer of a model of this (completed) config has the tensor.
+        norm: what the class takes the mean over, for the weight of a norm.
+        scale: by what the class multiplies the tensor, from the sizes of its axes.
+        offset: what the class adds to the tensor, before it multiplies it.
+    """
+
+    name: str
+    pattern: str
+    when: Callable[[Config], bool] = always
+    canonical: str | None = None
+    order: Order | None = None
+    layers: Callable[[Config, int], bool] = every_layer
+    norm: Norm | None = None
+    scale: Callable[[Mapping[str, int]], float] | None = None
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A demand of the family's model class: one number is a multiple of another.
+
+    Attributes:
+        what: a config key or an axis.
+        of: another.
+        why: the reason, as it ends a sentence.
+    """
+
+    what: str
+    of: str
+    why: str
+
+
+@dataclass(frozen=True)
+class DiffForm:
+    """In what way the models of a family are DIFF Transformers, so that they can become one.
+
+    Attributes:
+        switches: what the config of each as a DIFF Transformer says (``growkit.modeling``), for
+            all keys that the family cannot vary.
+        keys: the family's own names of keys, by their name there.
+        lambda_init: of a layer, counted from 0, as the family's class computes it; None where the
+            config lists it, or there is none.
+        harmless: keys of the family's own config that no DIFF Transformer has, and the values at
+            which they change nothing.
+    """
+
+    switches: Mapping[str, Any]
+    keys: Mapping[str, str] = field(default_factory=dict)
+    lambda_init: Callable[[int], float] | None = None
+    harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

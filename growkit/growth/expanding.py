@@ -1,0 +1,149 @@
+"""From expansions, one for each space that grows, to the rules of a plan.
+
+Whatever a method wants of a space (whole copies, uneven ones, zeros, places chosen by hand) is an
+expansion, and from there on one law. What a model class makes of positions and of means is held
+against the expansions first: heads must find the copies of what serves them in their group, and a
+norm must find a mean that it can be told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from growkit.algebra.axes import Dimension, Pattern, Role
+from growkit.algebra.orders import Order
+from growkit.algebra.shares import Shares
+from growkit.checkpoint.tensors import TensorInfo, Weights
+from growkit.errors import InputError
+from growkit.families.description import Tensor as Described
+from growkit.families.family import Family
+from growkit.growth.factors import Factors
+from growkit.planning.plan import Plan, Rule, unused_tensors
+from growkit.planning.transforms import Kept, Mapped
+
+if TYPE_CHECKING:
+    from growkit.algebra.expansion import Expansion, IndexMap
+
+
+def expand(
+    source: Weights,
+    family: Family,
+    sizes: Mapping[str, int],
+    expansions: Callable[[], Mapping[str, Expansion]],
+    shares: Shares,
+) -> Plan:
+    """Plan a growth.
+
+    Args:
+        source: the checkpoint.
+        family: of the source, in the form that its tensors have.
+        sizes: new size of every axis that grows.
+        expansions: gives the expansion of each of these axes, once their sizes are known to be
+            possible.
+        shares: how weights are split over copies.
+
+    Raises:
+        InputError: the checkpoint is not what its config says, or the model class cannot have
+            these sizes, or cannot compute the same with these expansions; says why.
+    """
+    dropped, duplicates = unused_tensors(source, family)
+    old = family.sizes(source.config)
+    new = {**old, **sizes}
+    config = family.resized(source.config, new)
+    made = expansions()
+    assert {axis: len(each.source) for axis, each in made.items()} == dict(sizes)
+    _check_groups(family, old, made)
+    factors = Factors(family, old, new, made)
+    config = factors.config(source.config, config)
+    growing = _Growing(old, new, made, shares)
+    plan = Plan(
+        config=config,
+        rules=tuple(
+            growing.rule(name, tensor, source.tensors[name], factors.of(tensor))
+            for name, tensor, _ in family.members(source.config)
+        ),
+        copies={axis: int(each.counts.max(initial=0)) for axis, each in made.items()},
+        dropped=dropped,
+        duplicates=duplicates,
+    )
+    plan.check(source, family.patterns(config), family.sizes(config))
+    return plan
+
+
+def _check_groups(family: Family, old: Mapping[str, int], made: Mapping[str, Expansion]) -> None:
+    """Refuse heads whose copies would be served by copies of what did not serve them.
+
+    Raises:
+        InputError: names the first one.
+    """
+    from growkit.algebra.expansion import NOTHING, in_blocks
+
+    for axis, all_serving in family.served.items():
+        for serving in all_serving:
+            if not (made.keys() & {axis, serving} and old.get(axis) and old.get(serving)):
+                continue
+            members, groups = (
+                made.get(each) or in_blocks(old[each], 1) for each in (axis, serving)
+            )
+            each = len(members.source) // len(groups.source)
+            assert each * len(groups.source) == len(members.source), "groups of one size"
+            served = groups.source.repeat(each)
+            right = members.source // (old[axis] // old[serving]) == served
+            for place in (~right & (members.source != NOTHING)).nonzero()[0][:1].tolist():
+                copied = int(members.source[place])
+                raise InputError(
+                    f"number {place} of the grown {axis} is a copy of {copied}, which number "
+                    f"{copied // (old[axis] // old[serving])} of {serving} serves, but would be "
+                    f"served by a copy of {served[place]}; place copies beside what serves them"
+                )
+
+
+class _Growing:
+    """The index maps of a growth, each made once, when it is needed: layers are alike."""
+
+    def __init__(
+        self,
+        old: Mapping[str, int],
+        new: Mapping[str, int],
+        expansions: Mapping[str, Expansion],
+        shares: Shares,
+    ) -> None:
+        self._old, self._new = old, new
+        self._expansions, self._shares = expansions, shares
+        self._made: dict[tuple[Dimension, Order | None], IndexMap] = {}
+
+    def rule(self, name: str, tensor: Described, info: TensorInfo, factor: float) -> Rule:
+        """How a tensor grows, and what it is multiplied by."""
+        pattern = Pattern.parse(tensor.pattern)
+        grown = TensorInfo(pattern.shape(self._new), info.dtype)
+        if all(each.axes.isdisjoint(self._expansions) for each in pattern.dimensions):
+            return Rule(name, grown, Kept(name, factor) if factor != 1 else Kept(name))
+        maps = partial(self._maps, pattern, tensor.order)
+        why = self._why(pattern) + (f", times {factor:g}" if factor != 1 else "")
+        return Rule(name, grown, Mapped(name, maps, why, name, self._shares, factor))
+
+    def _maps(self, pattern: Pattern, order: Order | None) -> tuple[IndexMap, ...]:
+        first, *others = pattern.dimensions
+        return (self._map(first, order), *(self._map(each, None) for each in others))
+
+    def _map(self, dimension: Dimension, order: Order | None) -> IndexMap:
+        from growkit.algebra.expansion import index_map
+
+        if (dimension, order) not in self._made:
+            orders = (order(self._old), order(self._new)) if order else None
+            self._made[dimension, order] = index_map(dimension, self._old, self._expansions, orders)
+        return self._made[dimension, order]
+
+    def _why(self, pattern: Pattern) -> str:
+        """What happens to a tensor, in words."""
+        return ", ".join(
+            f"{verb} {axis} {self._growth(axis)}"
+            for role, verb in ((Role.WRITTEN, "repeat"), (Role.READ, "split"))
+            for axis in sorted(pattern.axes(role) & self._expansions.keys())
+        )
+
+    def _growth(self, axis: str) -> str:
+        copies = self._expansions[axis].copies
+        return f"×{copies}" if copies else f"{self._old[axis]} → {self._new[axis]}"

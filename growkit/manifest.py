@@ -1,0 +1,108 @@
+"""Manifests: what a folder says of how it was made.
+
+A manifest that growkit finds is a stranger's word. Its recipe is planned again, to know what the
+weights must be; nothing else of it is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from growkit.checkpoint.made import MANIFEST
+from growkit.checkpoint.reading import Checkpoint
+from growkit.errors import InputError, reason
+from growkit.recipe.files import parse_recipe
+from growkit.recipe.recipe import Recipe
+from growkit.results.operation import GrowResult
+from growkit.results.proof import RankCost
+from growkit.results.versions import versions
+from growkit.version import __version__
+
+FORMAT = 2
+"""Of manifests: from 2 on, the recipe of a random split gives the same bits for ever."""
+
+MOST_COSTS = 10_000
+"""Ranks, at most, whose costs are taken over from a manifest."""
+
+
+def manifest_of(recipe: Recipe, result: GrowResult) -> dict[str, Any]:
+    """What the manifest says of how a model was made."""
+    return {
+        "growkit": __version__,
+        "format": FORMAT,
+        "versions": versions(),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "recipe": recipe.as_dict(),
+        "papers": [step.paper for step in recipe.steps],
+        "source_files": {},
+        "other_files": {},
+        "promise": result["promise"],
+        "lost": result["lost"],
+        "kept": result["kept"],
+        "source_parameters": result["source_parameters"],
+        "parameters": result["parameters"],
+        "bytes": result["bytes"],
+        "dtype": result["dtype"],
+        "copies": result["copies"],
+        "dropped": result["dropped"],
+        "verification": result["verification"],
+    }
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a manifest says.
+
+    Attributes:
+        recipe: how the folder was made; None if there is no manifest.
+        kl_by_rank: what ranks cost that were tried for it.
+    """
+
+    recipe: Recipe | None = None
+    kl_by_rank: tuple[RankCost, ...] = ()
+
+
+def read_record(target: Checkpoint) -> Record:
+    """What the manifest of a folder says, if there is one.
+
+    Raises:
+        InputError: it is damaged, or says nothing of how the folder was made.
+    """
+    if not target.opened.has(MANIFEST):
+        return Record()
+    file = target.folder / MANIFEST
+    manifest = target.opened.json(MANIFEST)
+    recipe = manifest.get("recipe")
+    if not isinstance(recipe, dict):
+        raise InputError(f"{file} holds no recipe; remove the file to compare logits alone")
+    try:
+        found = parse_recipe(recipe, str(file))
+    except InputError:
+        raise
+    except Exception as error:  # a stranger's values may raise anything
+        raise InputError(
+            f"the recipe in {file} cannot be read ({reason(error)}); remove the file to compare "
+            "without it"
+        ) from None
+    return Record(found, _costs(manifest.get("verification")))
+
+
+def _costs(verification: Any) -> tuple[RankCost, ...]:
+    """What ranks cost, as far as a manifest gives whole ranks and finite costs."""
+    costs = verification.get("kl_by_rank") if isinstance(verification, dict) else None
+    if not isinstance(costs, list):
+        return ()
+    found = [each for each in costs[:MOST_COSTS] if isinstance(each, Mapping) and _is_cost(each)]
+    return tuple(
+        RankCost(rank=each["rank"], kl_nats_per_token=each["kl_nats_per_token"]) for each in found
+    )
+
+
+def _is_cost(each: Mapping[str, Any]) -> bool:
+    rank, cost = each.get("rank"), each.get("kl_nats_per_token")
+    if not isinstance(rank, int) or not isinstance(cost, int | float):
+        return False
+    return not isinstance(rank, bool) and 0 < rank < 2**31 and abs(cost) < 1e300

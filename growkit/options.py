@@ -1,0 +1,187 @@
+"""Options of commands: each stands here once, whichever commands have it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from growkit.checkpoint.folder import check_name
+from growkit.errors import InputError, plain
+from growkit.operations import operations
+from growkit.planning.operation import SizeOption
+from growkit.recipe.recipe import DEFAULT_SHARD_SIZE
+from growkit.settings import Settings
+
+
+def say(message: str) -> None:
+    """Print a sentence that is no result."""
+    typer.echo(plain(message, keep="\n"), err=True)
+
+
+def path(text: str) -> Path:
+    """A path as it was given; what cannot be one ends the command."""
+    try:
+        check_name(text)
+    except InputError as error:
+        say(f"error: {error}")
+        raise typer.Exit(2) from None
+    return Path(text)
+
+
+Source = Annotated[
+    Path,
+    typer.Argument(parser=path, metavar="SRC", help="Model folder: config.json and weights."),
+]
+Output = Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder to make.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an OUT that growkit wrote.")]
+
+SETTINGS = {
+    "text": Annotated[
+        Path | None,
+        typer.Option(
+            parser=path, metavar="FILE", help="UTF-8 text to compare on; random tokens without."
+        ),
+    ],
+    "prompts": Annotated[int, typer.Option(help="Windows of text, or random prompts, to compare.")],
+    "length": Annotated[int, typer.Option(help="Tokens in each.")],
+    "seed": Annotated[int, typer.Option(help="Seed of everything random.")],
+    "device": Annotated[str, typer.Option(help="Where the proof runs: auto, cpu or cuda.")],
+    "trainability": Annotated[
+        bool, typer.Option("--trainability", help="Every parameter of OUT must be able to train.")
+    ],
+}
+"""The options behind ``growkit.Settings``."""
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What is written, where a command says so and no recipe."""
+
+    dtype: Annotated[str | None, typer.Option(help="Store OUT in a wider dtype.")] = None
+    shard_size: Annotated[str, typer.Option(help="Largest output file.")] = DEFAULT_SHARD_SIZE
+    verify: Annotated[
+        bool,
+        typer.Option(" /--no-verify", help="Publish OUT without the proof.", show_default=False),
+    ] = True
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a run goes."""
+
+    overwrite: Overwrite = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, touch nothing.")] = (
+        False
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where the result goes."""
+
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            metavar="FILE",
+            help="Write the proof as one HTML page (.html) or as .json.",
+        ),
+    ] = None
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path, metavar="FOLDER", help="Write the charts of the proof as SVG files."
+        ),
+    ] = None
+    as_json: Json = False
+
+
+Given = dict[str, str]
+"""Options of operations that were given, by name."""
+
+
+def expanded(function: Callable[..., Any], verb: str | None = None) -> Callable[..., Any]:
+    """Turn parameters that stand for several options into these.
+
+    Args:
+        function: a command. A parameter whose type is a dataclass becomes an option for each of its
+            fields; one of type ``Given``, an option for each option of the verb's operations.
+        verb: the verb, where there is one.
+    """
+    signature = inspect.signature(function)
+    hints = get_type_hints(function, include_extras=True)
+    groups = {
+        name: _options(hints[name], verb)
+        for name in signature.parameters
+        if hints[name] == Given or dataclasses.is_dataclass(hints[name])
+    }
+
+    @functools.wraps(function)
+    def wrapped(**given: Any) -> Any:
+        for name, group in groups.items():
+            given[name] = _value(hints[name], {each: given.pop(each) for each in group})
+        return function(**given)
+
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        kept = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        parameters += groups[name].values() if name in groups else [kept]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
+    return wrapped
+
+
+def _value(kind: Any, values: Mapping[str, Any]) -> Any:
+    if kind == Given:
+        return {name: value for name, value in values.items() if value is not None}
+    if kind is Settings and values["text"] is not None:
+        return Settings(**{**values, "text": str(values["text"])})
+    return kind(**values)
+
+
+def _options(kind: Any, verb: str | None) -> dict[str, inspect.Parameter]:
+    """The options that a parameter of this type stands for."""
+    if kind == Given:
+        assert verb is not None
+        return _options_of_operations(verb)
+    shown = SETTINGS if kind is Settings else get_type_hints(kind, include_extras=True)
+    return {
+        field.name: _option(field.name, field.default, shown[field.name])
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _options_of_operations(verb: str) -> dict[str, inspect.Parameter]:
+    """One option for every option of a verb's operations; of several helps the longest."""
+    every = [operation for operation in operations(verb).values() if operation.options]
+    added: dict[str, inspect.Parameter] = {}
+    for name in dict.fromkeys(option.name for each in every for option in each.options):
+        having = {
+            each.name: option for each in every for option in each.options if option.name == name
+        }
+        option = max(having.values(), key=lambda option: len(option.help))
+        of = "" if len(having) == len(every) else f" (for {' and '.join(having)})"
+        shown = typer.Option(
+            "--" + name.replace("_", "-"),
+            metavar="|".join(option.values) or option.form,
+            help=f"{option.help[0].upper()}{option.help[1:]}{of}.",
+            rich_help_panel="Sizes: a factor (x2) or a size (2048)"
+            if isinstance(option, SizeOption)
+            else "Options of the operation; of several values the first is the default",
+        )
+        added[name] = _option(name, None, Annotated[str | None, shown])
+    return added
+
+
+def _option(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )

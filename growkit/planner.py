@@ -1,0 +1,130 @@
+"""From a recipe and a source's headers to everything that is to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import (
+    TORCH_NAMES,
+    Weights,
+    main_dtype,
+    total_bytes,
+    total_parameters,
+)
+from growkit.checkpoint.widening import Widened
+from growkit.families.family import family_of
+from growkit.planning.layouts import read_layout
+from growkit.planning.lineage import Lineage
+from growkit.planning.operation import PROMISES, Change, complete
+from growkit.planning.plan import Plan, Planned
+from growkit.recipe.recipe import Recipe
+from growkit.recipe.steps import Step
+from growkit.results.operation import GrowResult, PlannedTensor
+
+
+@dataclass(frozen=True)
+class Way:
+    """The way from a source to what its recipe makes of it.
+
+    Attributes:
+        source: the source in the dtype of the output.
+        target: the output as it will be.
+        plans: all plans between, in order.
+        promise: the weakest promise of all steps.
+        lost: what is lost, in one line; empty if nothing is.
+        steps: the steps, with what was found out on the way in place of what was asked for.
+        kl_by_rank: what ranks cost that were tried on the way, nats per token.
+    """
+
+    source: Weights
+    target: Weights
+    plans: list[Plan]
+    promise: str
+    lost: str
+    steps: tuple[Step, ...]
+    kl_by_rank: Mapping[int, float]
+
+
+def plan(recipe: Recipe, source: Weights) -> Way:
+    """Plan all steps, from headers alone (and the few numbers that decide on a promise).
+
+    Raises:
+        InputError: a step cannot be taken.
+    """
+    wide = Widened(source, recipe.dtype) if recipe.dtype else source
+    grown: Weights = wide
+    plans: list[Plan] = []
+    promises, lost = ["exact"], []
+    steps: list[Step] = []
+    kl_by_rank: Mapping[int, float] = {}
+    for step in recipe.steps:
+        taken = _take(step, grown, recipe.seed)
+        kl_by_rank = taken.kl_by_rank or kl_by_rank
+        settled = {**step.options, **taken.settled}
+        steps.append(type(step)(step.name, {k: v for k, v in settled.items() if v is not None}))
+        for each in taken.plans:
+            plans.append(each)
+            grown = Planned(grown, each)
+        promises.append(taken.promise)
+        lost += [taken.lost] if taken.lost else []
+    promise = max(promises, key=PROMISES.index)
+    return Way(wide, grown, plans, promise, "; ".join(lost), tuple(steps), kl_by_rank)
+
+
+def _take(step: Step, source: Weights, seed: int) -> Change:
+    """What a step does; a family that cannot hold it is read as the DIFF Transformer that it is."""
+    family = family_of(source.config, source.where())
+    options = complete(step.operation, step.options)
+    if step.operation.expresses(family, source.config, options):
+        return step.operation.plan(source, options, seed)
+    read = read_layout(source)
+    options = dict(step.operation.portable(family, source.config, options))
+    change = step.operation.plan(Planned(source, read), options, seed)
+    return replace(change, plans=[read, *change.plans])
+
+
+def describe(recipe: Recipe, source: Checkpoint, way: Way) -> GrowResult:
+    """The result as far as it is known before anything is done."""
+    grown, plans = way.target, way.plans
+    return GrowResult(
+        source=recipe.source,
+        output=recipe.output,
+        promise=way.promise,
+        lost=way.lost or None,
+        kept=None,
+        source_parameters=total_parameters(
+            {n: t for n, t in source.tensors.items() if n not in plans[0].dropped}
+        ),
+        parameters=total_parameters(grown.tensors),
+        bytes=total_bytes(grown.tensors),
+        dtype=TORCH_NAMES[main_dtype(grown.tensors)],
+        loads_with=family_of(grown.config, recipe.output).loads_with,
+        copies=[dict(plan.copies) for plan in plans if plan.copies],
+        write_seconds=None,
+        dry_run=False,
+        plan=[],
+        dropped={name: why for plan in plans for name, why in plan.dropped.items()},
+        verification=None,
+    )
+
+
+def planned_tensors(source: Checkpoint, plans: list[Plan]) -> list[PlannedTensor]:
+    """Every tensor of the output, traced back through all steps to the files."""
+    lineage = Lineage(source, plans)
+    lines = []
+    for rule in plans[-1].rules:
+        steps = lineage.steps(rule.target)
+        names = [name for origin in steps[-1] for name in origin.sources]
+        lines.append(
+            PlannedTensor(
+                tensor=rule.target,
+                sources=names,
+                source_shapes=[list(source.tensors[name].shape) for name in names],
+                shape=list(rule.info.shape),
+                dtype=rule.info.dtype,
+                why="; ".join(each.why for rules in reversed(steps) for each in reversed(rules)),
+            )
+        )
+    return lines

@@ -1,0 +1,203 @@
+"""Operations: what can be done to a checkpoint, growths and conversions alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from growkit.checkpoint.tensors import Config, Weights
+from growkit.errors import InputError
+from growkit.families.family import Family
+from growkit.planning.plan import Plan
+
+PROMISES = ("exact", "bounded", "different")
+"""What an operation may promise of the function; the weakest of several steps is last."""
+
+Value = str | int | float | list[int]
+"""An option's value as people write it."""
+
+KINDS = {str: "text", int: "a whole number", float: "a number", list: "a list"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of an operation, the same on the command line, in recipes and in Python.
+
+    Attributes:
+        name: as in recipes and in Python, e.g. ``kv_heads`` (``--kv-heads``).
+        help: one line for ``--help``.
+        values: what it may be, the first by default; empty for one that is written freely.
+        form: what a freely written value looks like, e.g. ``N``.
+        accepts: whether a freely written value is one; it may raise an ``InputError`` that says
+            more.
+        needed: whether a freely written value must be given; else it may be left out.
+        kinds: the types that it may have in recipes and in Python, where all is text on the
+            command line.
+    """
+
+    name: str
+    help: str
+    values: tuple[str, ...] = ()
+    form: str = ""
+    accepts: Callable[[str], bool] = lambda text: True
+    needed: bool = False
+    kinds: tuple[type, ...] = (str, int, float)
+
+    def read(self, value: Value | None) -> str | None:
+        """The value that was meant; None if there is none.
+
+        Raises:
+            InputError: it cannot be used, or is missing.
+        """
+        if value is None:
+            if self.needed:
+                raise InputError(f"{self.name} is missing; give {self.help} ({self.form})")
+            return self.values[0] if self.values else None
+        self.check_kind(value, self.name)
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        if self.values:
+            for known in self.values:
+                if text.replace("-", "_") == known.replace("-", "_"):
+                    return known
+            raise InputError(
+                f"{self.name} {text!r} is not known; choose {' or '.join(self.values)}"
+            )
+        if not self.accepts(text):
+            raise InputError(f"{self.name} is {text!r}; give {self.help} ({self.form})")
+        return text
+
+    def check_kind(self, value: object, where: str) -> None:
+        """Refuse a value of a kind that it cannot have.
+
+        Args:
+            value: as it stands in a recipe or in Python.
+            where: what it is, for the message.
+
+        Raises:
+            InputError: it is of another kind.
+        """
+        if not isinstance(value, self.kinds) or isinstance(value, bool):
+            kinds = " or ".join(KINDS[kind] for kind in self.kinds)
+            raise InputError(f"{where} is {value!r}; {kinds} was expected")
+
+
+@dataclass(frozen=True)
+class SizeOption(Option):
+    """A size that a growth can change: a factor like ``x2``, or a size like ``2048``.
+
+    Attributes:
+        axes: the axes it copies, in whichever family has them.
+        follows: the option whose factor it takes when it is left out; None if it then stays.
+    """
+
+    axes: tuple[str, ...] = ()
+    follows: str | None = None
+    form: str = "xN|SIZE"
+    kinds: tuple[type, ...] = (str, int)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table of promises.
+
+    Attributes:
+        source: what it starts from.
+        target: what it makes.
+        promise: of the function.
+        how: in a few words.
+    """
+
+    source: str
+    target: str
+    promise: str
+    how: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an operation will do to a checkpoint.
+
+    Attributes:
+        plans: from the checkpoint on, one after the other.
+        promise: one of ``PROMISES``.
+        lost: what is lost, in one line; empty if nothing is.
+        settled: options that were found out or left to their defaults, as they would be given to
+            get the same again; None for those that have served.
+        kl_by_rank: what ranks cost that were tried on the way, nats per token.
+    """
+
+    plans: list[Plan]
+    promise: str = "exact"
+    lost: str = ""
+    settled: Mapping[str, Value | None] = field(default_factory=dict)
+    kl_by_rank: Mapping[int, float] = field(default_factory=dict)
+
+
+class Operation(Protocol):
+    """What the file of a growth or of a conversion defines."""
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        ...
+
+    @property
+    def paper(self) -> str:
+        """Name and address of the source."""
+        ...
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Its options; a size comes behind the one it follows."""
+        ...
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What it promises from where, for the table in the README."""
+        ...
+
+    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
+        """Whether a family can hold what this makes of one of its models.
+
+        What it cannot hold is made of the DIFF Transformer that the model is, if it is one.
+
+        Raises:
+            InputError: an option cannot be used with such a model.
+        """
+        ...
+
+    def portable(
+        self, family: Family, config: Config, options: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """The options in words that mean the same in every family: factors, say, not sizes."""
+        ...
+
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """Plan the operation, from headers (and the few numbers that decide on a promise).
+
+        Args:
+            source: the checkpoint, of a family that expresses the outcome.
+            options: a value for each option that has one.
+            seed: of everything random.
+
+        Raises:
+            InputError: it cannot be done; says why.
+        """
+        ...
+
+
+def complete(operation: Operation, options: Mapping[str, Value]) -> dict[str, str]:
+    """The options of an operation with their defaults.
+
+    Raises:
+        InputError: there is no such option or value; says which there are.
+    """
+    known = {option.name: option for option in operation.options}
+    for name in options:
+        if name not in known:
+            raise InputError(
+                f"{operation.name} has no option {name}; it has {', '.join(known) or 'none'}"
+            )
+    read = {name: option.read(options.get(name)) for name, option in known.items()}
+    return {name: value for name, value in read.items() if value is not None}

@@ -1,0 +1,70 @@
+"""How a target was made, as far as its manifest can be believed.
+
+The recipe of a manifest is planned again, to know what the weights must be. It may not have growkit
+read any file but those of the two folders, nor search for anything: what a search found stands in
+the manifests that growkit writes.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from growkit.checkpoint.reading import Checkpoint
+from growkit.errors import InputError, plain, reason
+from growkit.planner import plan
+from growkit.planning.operation import SizeOption
+from growkit.proof.findings import Origin
+from growkit.recipe.recipe import Recipe
+from growkit.recipe.steps import Step
+
+NO_FILE = os.path.join(os.devnull, "not read")
+"""The path of no file: what stands for a text that a manifest names."""
+
+
+def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> Origin:
+    """How the target was made, as far as a recipe from a manifest says so.
+
+    Args:
+        before: the source.
+        after: the target.
+        recipe: from the target's manifest.
+    """
+    if recipe is None:
+        return Origin(unknown="no manifest says how the target was made")
+    unfit = "the recipe in the target's manifest does not fit this source"
+    try:
+        steps = tuple(_settled(step) for step in recipe.steps)
+        _check_sizes(steps, after)
+        way = plan(replace(recipe, steps=steps), before)
+    except InputError as error:
+        return Origin(unknown=f"{unfit} ({error})")
+    except Exception as error:  # a stranger's values may raise anything
+        return Origin(unknown=f"{unfit} ({type(error).__name__}: {plain(reason(error))})")
+    return Origin(way.source, way.plans, way.promise, way.lost)
+
+
+def _settled(step: Step) -> Step:
+    """A step that asks for nothing to be searched or read.
+
+    Raises:
+        InputError: it does ask for that.
+    """
+    options = dict(step.options)
+    if options.get("rank") == "auto" or ("calibration" in options and "shrinkage" not in options):
+        raise InputError("it does not say what was found for it")
+    if "calibration" in options:
+        options["calibration"] = NO_FILE
+    return type(step)(step.name, options)
+
+
+def _check_sizes(steps: tuple[Step, ...], after: Checkpoint) -> None:
+    """Refuse sizes that no tensor of the target has, before anything of that size is made."""
+    most = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
+    for step in steps:
+        for option in step.operation.options:
+            digits = str(step.options.get(option.name, "")).removeprefix("x")
+            if not isinstance(option, SizeOption):
+                continue
+            if len(digits) > len(str(most)) or (digits.isdigit() and int(digits) > most):
+                raise InputError(f"no tensor of the target is of size {digits[:20]}")

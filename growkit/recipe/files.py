@@ -1,0 +1,161 @@
+"""Recipes as files: strict YAML, or the manifest of a model.
+
+::
+
+    source: ./small
+    steps:
+      - grow: hypercloning
+        hidden: x2
+    output: ./large
+    verify: {prompts: 8, length: 128, seed: 0}
+
+A step is a growth (``grow: METHOD``) or a conversion (``convert: VARIANT``). Unknown keys are
+errors that name the nearest match. Paths are relative to the current folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from growkit.checkpoint.folder import Folder, open_regular, read
+from growkit.errors import InputError, reason
+from growkit.operations import operation_of
+from growkit.recipe.recipe import Recipe
+from growkit.recipe.shipped import shipped_recipes
+from growkit.recipe.steps import STEPS, Step
+from growkit.settings import Settings
+
+MOST_BYTES = 1 << 17
+"""Of a recipe file; larger ones take long to understand."""
+
+
+def load_recipe(file: Path, source: str | None = None, output: str | None = None) -> Recipe:
+    """Read a recipe file.
+
+    Args:
+        file: YAML, or the manifest of a model, whose recipe makes it again.
+        source: replaces the recipe's source.
+        output: replaces the recipe's output.
+
+    Raises:
+        InputError: names the key that is unknown, missing or of the wrong kind.
+    """
+    content = _manifest(file) if file.suffix == ".json" else _yaml(file)
+    if not isinstance(content, dict):
+        raise InputError(f"recipe {file} must be a mapping with source, steps and output")
+    given = {
+        key: value for key, value in (("source", source), ("output", output)) if value is not None
+    }
+    return parse_recipe(content | given, str(file))
+
+
+def _manifest(file: Path) -> Any:
+    """The recipe in a manifest; a recipe of its own, where the JSON is no manifest."""
+    content = Folder(file.parent).json(file.name)
+    return content.get("recipe") if "growkit" in content else content
+
+
+def _yaml(file: Path) -> Any:
+    """The value of a YAML file."""
+    from growkit.strict_yaml import parse_yaml
+
+    shipped = str(file) in shipped_recipes()
+    hint = f"; 'growkit recipes copy {file}' makes a copy to run" if shipped else ""
+    try:
+        with open_regular(file) as stream:
+            text = read(stream, MOST_BYTES + 1, file).decode("utf-8")
+    except (InputError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {file} cannot be read ({reason(error)}){hint}") from None
+    if len(text) > MOST_BYTES:
+        raise InputError(f"recipe {file} is larger than {MOST_BYTES >> 10} KiB; give a recipe")
+    try:
+        return parse_yaml(text)
+    except ValueError as error:
+        raise InputError(f"recipe {file} is not valid YAML: {reason(error)}") from None
+
+
+def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
+    """Turn the contents of a recipe file into a recipe; see ``load_recipe``."""
+    _known_keys(content, [f.name for f in fields(Recipe)], where)
+    for key in ("source", "steps", "output"):
+        if not content.get(key):
+            raise InputError(f"{where} has no {key}; a recipe needs source, steps and output")
+    steps = content["steps"]
+    if not isinstance(steps, list):
+        raise InputError(
+            f"steps in {where} must be a list, each beginning like '- grow: hypercloning'"
+        )
+    chosen: dict[str, Any] = {
+        "source": _typed(content, "source", str, where),
+        "output": _typed(content, "output", str, where),
+        "steps": tuple(
+            _parse_step(step, f"step {number} of {where}") for number, step in enumerate(steps, 1)
+        ),
+    }
+    for key, kind in (("seed", int), ("dtype", str), ("shard_size", str)):
+        if key in content:
+            chosen[key] = _typed(content, key, kind, where)
+    if "verify" in content:
+        chosen["verify"] = _parse_verify(content["verify"], f"verify in {where}")
+    return Recipe(**chosen)
+
+
+def _parse_step(step: Any, where: str) -> Step:
+    verbs = [verb for verb in STEPS if isinstance(step, dict) and verb in step]
+    if len(verbs) != 1:
+        raise InputError(
+            f"{where} must be a mapping with either 'grow: METHOD' or 'convert: VARIANT'"
+        )
+    (verb,) = verbs
+    name = _typed(step, verb, str, where)
+    known = {option.name: option for option in operation_of(verb, name).options}
+    _known_keys(step, [verb, *known], where)
+    options = {key: value for key, value in step.items() if key != verb}
+    for key, value in options.items():
+        known[key].check_kind(value, f"{key} in {where}")
+    return STEPS[verb](name, options)
+
+
+def _parse_verify(content: Any, where: str) -> Settings | None:
+    if content is False:
+        return None
+    if content is True:
+        return Settings()
+    if not isinstance(content, dict):
+        raise InputError(
+            f"{where} must be true, false or a mapping like {{prompts: 8, length: 128}}"
+        )
+    kinds = {"text": str, "prompts": int, "length": int, "seed": int, "device": str}
+    kinds["trainability"] = bool
+    _known_keys(content, kinds, where)
+    return Settings(**{key: _typed(content, key, kinds[key], where) for key in content})
+
+
+def _known_keys(content: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    known = list(known)
+    for key in content:
+        if key not in known:
+            nearest = get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(known)}"
+            raise InputError(f"{where} has an unknown key {key!r}; {hint}")
+
+
+def _typed(content: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
+    value = content[key]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        kinds = cast("tuple[type, ...]", kind if isinstance(kind, tuple) else (kind,))
+        names = {
+            str: "text",
+            int: "a whole number",
+            float: "a number",
+            list: "a list",
+            bool: "true or false",
+        }
+        raise InputError(
+            f"{key} in {where} is {value!r}; {' or '.join(names[k] for k in kinds)} was expected"
+        )
+    return value

@@ -1,0 +1,73 @@
+"""A recipe: source, steps, output and what is proved, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from growkit.checkpoint.folder import check_name
+from growkit.errors import InputError
+from growkit.recipe.steps import Step
+from growkit.settings import Settings, check_seed
+
+DEFAULT_SHARD_SIZE = "5GB"
+
+MOST_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that ``growkit run`` needs.
+
+    Attributes:
+        source: model folder.
+        steps: in order; they run as one pass over the files.
+        output: folder to make.
+        verify: what the proof compares; None for no proof.
+        seed: of the random splits.
+        dtype: torch name of the dtype of the output; None for the source's.
+        shard_size: upper limit of one output file, e.g. ``5GB``.
+    """
+
+    source: str
+    steps: tuple[Step, ...]
+    output: str
+    verify: Settings | None = field(default_factory=Settings)
+    seed: int = 0
+    dtype: str | None = None
+    shard_size: str = DEFAULT_SHARD_SIZE
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        for name in ("source", "output"):
+            if not getattr(self, name):
+                raise InputError(f"the recipe's {name} is empty; name a folder")
+            check_name(getattr(self, name))
+        if not self.steps:
+            raise InputError("the recipe has no steps; it needs at least one")
+        if len(self.steps) > MOST_STEPS:
+            raise InputError(
+                f"the recipe has {len(self.steps):,} steps; at most {MOST_STEPS} can be taken"
+            )
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts that are read on the way."""
+        calibrations = [step.options.get("calibration") for step in self.steps]
+        proof = self.verify.text if self.verify else None
+        return [str(text) for text in (*calibrations, proof) if text is not None]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The recipe as it would stand in YAML."""
+        recipe: dict[str, Any] = {
+            "source": self.source,
+            "steps": [step.as_dict() for step in self.steps],
+            "output": self.output,
+            "seed": self.seed,
+            "shard_size": self.shard_size,
+            "dtype": self.dtype,
+            "verify": False,
+        }
+        if self.verify:
+            recipe["verify"] = {k: v for k, v in vars(self.verify).items() if v is not None}
+        return {key: value for key, value in recipe.items() if value is not None}

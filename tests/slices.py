@@ -1,0 +1,246 @@
+"""Random slices of grown and converted models, held against the written files.
+
+    python -m tests.slices [--count 2000] [--seed 0]
+
+Any rectangular part of any tensor must be, bit for bit, that part of the file; and of the source,
+what it copies must be read, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    DiffLlamaConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
+
+import growkit
+from growkit.algebra.expansion import NOTHING
+from growkit.checkpoint.reading import Checkpoint
+from growkit.errors import InputError
+from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
+from growkit.planner import plan
+from growkit.planning.lineage import Lineage
+from growkit.planning.transforms import Constant, Mapped, Slices
+from growkit.recipe.files import parse_recipe
+from growkit.recipe.recipe import Recipe
+from tests.conftest import save_random
+
+DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
+HYPERCLONING, GROUP_DIFF = {"grow": "hypercloning"}, {"grow": "group-diff"}
+
+
+@dataclass
+class Case:
+    """A source, and what is done with it."""
+
+    config: PreTrainedConfig
+    dtype: str
+    steps: list[dict[str, Any]]
+    seed: int
+    widened: str | None = None
+
+
+@dataclass
+class Counts:
+    """What was looked at."""
+
+    slices: int = 0
+    local: int = 0
+    needed: int = 0
+    read: int = 0
+    of: int = 0
+    kinds: set[str] = field(default_factory=set)
+
+
+def any_case(seed: int) -> Case:
+    """A random case; not every one can be had."""
+    chance = Random(seed)
+    differential = chance.random() < 0.4
+    classes: list[type[PreTrainedConfig]] = [DiffLlamaConfig, DiffTransformerConfig]
+    if not differential:
+        classes = [LlamaConfig, MistralConfig, Qwen3Config, MixtralConfig, GPT2Config]
+    kind = chance.choice(classes)
+    kv_heads = chance.choice([1, 2, 3]) * (2 if differential else 1)
+    heads = kv_heads * chance.choice([1, 2])
+    config = kind(
+        vocab_size=29,
+        hidden_size=heads * chance.choice([4, 6]),
+        intermediate_size=chance.choice([7, 24]),
+        num_hidden_layers=chance.choice([1, 2]),
+        num_attention_heads=heads,
+        **({} if kind is GPT2Config else {"num_key_value_heads": kv_heads}),
+        **({"num_local_experts": 3} if kind is MixtralConfig else {}),
+        **({"head_dim": 16} if differential else {}),
+        tie_word_embeddings=chance.random() < 0.5,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    steps = [_step(chance, differential) for _ in range(chance.choice([1, 1, 2, 3]))]
+    dtype = chance.choice(DTYPES)
+    widened = "float32" if dtype in ("bfloat16", "float16") and chance.random() < 0.2 else None
+    return Case(config, dtype, steps, chance.randrange(10), widened)
+
+
+def _step(chance: Random, differential: bool) -> dict[str, Any]:
+    def factor() -> str:
+        return f"x{chance.choice([1, 2, 3, 4])}"
+
+    if chance.random() < 0.35:
+        of_diff = ["gda", "dint", "diff", "motif", "microsoft", "diffllama", "diff-transformer"]
+        target = chance.choice(of_diff if differential else ["diff-v2", "diff", "microsoft-v2"])
+        return {"convert": target}
+    noise: dict[str, Any] = {"symmetry": "keep"}
+    if chance.random() < 0.7:
+        noise = {"symmetry": "break", "snr_db": chance.choice([5.0, 10.0, 30.0])}
+    if differential and chance.random() < 0.5:
+        return {**GROUP_DIFF, "hidden": factor(), "signal_heads": factor(), **noise}
+    return {**HYPERCLONING, "hidden": factor(), "ffn": factor(), **noise}
+
+
+def recipe_of(case: Case, folder: Path) -> Recipe:
+    """Save the source of a case; what is done with it goes to ``out``."""
+    source = save_random(folder / "source", case.config, case.seed)
+    file = source / "model.safetensors"
+    dtype = getattr(torch, case.dtype)
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+    content: dict[str, Any] = {"source": str(source), "output": str(folder / "out")}
+    content |= {"steps": case.steps, "seed": case.seed, "verify": False}
+    return parse_recipe(content | ({"dtype": case.widened} if case.widened else {}), "recipe")
+
+
+def look(case: Case, folder: Path, chance: Random, each: int, counts: Counts) -> bool:
+    """Write the output of a case, and take some slices of its tensors; false if there is none.
+
+    Raises:
+        AssertionError: a slice is not that part of the file, or more or less was read than needed.
+    """
+    recipe = recipe_of(case, folder)
+    with suppress(InputError):  # a variant that the model is already, a dtype that rounds
+        growkit.run(recipe)
+    if not (folder / "out").exists():
+        return False
+    checkpoint = Checkpoint(recipe.source)
+    way = plan(recipe, checkpoint)
+    lineage = Lineage(way.source, way.plans)
+    written = load_file(folder / "out" / "model.safetensors")
+    for name in chance.choices(sorted(written), k=each):
+        whole = written[name]
+        where = [slice(*sorted(chance.choices(range(n + 1), k=2))) for n in whole.shape]
+        with reading(checkpoint) as read:
+            part = lineage.part(name, where)
+        _same(part, whole[tuple(where)], f"{case}: {name} {where}")
+        counts.slices += 1
+        needed = needed_of(lineage, name, where)
+        if needed is None:
+            continue
+        found = {name: places for name, places in read.items() if places}
+        expected = {name: places for name, places in needed.items() if places}
+        assert found == expected, f"{case}: {name} {where}"
+        counts.local += 1
+        counts.needed += sum(map(len, needed.values()))
+        counts.read += sum(map(len, read.values()))
+        counts.of += sum(checkpoint.tensors[name].elements for name in needed)
+    counts.kinds |= {f"{type(case.config).__name__}: {step}" for step in map(_kind, case.steps)}
+    return True
+
+
+def _kind(step: dict[str, Any]) -> str:
+    return str(step.get("grow") or step["convert"])
+
+
+def _same(part: Tensor, expected: Tensor, what: str) -> None:
+    assert (part.dtype, part.shape) == (expected.dtype, expected.shape), what
+    one, other = (each.contiguous().view(torch.uint8) for each in (part, expected))
+    assert one.equal(other), what
+
+
+Places = dict[str, set[tuple[int, int]]]
+"""Rows and columns of tensors."""
+
+
+@contextmanager
+def reading(checkpoint: Checkpoint) -> Iterator[Places]:
+    """What is read of a checkpoint meanwhile."""
+    found: Places = {}
+    read = Checkpoint.read
+
+    def noted(
+        self: Checkpoint, name: str, rows: slice | None = None, columns: slice | None = None
+    ) -> Tensor:
+        length, width = (*self.tensors[name].shape, 1, 1)[:2]
+        chosen = range(width)[columns or slice(None)]
+        found.setdefault(name, set()).update(
+            (row, column) for row in range(length)[rows or slice(None)] for column in chosen
+        )
+        return read(self, name, rows, columns)
+
+    with mock.patch.object(Checkpoint, "read", noted):
+        yield found
+
+
+def needed_of(lineage: Lineage, name: str, where: Slices) -> Places | None:
+    """What a slice copies, as the maps of all steps say; None if a step needs everything."""
+    chosen = [np.arange(each.start, each.stop) for each in where]
+    for each in reversed(lineage.plans):
+        transform = each.by_target[name].transform
+        if isinstance(transform, Constant):
+            return {}
+        if not transform.local:
+            return None
+        if isinstance(transform, Mapped):
+            sources = [m.source[c] for m, c in zip(transform.maps, chosen, strict=True)]
+            chosen = [np.unique(each[each != NOTHING]) for each in sources]
+        (name,) = transform.sources
+    rows, columns, *_ = (*chosen, np.zeros(1, np.int64))
+    return {name: {(row, column) for row in rows.tolist() for column in columns.tolist()}}
+
+
+def sweep(seeds: Iterator[int], count: int, each: int) -> Counts:
+    """Look at so many slices."""
+    counts = Counts()
+    while counts.slices < count:
+        seed = next(seeds)
+        with tempfile.TemporaryDirectory() as folder:
+            look(any_case(seed), Path(folder), Random(seed), each, counts)
+    return counts
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    counts = sweep(iter(range(arguments.seed, arguments.seed + 10**6)), arguments.count, 20)
+    lines = [
+        f"{counts.slices} slices, bit for bit those of the files; {counts.local} of them local:",
+        f"{counts.read:,} elements read, {counts.needed:,} copied, of {counts.of:,}",
+        *sorted(counts.kinds),
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
