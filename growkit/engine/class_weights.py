@@ -56,7 +56,7 @@ class ClassWeights:
         return _stacks(conversion)
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """A parameter as it is stored, or some consecutive rows of it, or of these some columns."""
+        """A parameter in the dtype in which it is stored, or some rows of it, or some columns."""
         conversion = self._conversions[name]
         if conversion.transform is None:
             return self._checkpoint.read(conversion.sources[0], rows, columns)
