@@ -25,29 +25,21 @@ from growkit.results.operation import GrowResult, PlannedTensor
 
 
 @dataclass(frozen=True)
-class Way:
-    """The way from a source to what its recipe makes of it.
+class Prepared:
+    """What a recipe will make of a source.
 
     Attributes:
-        source: the source in the dtype of the output.
-        target: the output as it will be.
-        plans: all plans between, in order.
-        promise: the weakest promise of all steps.
-        lost: what is lost, in one line; empty if nothing is.
+        lineage: from the source in the dtype of the output to the output as it will be.
         steps: the steps, with what was found out on the way in place of what was asked for.
         kl_by_rank: what ranks cost that were tried on the way, nats per token.
     """
 
-    source: Weights
-    target: Weights
-    plans: list[Plan]
-    promise: str
-    lost: str
+    lineage: Lineage
     steps: tuple[Step, ...]
     kl_by_rank: Mapping[int, float]
 
 
-def plan(recipe: Recipe, source: Weights) -> Way:
+def plan(recipe: Recipe, source: Weights) -> Prepared:
     """Plan all steps, from headers alone (and the few numbers that decide on a promise).
 
     Raises:
@@ -70,7 +62,8 @@ def plan(recipe: Recipe, source: Weights) -> Way:
         promises.append(taken.promise)
         lost += [taken.lost] if taken.lost else []
     promise = max(promises, key=PROMISES.index)
-    return Way(wide, grown, plans, promise, "; ".join(lost), tuple(steps), kl_by_rank)
+    lineage = Lineage(wide, plans, promise, "; ".join(lost))
+    return Prepared(lineage, tuple(steps), kl_by_rank)
 
 
 def _take(step: Step, source: Weights, seed: int) -> Change:
@@ -85,14 +78,14 @@ def _take(step: Step, source: Weights, seed: int) -> Change:
     return replace(change, plans=[read, *change.plans])
 
 
-def describe(recipe: Recipe, source: Checkpoint, way: Way) -> GrowResult:
+def describe(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> GrowResult:
     """The result as far as it is known before anything is done."""
-    grown, plans = way.target, way.plans
+    grown, plans = lineage.target, lineage.plans
     return GrowResult(
         source=recipe.source,
         output=recipe.output,
-        promise=way.promise,
-        lost=way.lost or None,
+        promise=lineage.promise,
+        lost=lineage.lost or None,
         kept=None,
         source_parameters=total_parameters(
             {n: t for n, t in source.tensors.items() if n not in plans[0].dropped}
@@ -110,11 +103,10 @@ def describe(recipe: Recipe, source: Checkpoint, way: Way) -> GrowResult:
     )
 
 
-def planned_tensors(source: Checkpoint, plans: list[Plan]) -> list[PlannedTensor]:
+def planned_tensors(source: Checkpoint, lineage: Lineage) -> list[PlannedTensor]:
     """Every tensor of the output, traced back through all steps to the files."""
-    lineage = Lineage(source, plans)
     lines = []
-    for rule in plans[-1].rules:
+    for rule in lineage.plans[-1].rules:
         steps = lineage.steps(rule.target)
         names = [name for origin in steps[-1] for name in origin.sources]
         lines.append(

@@ -26,7 +26,7 @@ from growkit.checkpoint.writing import parse_bytes, write_weights
 from growkit.engine.texts import read_text
 from growkit.families.family import family_of
 from growkit.manifest import manifest_of
-from growkit.planner import Way, describe, plan, planned_tensors
+from growkit.planner import Prepared, describe, plan, planned_tensors
 from growkit.planning.operation import Value
 from growkit.recipe.files import load_recipe
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, Recipe
@@ -148,15 +148,15 @@ def run(
     for text in recipe.texts:
         read_text(text)  # also a dry run says that it is missing
 
-    way = plan(recipe, source)
-    grown, plans = way.target, way.plans
-    recipe = replace(recipe, steps=way.steps)
-    result = describe(recipe, source, way)
+    prepared = plan(recipe, source)
+    lineage = prepared.lineage
+    recipe = replace(recipe, steps=prepared.steps)
+    result = describe(recipe, source, lineage)
     if dry_run:
-        result["dry_run"], result["plan"] = True, planned_tensors(source, plans)
+        result["dry_run"], result["plan"] = True, planned_tensors(source, lineage)
         return result
 
-    _rehearse(recipe, source, grown)
+    _rehearse(recipe, source, lineage.target)
     hashed = {file.relative_to(source.folder).as_posix(): file for file in source.files}
     hashed["config.json"] = source.folder / "config.json"
     texts = {str(file): Path(file) for file in (*recipe.texts, *reads)}
@@ -165,14 +165,14 @@ def run(
         import_module("torch")  # takes a second, in which hashing is well under way
         started = time.perf_counter()
         with progress.bytes("writing", result["bytes"]) as advance, writing(output):
-            write_weights(grown, staging.folder, shard_bytes, advance)
+            write_weights(lineage.target, staging.folder, shard_bytes, advance)
             carry_over(source.opened, staging.folder)
-            _write_config(source, grown, staging.folder)
+            _write_config(source, lineage.target, staging.folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
         made = {file.name: file for file in staging.folder.glob("*.safetensors")}
         with hashing(made, flushed=True) as written:
-            result["verification"] = _prove(recipe, staging.folder, progress, way)
+            result["verification"] = _prove(recipe, staging.folder, progress, prepared)
             if result["verification"]:
                 result["kept"] = result["verification"]["kept"]
             manifest = manifest_of(recipe, result) | {
@@ -223,7 +223,9 @@ def _rehearse(recipe: Recipe, source: Checkpoint, grown: Weights) -> None:
         rehearse(recipe.verify, source, grown.config)
 
 
-def _prove(recipe: Recipe, folder: Path, progress: Progress, way: Way) -> VerifyResult | None:
+def _prove(
+    recipe: Recipe, folder: Path, progress: Progress, prepared: Prepared
+) -> VerifyResult | None:
     """The verdict on the written files."""
     if recipe.verify is None:
         return None
@@ -231,8 +233,10 @@ def _prove(recipe: Recipe, folder: Path, progress: Progress, way: Way) -> Verify
 
     source, written = Checkpoint(recipe.source), Checkpoint(folder)
     with progress.bytes("proving", proof_bytes(recipe.source, folder)) as advance:
-        costs = [RankCost(rank=r, kl_nats_per_token=kl) for r, kl in way.kl_by_rank.items()]
-        verdict = prove(source, written, recipe.verify, recipe, advance, costs)
+        verdict = prove(source, written, recipe.verify, recipe, advance)
+    verdict["kl_by_rank"] = [
+        RankCost(rank=rank, kl_nats_per_token=cost) for rank, cost in prepared.kl_by_rank.items()
+    ]
     verdict["target"] = recipe.output
     return verdict
 

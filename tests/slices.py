@@ -143,7 +143,7 @@ def look(case: Case, folder: Path, chance: Random, each: int, counts: Counts) ->
         return False
     checkpoint = Checkpoint(recipe.source)
     way = plan(recipe, checkpoint)
-    lineage = Lineage(way.source, way.plans)
+    lineage = way.lineage
     written = load_file(folder / "out" / "model.safetensors")
     for name in chance.choices(sorted(written), k=each):
         whole = written[name]

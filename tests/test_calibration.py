@@ -336,7 +336,7 @@ def test_moments_of_a_planned_source(make: Callable[..., Path], tmp_path: Path) 
     source = make("diffllama", dtype=torch.float64)
     step = GrowStep("group-diff", {"hidden": "x2", "signal_heads": "x3"})
     growkit.run(Recipe(str(source), (step,), str(tmp_path / "grown"), verify=None))
-    planned = plan(Recipe(str(source), (step,), "nowhere"), Checkpoint(source)).target
+    planned = plan(Recipe(str(source), (step,), "nowhere"), Checkpoint(source)).lineage.target
     calibration = Strict(planned, windows())
     for layer, moment in enumerate(by_hooks(tmp_path / "grown", windows())):
         assert close(calibration.moment(layer), moment), layer

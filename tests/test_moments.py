@@ -14,7 +14,8 @@ import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import cut
 from growkit.engine.strict import strict_float64
-from growkit.recipe import parse_recipe
+from growkit.planner import plan
+from growkit.recipe.files import parse_recipe
 from tests.conftest import load_strict
 
 Make = Callable[..., Path]
@@ -74,18 +75,20 @@ def test_moments_are_those_that_the_grown_model_gathers(
     growkit.run(recipe)
     before, after = gathered(source), gathered(tmp_path / "out")
     checkpoint = Checkpoint(source)
-    plans = recipe.plan(checkpoint).plans
+    plans = plan(recipe, checkpoint).lineage.plans
     for order, key in ((1, "exp_avg"), (2, "exp_avg_sq")):
-        state: Any = InMemory(checkpoint, {name: each[key] for name, each in before.items()})
-        for plan in plans:
+        state: Any = InMemory(
+            checkpoint, {name: state_of[key] for name, state_of in before.items()}
+        )
+        for each in plans:
             made = {}
-            for rule in plan.rules:
+            for rule in each.rules:
                 moments = rule.transform.moments(order)
                 assert moments is not None
                 made[rule.target] = moments.part(state, [slice(0, n) for n in rule.info.shape])
                 half = [slice(n // 3, n) for n in rule.info.shape]
                 assert moments.part(state, half).equal(made[rule.target][tuple(half)])
-            infos = type("Infos", (), {"tensors": {rule.target: rule.info for rule in plan.rules}})
+            infos = type("Infos", (), {"tensors": {rule.target: rule.info for rule in each.rules}})
             state = InMemory(infos, made)
         for name, found in made.items():
             scale = after[name][key].abs().max()
@@ -102,7 +105,7 @@ def test_moments_as_they_are_would_not_do(make: Make, tmp_path: Path) -> None:
     before, after = gathered(source), gathered(tmp_path / "out")
     checkpoint = Checkpoint(source)
     state: Any = InMemory(checkpoint, {name: each["exp_avg"] for name, each in before.items()})
-    rule = recipe.plan(checkpoint).plans[0].by_target["model.embed_tokens.weight"]
+    rule = plan(recipe, checkpoint).lineage.plans[0].by_target["model.embed_tokens.weight"]
     wrong = rule.transform.part(state, [slice(0, n) for n in rule.info.shape])
     right = after[rule.target]["exp_avg"]
     assert (wrong - right).abs().max() > 0.1 * right.abs().max()
@@ -112,7 +115,7 @@ def test_what_is_computed_has_no_moments(make: Make, tmp_path: Path) -> None:
     """Nor have rows that come twice, for two purposes."""
     checkpoint = Checkpoint(make("llama"))
     content = {"source": "a", "output": "b", "steps": [{"convert": "diff-v2"}]}
-    plans = parse_recipe(content, "recipe").plan(checkpoint).plans
+    plans = plan(parse_recipe(content, "recipe"), checkpoint).lineage.plans
     rules = {rule.target: rule.transform for rule in plans[-1].rules}
     queries = rules["model.layers.0.self_attn.q_proj.weight"]
     assert queries.moments(1) is None

@@ -63,8 +63,12 @@ def plan(source: Path, dtype: str | None = None, **options: Any) -> Any:
 
 
 def ranks_of(way: Any) -> list[int]:
-    found = way.target.config["shared_rank"]
-    return found if isinstance(found, list) else [found] * way.target.config["num_hidden_layers"]
+    found = way.lineage.target.config["shared_rank"]
+    return (
+        found
+        if isinstance(found, list)
+        else [found] * way.lineage.target.config["num_hidden_layers"]
+    )
 
 
 def convert(source: Path, target: Path, **options: Any) -> Any:
@@ -169,7 +173,7 @@ def test_what_ranks_cost_of_what_is_planned(options: Any, tmp_path: Path) -> Non
         ConvertStep("shared-diff", {"rank": "auto", "tolerance": 0.05}),
     )
     way = plan_recipe(Recipe(str(source), steps, "nowhere"), Checkpoint(source))
-    windows = make_prompts(Settings(), source, way.target.config).windows
+    windows = make_prompts(Settings(), source, way.lineage.target.config).windows
     for rank, cost in list(way.kl_by_rank.items())[:3]:
         last = ConvertStep("shared-diff", {"rank": rank})
         growkit.run(

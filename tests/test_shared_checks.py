@@ -49,7 +49,7 @@ def compared(recipe: Recipe) -> Compared:
     """What comes back from the files that a recipe has made."""
     source = Checkpoint(recipe.source)
     way = plan_recipe(recipe, source)
-    return compare_weights(way.source, Checkpoint(recipe.output), way.plans)
+    return compare_weights(way.lineage, Checkpoint(recipe.output))
 
 
 def made(folder: Path, source: Path, *steps: Step, dtype: str | None = None) -> Recipe:
@@ -219,7 +219,7 @@ def test_what_was_computed_once_more_is_not_said_to_be_checked(tmp_path: Path) -
 def test_a_tensor_that_is_not_repeatable_needs_a_check(tmp_path: Path) -> None:
     source = Checkpoint(save_model(tmp_path / "source", "diffllama", 0, **HEADS))
     steps = (ConvertStep("shared-diff", {"rank": 2}),)
-    plan: Plan = plan_recipe(Recipe("source", steps, "target"), source).plans[-1]
+    plan: Plan = plan_recipe(Recipe("source", steps, "target"), source).lineage.plans[-1]
     read = Planned(source, read_layout(source))
     layouts, sizes = DIFF.patterns(plan.config), DIFF.sizes(plan.config)
     plan.check(read, layouts, sizes)

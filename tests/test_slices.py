@@ -62,7 +62,7 @@ def test_slices_of_what_is_written(
     growkit.run(recipe)
     written = load_file(tmp_path / "out" / "model.safetensors")
     checkpoint = Checkpoint(source)
-    lineage = Lineage(checkpoint, plan_recipe(recipe, checkpoint).plans)
+    lineage = plan_recipe(recipe, checkpoint).lineage
     chance = seeded(len(steps))
     for name, tensor in written.items():
         for _ in range(2):
@@ -191,7 +191,9 @@ def test_plans_take_time_in_proportion_to_tensors(make: Make) -> None:
             "steps": [{"grow": "hypercloning", "hidden": "x2"}] * 2,
         }
         started = time.process_time()
-        lineage = Lineage(headers, plan_recipe(parse_recipe(content, "recipe"), headers).plans)
+        lineage = Lineage(
+            headers, plan_recipe(parse_recipe(content, "recipe"), headers).lineage.plans
+        )
         assert {name: lineage.origin(name) for name in tensors} == {name: name for name in tensors}
         assert all(lineage.repeatable(name) for name in tensors)
         seconds.append(time.process_time() - started)

@@ -26,10 +26,15 @@ class Lineage:
     Attributes:
         source: what the first plan was made for.
         plans: of all steps, in order.
+        promise: the weakest of what the steps promise of the function.
+        lost: what is lost, in one line; empty if nothing is.
     """
 
-    def __init__(self, source: Weights, plans: Sequence[Plan]) -> None:
+    def __init__(
+        self, source: Weights, plans: Sequence[Plan], promise: str = "exact", lost: str = ""
+    ) -> None:
         self.source, self.plans = source, tuple(plans)
+        self.promise, self.lost = promise, lost
 
     @cached_property
     def stages(self) -> tuple[Weights, ...]:

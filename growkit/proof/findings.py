@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from growkit.checkpoint.tensors import Weights
 from growkit.engine.metrics import Distance
+from growkit.planning.lineage import Lineage
 from growkit.planning.plan import Plan
 from growkit.proof.comparison import Compared, Control
 from growkit.proof.modes import PREFILL
@@ -20,13 +20,20 @@ EPSILON = 2.0**-52
 
 @dataclass(frozen=True)
 class Origin:
-    """How the target was made: what the plans start from, and the plans; or why that is unknown."""
+    """How the target was made; or, in words, why that is unknown."""
 
-    source: Weights | None = None
-    plans: Sequence[Plan] = ()
-    promise: str = "exact"
-    lost: str = ""
+    lineage: Lineage | None = None
     unknown: str | None = None
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """Of all steps, as far as they are known."""
+        return self.lineage.plans if self.lineage else ()
+
+    @property
+    def promise(self) -> str:
+        """What the target is held to: to be exact, if nothing is known."""
+        return self.lineage.promise if self.lineage else "exact"
 
 
 @dataclass(frozen=True)
@@ -198,7 +205,7 @@ class Native:
         )
 
 
-def other_reason(weights: Recovered, strict: Strict, origin: Origin) -> str:
+def other_reason(weights: Recovered, strict: Strict, lineage: Lineage) -> str:
     """The verdict on what was asked to be another function."""
     if weights.lost:
         return f"not as asked: tensor {weights.lost} is not what the recipe makes"
@@ -211,7 +218,7 @@ def other_reason(weights: Recovered, strict: Strict, origin: Origin) -> str:
         return "not usable: the new model computes NaN or infinite logits"
     unchecked = f"; {weights.unchecked} tensors could not be checked" if weights.unchecked else ""
     return (
-        f"{origin.promise}, as asked for ({origin.lost}): "
+        f"{lineage.promise}, as asked for ({lineage.lost}): "
         f"{distance.kl / distance.tokens:.3g} nats per token of KL, the loss goes from "
         f"{distance.loss_source / distance.predictions:.4f} to "
         f"{distance.loss_target / distance.predictions:.4f}{unchecked}{weights.told}"

@@ -36,12 +36,12 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     try:
         steps = tuple(_settled(step) for step in recipe.steps)
         _check_sizes(steps, after)
-        way = plan(replace(recipe, steps=steps), before)
+        lineage = plan(replace(recipe, steps=steps), before).lineage
     except InputError as error:
         return Origin(unknown=f"{unfit} ({error})")
     except Exception as error:  # a stranger's values may raise anything
         return Origin(unknown=f"{unfit} ({type(error).__name__}: {plain(reason(error))})")
-    return Origin(way.source, way.plans, way.promise, way.lost)
+    return Origin(lineage)
 
 
 def _settled(step: Step) -> Step:

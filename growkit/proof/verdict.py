@@ -45,7 +45,7 @@ from growkit.proof.trainability import Gradients
 from growkit.proof.usage import used
 from growkit.proof.weights import compare_weights
 from growkit.recipe.recipe import Recipe
-from growkit.results.proof import Fault, LayerError, ModeResult, RankCost, VerifyResult
+from growkit.results.proof import Fault, LayerError, ModeResult, VerifyResult
 from growkit.results.sentences import trainability_sentence
 from growkit.results.versions import versions
 from growkit.settings import Settings
@@ -103,7 +103,9 @@ def verify(
     settings = Settings(words, prompts, length, seed, device, trainability)
     before, after = Checkpoint(source), Checkpoint(target)
     record = read_record(after)
-    return prove(before, after, settings, record.recipe, advance, record.kl_by_rank)
+    verdict = prove(before, after, settings, record.recipe, advance)
+    verdict["kl_by_rank"] = list(record.kl_by_rank)
+    return verdict
 
 
 def prove(
@@ -112,7 +114,6 @@ def prove(
     settings: Settings,
     recipe: Recipe | None,
     advance: Callable[[int], None],
-    kl_by_rank: Sequence[RankCost] = (),
 ) -> VerifyResult:
     """See ``verify``.
 
@@ -122,12 +123,11 @@ def prove(
         settings: what is compared.
         recipe: how the target was made, if that is known.
         advance: see ``verify``.
-        kl_by_rank: what ranks cost that were tried when the target was made.
     """
     _comparable(before, after)
     place = _device(settings.device)
     with reproducible(place):
-        return _proved(before, after, settings, recipe, advance, kl_by_rank, place)
+        return _proved(before, after, settings, recipe, advance, place)
 
 
 def _proved(
@@ -136,7 +136,6 @@ def _proved(
     settings: Settings,
     recipe: Recipe | None,
     advance: Callable[[int], None],
-    kl_by_rank: Sequence[RankCost],
     place: torch.device,
 ) -> VerifyResult:
     loads, loaded = loading(before), loading(after)
@@ -160,7 +159,8 @@ def _proved(
         reason = exact_reason(weights, strict, native, in_use)
     else:
         kept = math.isfinite(strict.distance.relative)
-        reason = other_reason(weights, strict, origin)
+        assert origin.lineage is not None
+        reason = other_reason(weights, strict, origin.lineage)
     learns = strict.trainability
     able = not (settings.trainability and learns and not learns["trainable"])
     if learns and kept and weights.kept and strict.caught and not able:
@@ -197,7 +197,7 @@ def _proved(
         trainability=strict.trainability,
         symmetry=strict.symmetry,
         spectra=list(weights.spectra),
-        kl_by_rank=list(kl_by_rank),
+        kl_by_rank=[],
         tokens=distance.tokens,
         predictions=distance.predictions,
         text=settings.text,
@@ -299,9 +299,9 @@ class _Proof:
         """
         origin, after = self.origin, self.after
         changed = next(iter(beside.changed), None)
-        if origin.source is None:
+        if origin.lineage is None:
             return Recovered(unknown=origin.unknown, changed=changed, notes=notes)
-        compared = compare_weights(origin.source, after, origin.plans)
+        compared = compare_weights(origin.lineage, after)
         return Recovered(
             lost=compared.lost,
             changed=changed,

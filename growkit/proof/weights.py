@@ -44,15 +44,14 @@ class Compared:
     unchecked: tuple[str, ...] = ()
 
 
-def compare_weights(source: Weights, target: Weights, plans: Sequence[Plan]) -> Compared:
+def compare_weights(lineage: Lineage, target: Weights) -> Compared:
     """Hold every tensor that was written against what it should be.
 
     Args:
-        source: what the first plan was made for.
+        lineage: how it was made.
         target: what was written.
-        plans: all steps from one to the other.
     """
-    lineage = Lineage(source, plans)
+    source, plans = lineage.source, lineage.plans
     lost = _first_lost(lineage, target)
     if lost:
         return Compared(lost)
