@@ -59,7 +59,7 @@ class ClassWeights:
         """A parameter in the dtype in which it is stored, or some rows of it, or some columns."""
         conversion = self._conversions[name]
         if conversion.transform is None:
-            return self._checkpoint.read(conversion.sources[0], rows, columns)
+            return cut(self._checkpoint.read(conversion.sources[0], rows), None, columns)
         with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
             if _stacks(conversion):
                 return cut(self._stacked(name, conversion, rows), None, columns)

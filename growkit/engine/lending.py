@@ -45,7 +45,8 @@ class Lender:
     ) -> None:
         self._weights, self._stored = weights, stored
         self._dtype, self._device = dtype, device
-        self._large = total_bytes(weights.tensors) >= LARGE
+        tensors = weights.tensors
+        self._large = total_bytes(tensors) >= LARGE or any(map(experts.suits, tensors.values()))
         self._fetched: dict[str, Tensor] = {}
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
 
