@@ -1,6 +1,6 @@
 """How many tokens a proof needs: faults that logits alone must find, on few tokens and on many.
 
-    python benchmarks/proof_tokens.py [--models 2]
+    python benchmarks/proof_tokens.py [--models 2] [--kinds llama diffllama mixtral]
 
 Random Llamas, DiffLlamas and Mixtrals with three layers are grown by two. Then one tensor after
 another is spoiled in one of three ways: all of it is multiplied by 1.001, or one row is, or one
@@ -85,10 +85,12 @@ def spoiled(target: Path, folder: Path) -> Iterator[tuple[str, str]]:
             yield fault, name
 
 
-def margins(models: int, scratch: Path) -> Iterator[tuple[str, str, tuple[int, int], float]]:
+def margins(
+    kinds: list[str], models: int, scratch: Path
+) -> Iterator[tuple[str, str, tuple[int, int], float]]:
     """The fault, whether its tensor is the embedding, the amount, and by how much it shows."""
     for seed in range(models):
-        for kind in KINDS:
+        for kind in kinds:
             source, target = scratch / f"{kind}-{seed}", scratch / f"{kind}-{seed}-grown"
             make_source(source, kind, seed)
             growkit.grow(source, target, hidden="x2", verify=False)
@@ -107,11 +109,15 @@ def margins(models: int, scratch: Path) -> Iterator[tuple[str, str, tuple[int, i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=2, help="of every kind")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # tiny models: a second thread only costs
     logging.disable_progress_bar()
     found: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for fault, place, amount, margin in margins(arguments.models, Path(scratch)):
+        for fault, place, amount, margin in margins(
+            arguments.kinds, arguments.models, Path(scratch)
+        ):
             found.setdefault((fault, place), {}).setdefault(amount, []).append(margin)
     amounts = [f"{prompts} × {length} tokens" for prompts, length in AMOUNTS]
     print(f"| fault | in the | {' | '.join(amounts)} |")
