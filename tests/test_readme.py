@@ -127,6 +127,9 @@ class Workplace:
             assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), words
         elif arguments[-2:] == ["-m", "growkit"]:
             pass  # see test_modules_of_the_current_folder
+        elif program == "python" and arguments[0] == "-m":
+            module = ROOT / arguments[1].replace(".", "/")
+            assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words
         elif program == "python":
             assert (ROOT / arguments[0]).is_file(), words
         else:
