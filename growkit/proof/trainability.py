@@ -32,7 +32,7 @@ MOST_RANK = 256
 MOST_NAMES = 8
 """Parameters without gradient that are named."""
 
-AT_ONCE = 1 << 17
+IN_CACHE = 1 << 17
 """Elements of a gradient that are compared at a time."""
 
 Named = tuple[str, Tensor]
@@ -134,7 +134,7 @@ class _Copied:
     @classmethod
     def of(cls, name: str, copies: list[Tensor]) -> _Copied:
         """Look at copies, each [rows, columns]: views of the whole gradient."""
-        at_once = max(1, AT_ONCE // copies[0].shape[1])
+        at_once = max(1, IN_CACHE // copies[0].shape[1])
         parts = zip(*(copy.split(at_once) for copy in copies), strict=True)
         scales, distances = zip(*(_distances(part) for part in parts), strict=True)
         gain = _rank_gain(copies)

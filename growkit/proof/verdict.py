@@ -12,6 +12,7 @@ from torch import Tensor
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype, total_bytes
 from growkit.engine.calls import Call
+from growkit.engine.heads import distance_of
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
@@ -22,7 +23,7 @@ from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.manifest import read_record
 from growkit.planning.plan import Plan
-from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare, distance_of
+from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare
 from growkit.proof.files.folder import Beside, beside_plan, beside_source, rests_on
 from growkit.proof.findings import (
     Native,
@@ -124,7 +125,7 @@ def prove(
         recipe: how the target was made, if that is known.
         advance: see ``verify``.
     """
-    _comparable(before, after)
+    _check_vocabularies(before, after)
     place = _device(settings.device)
     with reproducible(place):
         return _proved(before, after, settings, recipe, advance, place)
@@ -236,7 +237,7 @@ def proof_bytes(source: str | Path, target: str | Path) -> int:
     return 2 * sum(total_bytes(Checkpoint(folder).tensors) for folder in (source, target))
 
 
-def _comparable(before: Checkpoint, after: Checkpoint) -> None:
+def _check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
     for checkpoint in (before, after):
         size = checkpoint.config.get("vocab_size")
         if not isinstance(size, int):

@@ -27,7 +27,7 @@ WORD = 8
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedWeights:
     """What a comparison of weights found.
 
     Attributes:
@@ -44,7 +44,7 @@ class Compared:
     unchecked: tuple[str, ...] = ()
 
 
-def compare_weights(lineage: Lineage, target: Weights) -> Compared:
+def compare_weights(lineage: Lineage, target: Weights) -> ComparedWeights:
     """Hold every tensor that was written against what it should be.
 
     Args:
@@ -54,7 +54,7 @@ def compare_weights(lineage: Lineage, target: Weights) -> Compared:
     source, plans = lineage.source, lineage.plans
     lost = _first_lost(lineage, target)
     if lost:
-        return Compared(lost)
+        return ComparedWeights(lost)
     spectra: list[Spectrum] = []
     unchecked: list[str] = []
     for index, plan in enumerate(plans):
@@ -73,14 +73,14 @@ def compare_weights(lineage: Lineage, target: Weights) -> Compared:
             for name in check.targets:
                 recovered = _recovered(target, written[name], plan.by_target[name].info, later)
                 if recovered is None:
-                    return Compared(written[name][0], tuple(spectra))
+                    return ComparedWeights(written[name][0], tuple(spectra))
                 targets.append(recovered)
             judged = check.judge([earlier.target.read(name) for name in check.sources], targets)
             if judged.spectrum:
                 spectra.append(judged.spectrum)
             if not judged.kept:
-                return Compared(written[check.targets[0]][0], tuple(spectra))
-    return Compared(None, tuple(spectra), tuple(unchecked))
+                return ComparedWeights(written[check.targets[0]][0], tuple(spectra))
+    return ComparedWeights(None, tuple(spectra), tuple(unchecked))
 
 
 def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:
