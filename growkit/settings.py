@@ -20,7 +20,7 @@ def check_seed(seed: int) -> None:
 MANY, LONG = 8, 512
 """Prompts, and tokens in each, if nothing else is said."""
 
-FEW, SHORT = 4, 64
+FEW, SHORT = 4, 48
 """The same where no weight can be lost any more, and only the function is left to be shown
 (``docs/numerics.md``, "How many tokens")."""
 
@@ -33,7 +33,7 @@ class Settings:
         text: file with real text, or None for seeded random tokens.
         prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
             weight has given the source's back, so that only the function is left to be shown.
-        length: tokens in each; None for 512, or for 64 there.
+        length: tokens in each; None for 512, or for 48 there.
         seed: of the random prompts.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
         trainability: whether every parameter of the target must be able to train.

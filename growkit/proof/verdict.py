@@ -88,7 +88,7 @@ def verify(
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
         prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
             weight has given the source's back.
-        length: tokens in each, at most the model's longest context; None for 512, or for 64 there.
+        length: tokens in each, at most the model's longest context; None for 512, or for 48 there.
         seed: of the random prompts.
         trainability: whether every parameter of the target must be able to train.
         advance: called with the number of bytes done, for a progress bar that expects
