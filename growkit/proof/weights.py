@@ -37,11 +37,14 @@ class Compared:
         spectra: of the projections that checks looked at, up to the first that is refused.
         unchecked: tensors that no check could look at, because what is left of them was computed
             once more, or they were made from what others compute with other bits.
+        recovered: how many of the source's tensors the target gives back, of how many; those that
+            are dropped, since models compute them, do not count.
     """
 
     lost: str | None
     spectra: tuple[Spectrum, ...] = ()
     unchecked: tuple[str, ...] = ()
+    recovered: tuple[int, int] = (0, 0)
 
 
 def compare_weights(source: Weights, target: Weights, plans: Sequence[Plan]) -> Compared:
@@ -81,7 +84,9 @@ def compare_weights(source: Weights, target: Weights, plans: Sequence[Plan]) -> 
                 spectra.append(judged.spectrum)
             if not judged.kept:
                 return Compared(written[check.targets[0]][0], tuple(spectra))
-    return Compared(None, tuple(spectra), tuple(unchecked))
+    wanted = source.tensors.keys() - plans[0].dropped.keys()
+    recovered = wanted & {lineage.origin(rule.target) for rule in plans[-1].rules}
+    return Compared(None, tuple(spectra), tuple(unchecked), (len(recovered), len(wanted)))
 
 
 def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:
