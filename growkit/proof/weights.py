@@ -85,8 +85,8 @@ def compare_weights(source: Weights, target: Weights, plans: Sequence[Plan]) -> 
             if not judged.kept:
                 return Compared(written[check.targets[0]][0], tuple(spectra))
     wanted = source.tensors.keys() - plans[0].dropped.keys()
-    recovered = wanted & {lineage.origin(rule.target) for rule in plans[-1].rules}
-    return Compared(None, tuple(spectra), tuple(unchecked), (len(recovered), len(wanted)))
+    found = wanted & {lineage.origin(rule.target) for rule in plans[-1].rules}
+    return Compared(None, tuple(spectra), tuple(unchecked), (len(found), len(wanted)))
 
 
 def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:
