@@ -39,19 +39,28 @@ def header(result: Found) -> str:
     promise = str(result.get("promise"))
     meaning = f": {PROMISES[promise]}" if promise in PROMISES else ""
     first = _lost(result) if result.get("kept") else _to_do(result)
-    below = {key: words for key, words in summary(result).items() if key != "lost"}
     return (
         f'<header><div class="verdict {kind}"><h1><span aria-hidden="true">{SIGNS[kind]}</span> '
         f'{escape(verdict)}</h1>{first}<p class="reason">{_reason(result, verdict)}.</p>'
         f"<p>Promise: <strong>{escape(promise)}</strong>{meaning}.</p></div>"
-        f"{facts(below, 'glance')}"
+        f"{_glance(result)}"
         f"{facts({key: result.get(key) for key in ('source', 'target')})}</header>"
     )
+
+
+def _glance(result: Found) -> str:
+    rows = "".join(
+        f"<div><dt>{name}</dt>"
+        f"<dd><strong>{escape(line.first)}</strong> {escape(line.then)}</dd></div>"
+        for name, line in summary(result).items()
+    )
+    return f'<dl class="glance">{rows}</dl>' if rows else ""
 
 
 def _reason(result: Found, verdict: str) -> str:
     """The verdict's sentence, without what the heading says."""
     reason = str(result.get("reason")).removeprefix(f"{verdict.lower()}: ")
+    reason = reason.removeprefix(f"{verdict.lower()} ({result.get('lost')}): ")
     reason = escape(reason[:1].upper() + reason[1:])
     # Browsers would break a line after the hyphen of 1e-14.
     return sub(r"[\d.]+e-\d+", r'<span class="whole">\g<0></span>', reason)

@@ -269,6 +269,7 @@ def _copies(result: Found) -> str:
         f"<p>{escape(sentence[:1].upper() + sentence[1:])}.</p>" if sentence else "",
         framed(chart) if distances else "",
         more(f"All {len(rows):,} matrices", table(heads, rows, "cnnn")),
+        half=True,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,26 +15,36 @@ from growkit.results.sentences import modes_sentence, trainability_sentence
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
-def summary(result: Mapping[str, Any]) -> dict[str, str]:
-    """Names and what they are of a proof; what the result does not hold is left out.
+@dataclass(frozen=True)
+class Line:
+    """What a proof says of one thing: what is read first, and what is read then."""
+
+    first: str
+    then: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.first} ({self.then})" if self.then else self.first
+
+
+def summary(result: Mapping[str, Any]) -> dict[str, Line]:
+    """What people look for under a verdict, by name; what the result does not hold is left out.
 
     Args:
         result: a ``growkit.proof.VerifyResult``.
     """
     lines = {
-        "lost": result.get("lost"),
-        "KL": _kl(result) if result.get("promise") != "exact" or result.get("max_kl") else None,
+        "KL": _kl(result),
         "parameters": _parameters(result),
         "size": _sizes(result),
         "tensors": _tensors(result),
         "loss": _loss(result),
         "headroom": _headroom(result),
-        "ways": _ways(result),
-        "training": _training(result),
-        "control": _control(result),
+        "ways of asking": _ways(result),
+        "new capacity": _training(result),
+        "negative control": _control(result),
         "proved": _proved(result),
     }
-    return {name: words for name, words in lines.items() if words}
+    return {name: line for name, line in lines.items() if line}
 
 
 def size(count: float) -> str:
@@ -103,80 +114,95 @@ def times(ratio: float) -> str:
     return f"{shown} × {side} the limit"
 
 
-def _headroom(result: Mapping[str, Any]) -> str:
-    return "; ".join(f"{times(ratio)} {name}" for name, ratio in headroom(result).items())
-
-
-def _kl(result: Mapping[str, Any]) -> str | None:
-    strict, most = result.get("strict_float64") or {}, result.get("max_kl")
-    if "kl_nats_per_token" not in strict:
+def _headroom(result: Mapping[str, Any]) -> Line | None:
+    found = [(times(ratio), name) for name, ratio in headroom(result).items()]
+    if not found:
         return None
-    limit = f", of at most {figure(most)}" if most is not None else ""
+    (first, where), *others = found
+    return Line(first, "; ".join([where, *(" ".join(other) for other in others)]))
+
+
+def _kl(result: Mapping[str, Any]) -> Line | None:
+    """Where something may be lost, or has a limit."""
+    strict, most = result.get("strict_float64") or {}, result.get("max_kl")
+    if not strict or (result.get("promise") == "exact" and most is None):
+        return None
+    limit = f"at most {figure(most)} allowed" if most is not None else ""
     same = strict.get("top1_agreement")
-    agreement = f"; the likeliest token is the same {same:.1%} of the time" if same else ""
-    return f"{figure(strict['kl_nats_per_token'])} nats per token{limit}{agreement}"
+    agreement = f"{same:.1%} of the likeliest next tokens are the same" if is_number(same) else ""
+    kl = f"{figure(strict.get('kl_nats_per_token'))} nats per token"
+    return Line(kl, "; ".join(filter(None, [limit, agreement])))
 
 
-def _parameters(result: Mapping[str, Any]) -> str | None:
+def _parameters(result: Mapping[str, Any]) -> Line | None:
     before, after = result.get("source_parameters"), result.get("parameters")
     if not before or not after:
         return None
-    factor = f" (× {after / before:.3g})" if after != before else ""
-    return f"{before:,} → {after:,}{factor}"
+    return Line(f"{before:,} → {after:,}", "" if after == before else f"× {after / before:.3g}")
 
 
-def _sizes(result: Mapping[str, Any]) -> str | None:
+def _sizes(result: Mapping[str, Any]) -> Line | None:
     before, after = result.get("source_bytes"), result.get("bytes")
     if not before or not after:
         return None
     dtype = (result.get("native") or {}).get("dtype")
-    return f"{size(before)} → {size(after)}" + (f" in {dtype}" if dtype else "")
+    return Line(f"{size(before)} → {size(after)}", str(dtype) if dtype else "")
 
 
-def _tensors(result: Mapping[str, Any]) -> str | None:
+def _tensors(result: Mapping[str, Any]) -> Line | None:
     recovered, every = result.get("tensors_recovered"), result.get("source_tensors")
     if result.get("first_lost_tensor"):
-        return f"{result['first_lost_tensor']} is lost"
+        return Line("not all recovered", f"first: {result['first_lost_tensor']}")
     if recovered is None or every is None:
-        known = "parameters" in result
-        return "not compared: it is not known how the target was made" if known else None
+        why = "it is not known how the target was made"
+        return Line("not compared", why) if "parameters" in result else None
     rest = "" if recovered == every else "; the others were made into new ones"
-    return f"{recovered:,} of {every:,} recovered, bit for bit{rest}"
+    return Line(f"{recovered:,} of {every:,} recovered", f"bit for bit{rest}")
 
 
-def _loss(result: Mapping[str, Any]) -> str | None:
-    keys = ("loss_source", "loss_target")
-    strict = [result.get(key) for key in keys]
-    native = [result.get(f"{key}_native") for key in keys]
+def _loss(result: Mapping[str, Any]) -> Line | None:
+    strict, native = (
+        [result.get(f"loss_{of}{ending}") for of in ("source", "target")]
+        for ending in ("", "_native")
+    )
     if not any(map(is_number, strict)):
         return None
-    form = ".9f" if result.get("promise") == "exact" else ".4f"
-    shown = " → ".join(figure(each, form) for each in strict) + " in strict float64"
-    if any(map(is_number, native)):
-        shown += ", " + " → ".join(figure(each, ".4f") for each in native) + " as it runs"
-    return f"{shown}; nats per token, {figure(result.get('predictions'))} predictions" + (
-        f" ({text_name(result)})"
-    )
+    runs = f"as it runs {_arrow(native, '.4f')}; " if any(map(is_number, native)) else ""
+    over = f"nats per token, {figure(result.get('predictions'))} predictions, {text_name(result)}"
+    form = ".6f" if result.get("promise") == "exact" else ".4f"
+    return Line(_arrow(strict, form), f"in strict float64; {runs}{over}")
 
 
-def _ways(result: Mapping[str, Any]) -> str | None:
+def _arrow(values: Sequence[Any], form: str) -> str:
+    return " → ".join(figure(value, form) for value in values)
+
+
+def _ways(result: Mapping[str, Any]) -> Line | None:
+    modes: list[dict[str, Any]]
     modes = [{"note": "", "kept": None} | dict(mode) for mode in result.get("modes") or []]
-    return modes_sentence(modes).removeprefix("asked in ") if modes else None
+    if not modes:
+        return None
+    first, _, then = modes_sentence(modes).removeprefix("asked in ").partition(" ways")
+    failed = sum(mode["kept"] is False for mode in modes)
+    return Line(f"{first} tried" + (f", {failed} not the same" if failed else ""), then[2:])
 
 
-def _training(result: Mapping[str, Any]) -> str | None:
+def _training(result: Mapping[str, Any]) -> Line | None:
     found = result.get("trainability")
-    return trainability_sentence(found).removeprefix("new capacity: ") if found else None
+    if not found:
+        return None
+    then = trainability_sentence(found).removeprefix("new capacity: ")
+    return Line("can train" if found.get("trainable") else "cannot train as it is", then)
 
 
-def _control(result: Mapping[str, Any]) -> str | None:
+def _control(result: Mapping[str, Any]) -> Line | None:
     if not result.get("negative_control"):
         return None
     caught = "caught" if result.get("negative_control_caught") else "NOT caught"
-    return f"{result['negative_control']}: {caught}"
+    return Line(caught, str(result["negative_control"]))
 
 
-def _proved(result: Mapping[str, Any]) -> str | None:
+def _proved(result: Mapping[str, Any]) -> Line | None:
     created, seconds = result.get("created"), result.get("seconds")
     if not created:
         return None
@@ -185,5 +211,5 @@ def _proved(result: Mapping[str, Any]) -> str | None:
     except ValueError:
         when = str(created)
     device = (result.get("native") or {}).get("device")
-    took = f", in {duration(seconds)}" if is_number(seconds) else ""
-    return f"{when}{took}" + (f", on {device}" if device else "")
+    took = f"in {duration(seconds)}" if is_number(seconds) else ""
+    return Line(when, ", ".join(filter(None, [took, f"on {device}" if device else ""])))

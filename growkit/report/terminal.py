@@ -79,8 +79,8 @@ def show_verdict(console: Console, result: VerifyResult) -> None:
     if next_one:
         console.print(f"next: {next_one}")
     found = Table.grid(padding=(0, 2))
-    for name, words in summary(result).items():
-        found.add_row(name, words)
+    for name, line in summary(result).items():
+        found.add_row(name, str(line))
     console.print(found)
     console.print(_figures(result))
 
