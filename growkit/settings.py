@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from growkit.errors import InputError
@@ -77,7 +76,7 @@ class Settings:
             )
         if self.device not in ("auto", "cpu", "cuda"):
             raise InputError(f"device {self.device!r} is not known; choose auto, cpu or cuda")
-        if self.max_kl is not None and not 0 < self.max_kl < math.inf:  # false for a NaN
+        if self.max_kl is not None and not 0 < self.max_kl < 1e300:  # false for a NaN
             raise InputError(
                 f"max_kl {self.max_kl} is no limit; give nats per token above 0, such as 0.01"
             )

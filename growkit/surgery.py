@@ -245,6 +245,6 @@ def _prove(recipe: Recipe, folder: Path, progress: Progress, way: Way) -> Verify
 
 def _document(manifest: Mapping[str, Any], hashes: Mapping[str, str], folder: Path) -> None:
     """Write the model card and, last of all, the manifest."""
-    card = model_card(manifest)
+    card = model_card(manifest, tokenizer=(folder / "tokenizer_config.json").is_file())
     (folder / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
     write_manifest(folder, manifest, hashes)

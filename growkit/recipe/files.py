@@ -155,6 +155,8 @@ def _typed(content: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
             list: "a list",
             bool: "true or false",
         }
-        expected = dict.fromkeys("a number" if float in kinds else names[k] for k in kinds)
+        expected = dict.fromkeys(
+            "a number such as 0.01" if float in kinds else names[k] for k in kinds
+        )
         raise InputError(f"{key} in {where} is {value!r}; {' or '.join(expected)} was expected")
     return value

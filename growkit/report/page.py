@@ -229,7 +229,7 @@ def _positions(result: Found) -> str:
         names=[each.name for each in found],
     )
     told = "How far the predicted distributions are apart, by the number of tokens before."
-    if counts:
+    if found and counts:
         sizes = sorted({each.tokens for each in found[:-1] or found})
         between = " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
         told += f" Each point is the mean of {between} tokens."
