@@ -233,7 +233,7 @@ def _without_paths(paths: Sequence[str]) -> Any:
 
     def public(text: str) -> str:
         for folder in longest_first:
-            text = text.replace(folder, "")
+            text = text.replace(folder, os.sep)  # folders may hold blanks
         return DIRECTORIES.sub("", text)
 
     return public
