@@ -37,6 +37,8 @@ class Settings:
         seed: of the random prompts.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
         trainability: whether every parameter of the target must be able to train.
+        max_kl: nats per token of KL, in strict float64, above which a target is not kept, also one
+            that was asked to be another function; None for no limit.
     """
 
     text: str | None = None
@@ -45,6 +47,7 @@ class Settings:
     seed: int = 0
     device: str = "auto"
     trainability: bool = False
+    max_kl: float | None = None
 
     @property
     def amount(self) -> tuple[int, int]:
@@ -73,3 +76,7 @@ class Settings:
             )
         if self.device not in ("auto", "cpu", "cuda"):
             raise InputError(f"device {self.device!r} is not known; choose auto, cpu or cuda")
+        if self.max_kl is not None and not 0 < self.max_kl < 1e300:  # false for a NaN
+            raise InputError(
+                f"max_kl {self.max_kl} is no limit; give nats per token above 0, such as 0.01"
+            )

@@ -119,6 +119,10 @@ class Distance:
         """KL at every position, nats, the mean over all sequences that are so long."""
         return [finite(max(kl, 0.0) / count) for _, (kl, count) in sorted(self.kl_at.items())]
 
+    def tokens_by_position(self) -> list[int]:
+        """The number of tokens of each of these means."""
+        return [count for _, (_, count) in sorted(self.kl_at.items())]
+
 
 def _dot(one: Tensor, other: Tensor) -> float:
     return float(one.flatten().dot(other.flatten()))

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype, total_bytes
+from growkit.checkpoint.tensors import (
+    TORCH_NAMES,
+    Config,
+    main_dtype,
+    total_bytes,
+    total_parameters,
+)
 from growkit.engine.calls import Call
 from growkit.engine.heads import distance_of
 from growkit.engine.layerwise import Layerwise
@@ -32,6 +40,7 @@ from growkit.proof.findings import (
     Strict,
     exact_reason,
     other_reason,
+    within_limit,
 )
 from growkit.proof.localisation import (
     component_of,
@@ -72,6 +81,7 @@ def verify(
     length: int | None = None,
     seed: int = 0,
     trainability: bool = False,
+    max_kl: float | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> VerifyResult:
     """Compare two model folders: weights, logits in strict float64, and logits as they will run.
@@ -91,6 +101,7 @@ def verify(
         length: tokens in each, at most the model's longest context; None for 512, or for 48 there.
         seed: of the random prompts.
         trainability: whether every parameter of the target must be able to train.
+        max_kl: nats per token of KL above which the target is not kept; None for no limit.
         advance: called with the number of bytes done, for a progress bar that expects
             ``proof_bytes`` of them.
 
@@ -101,7 +112,7 @@ def verify(
         InputError: a folder cannot be loaded, or the two cannot be compared.
     """
     words = str(text) if text is not None else None
-    settings = Settings(words, prompts, length, seed, device, trainability)
+    settings = Settings(words, prompts, length, seed, device, trainability, max_kl)
     before, after = Checkpoint(source), Checkpoint(target)
     record = read_record(after)
     verdict = prove(before, after, settings, record.recipe, advance)
@@ -139,6 +150,7 @@ def _proved(
     advance: Callable[[int], None],
     place: torch.device,
 ) -> VerifyResult:
+    started = time.perf_counter()
     loads, loaded = loading(before), loading(after)
     prompts = make_prompts(settings, before.folder, before.config)
     origin = origin_of(before, after, recipe)
@@ -168,12 +180,15 @@ def _proved(
         reason = f"not able to learn: {trainability_sentence(learns)}; but {reason}"
     fault = proof.fault(strict, weights, asked)
     distance = strict.distance
+    within, found_kl = within_limit(distance, settings.max_kl)
+    if kept and weights.kept and strict.caught and not within:
+        reason = f"not as asked: {found_kl}; {reason}"
     if distance.predictions < FEW:
         reason += f"; on {distance.predictions} predictions alone"
     shown = native.compared if exact else strict.compared
     return VerifyResult(
         promise=origin.promise,
-        kept=kept and weights.kept and strict.caught and able,
+        kept=kept and weights.kept and strict.caught and able and within,
         reason=reason,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
@@ -184,14 +199,20 @@ def _proved(
             "float64", _name(place), *((strict.tolerance, strict.why) if exact else (None, None))
         ),
         native=native.measured(exact),
+        rounding=native.own.measured(native.dtype, native.device, None, None),
+        max_kl=settings.max_kl,
+        lost=(origin.lineage.lost if origin.lineage else "") or None,
         loss_source=finite(distance.loss_source / distance.predictions),
         loss_target=finite(distance.loss_target / distance.predictions),
+        loss_source_native=native.loss(target=False),
+        loss_target_native=native.loss(target=True),
         first_differing_layer=strict.difference.layer,
         first_difference=strict.difference.module,
         fault=fault,
         by_layer=[LayerError(module=m, relative=finite(e)) for m, e in strict.compared.by_layer],
         modes=[*_mode_results(asked, strict, native, exact), *in_use],
         kl_by_position=shown.prefill.kl_by_position(),
+        tokens_by_position=shown.prefill.tokens_by_position(),
         logit_sample=native.compared.sample,
         negative_control_caught=strict.caught,
         negative_control=strict.control.fault,
@@ -206,6 +227,14 @@ def _proved(
         seed=settings.seed,
         source=str(before.folder),
         target=str(after.folder),
+        source_parameters=total_parameters(before.tensors),
+        parameters=total_parameters(after.tensors),
+        source_bytes=total_bytes(before.tensors),
+        bytes=total_bytes(after.tensors),
+        tensors_recovered=weights.recovered[0] if weights.recovered else None,
+        source_tensors=weights.recovered[1] if weights.recovered else None,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        seconds=round(time.perf_counter() - started, 3),
         versions=versions(),
     )
 
@@ -310,6 +339,7 @@ class _Proof:
             in_effect=sum(len(plan.in_effect) for plan in origin.plans),
             spectra=compared.spectra,
             unchecked=len(compared.unchecked),
+            recovered=None if compared.lost else compared.recovered,
         )
 
     def asked(self, ways: list[Mode]) -> tuple[list[Mode], Strict]:
@@ -423,9 +453,7 @@ class _Proof:
         overflow = not math.isfinite(compared.prefill.squared_source)
         if rounding.relative < 1 and not overflow:  # else there is nothing to be kept
             tolerance = ROUNDING_MARGIN * max(rounding.relative, torch.finfo(dtype).eps)
-        return Native(
-            compared, name, _name(self.device), rounding.relative, ROUNDING_MARGIN, tolerance
-        )
+        return Native(compared, name, _name(self.device), rounding, ROUNDING_MARGIN, tolerance)
 
 
 def _mode_results(

@@ -37,11 +37,14 @@ class ComparedWeights:
         spectra: of the projections that checks looked at, up to the first that is refused.
         unchecked: tensors that no check could look at, because what is left of them was computed
             once more, or they were made from what others compute with other bits.
+        recovered: how many of the source's tensors the target gives back, of how many; those that
+            are dropped, since models compute them, do not count.
     """
 
     lost: str | None
     spectra: tuple[Spectrum, ...] = ()
     unchecked: tuple[str, ...] = ()
+    recovered: tuple[int, int] = (0, 0)
 
 
 def compare_weights(lineage: Lineage, target: Weights) -> ComparedWeights:
@@ -80,7 +83,9 @@ def compare_weights(lineage: Lineage, target: Weights) -> ComparedWeights:
                 spectra.append(judged.spectrum)
             if not judged.kept:
                 return ComparedWeights(written[check.targets[0]][0], tuple(spectra))
-    return ComparedWeights(None, tuple(spectra), tuple(unchecked))
+    wanted = source.tensors.keys() - plans[0].dropped.keys()
+    found = wanted & {lineage.origin(rule.target) for rule in plans[-1].rules}
+    return ComparedWeights(None, tuple(spectra), tuple(unchecked), (len(found), len(wanted)))
 
 
 def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:
