@@ -101,9 +101,7 @@ def main() -> None:
     for symmetry in ("keep", "break"):
         with tempfile.TemporaryDirectory() as scratch:
             grown = Path(scratch) / "grown"
-            growkit.grow(
-                MODEL, grown, hidden="x2", kv_heads="x1", symmetry=symmetry, verify=False
-            )
+            growkit.grow(MODEL, grown, hidden="x2", kv_heads="x1", symmetry=symmetry, verify=False)
             for by_tensor in (True, False):
                 losses, end = train(grown, MODEL, by_tensor, steps)
                 apart = max(abs(a - b) for a, b in zip(losses, expected, strict=True))

@@ -3,8 +3,8 @@
     python benchmarks/engines.py SRC
 
 ``SRC`` is the folder of a Llama, which is made twice as wide. The demo model is grown beside it, by
-group-diff to 4:1. Each goes on for 20 steps on one batch of the demo's training text, on a CPU, and its
-loss must fall. Needs accelerate and peft.
+group-diff to 4:1. Each goes on for 20 steps on one batch of the demo's training text, on a CPU, and
+its loss must fall. Needs accelerate and peft.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ STEPS, BATCH, LENGTH, RATE = 20, 4, 64, 1e-3
 
 
 def load(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(
-        folder, trust_remote_code=True, dtype=torch.float32
-    )
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
 
 
 def rows(vocabulary: int) -> list[dict[str, torch.Tensor]]:
@@ -113,9 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         wide, many = Path(scratch) / "wide", Path(scratch) / "many"
         growkit.grow(source, wide, hidden="x2", verify=False)
-        growkit.grow(
-            MODEL, many, method="group-diff", hidden="x2", signal_heads="x4", verify=False
-        )
+        growkit.grow(MODEL, many, method="group-diff", hidden="x2", signal_heads="x4", verify=False)
         for folder in (wide, many):
             print(f"\n{type(load(folder)).__name__}\n")
             print("| trained with | loss at the first step | at the last |")

@@ -55,7 +55,9 @@ def _section(words: str, command: typer.core.TyperCommand) -> str:
     if shown:
         lines += ["| option | value | what it does |", "| --- | --- | --- |"]
     for each in shown:
-        names = ", ".join(f"`{name}`" for name in [*each.opts, *each.secondary_opts] if name.strip())
+        names = ", ".join(
+            f"`{name}`" for name in [*each.opts, *each.secondary_opts] if name.strip()
+        )
         value = "" if each.is_flag else f"`{_value(each)}`".replace("|", r"\|")
         usual = each.default is not None and not each.is_flag and not each.required
         default = f" Default: {each.default}." if usual else ""
