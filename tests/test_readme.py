@@ -1,21 +1,25 @@
 """What the documents print is what happens: every command and snippet in them runs.
 
 Fenced blocks are ``sh`` (a command in every line), ``python`` (a program) or ``text`` (what a
-command printed); commands in running text are run as well. Every block has a folder of its own, in
-which names mean this:
+command printed; a line of ``…`` stands for what is left out); commands in running text are run as
+well. A program that begins with ``# path/of/a/file.py`` quotes that file instead. Every block has a
+folder of its own, in which names mean this:
 
 - ``SRC``: a model, of differential attention where the line asks for that;
 - ``OUT``: nothing yet; a model made from ``SRC`` where the line reads it;
-- ``my-llama``: a Llama with a tokenizer; ``TEXT`` and ``some-text.txt``: a text;
+- ``my-llama``: a Llama with a tokenizer; ``my-larger-llama``, where a program reads it: the same,
+  grown; ``tiny``: a Qwen3; ``TEXT`` and ``some-text.txt``: a text;
 - ``NAME``: the first name that fits; ``RECIPE.yaml``: a recipe; any other name: a new file.
 
-Proofs ask for less than they do by default. What installs something or takes minutes (``make``,
-``benchmarks/``) is looked up, not run.
+Proofs ask for less than they do by default. What installs something, needs a network or takes
+minutes (``make``, ``hf``, ``benchmarks/``) is looked up, not run. Programs that need a package that
+is not installed are skipped; ``make install`` installs all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import re
@@ -31,23 +35,28 @@ import pytest
 import torch
 import typer
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config
 from typer.testing import CliRunner
 
 import growkit
 from growkit.cli import app
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text
+from growkit.families.family import families
 from growkit.recipe.shipped import shipped_recipe
-from tests.conftest import save_model
+from tests import reference
+from tests.conftest import save_model, save_random
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = {file.name: file.read_text("utf-8") for file in DOCUMENTS}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:growkit|make|python|pip)\s[^`]+)`")
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DIFFERENTIAL = {"group-diff", "shared-diff", "motif"}
 LANGUAGES = {"sh", "python", "text"}
+QUOTED = re.compile(r"# (\S+\.py)\n")
 SMALL = {name: {"prompts": 2, "length": 64} for name in ("grow", "convert", "verify")}
 """Proofs, as defaults of the command line."""
 
@@ -78,7 +87,7 @@ def blocks_of(document: str, text: str) -> list[Block]:
     return found + [Block(document, "sh", each) for each in dict.fromkeys(inline)]
 
 
-BLOCKS = [block for file in DOCUMENTS for block in blocks_of(file.name, file.read_text("utf-8"))]
+BLOCKS = [block for name, text in PAGES.items() for block in blocks_of(name, text)]
 
 
 def of(language: str) -> list[Block]:
@@ -92,25 +101,26 @@ class Workplace:
         self._models = models
         Path("TEXT").write_text(held_out_text()[:600], encoding="utf-8")
         shutil.copy("TEXT", "some-text.txt")
-        shutil.copytree(models / "llama", "my-llama")
+        for name in ("my-llama", "tiny"):
+            shutil.copytree(models / name, name)
 
     def prepare(self, words: list[str]) -> list[str]:
         """Make what a command reads, and put names where it leaves them open."""
         assert "…" not in " ".join(words), f"{words} is no command"
-        made = any(word.startswith("OUT/") for word in words) or "verify" in words
+        made = any(word.startswith("OUT/") for word in words) or {"verify", "OUT"} <= {*words}
         for name in ("SRC", "OUT"):
             shutil.rmtree(name, ignore_errors=True)
         if "SRC" in words or made:
             kind = "low-rank" if "shared-diff" in words or "run" in words else "diff"
             differential = DIFFERENTIAL.intersection(words) or "run" in words
-            shutil.copytree(self._models / (kind if differential else "llama"), "SRC")
+            shutil.copytree(self._models / (kind if differential else "my-llama"), "SRC")
         if "run" in words and made:
             growkit.convert("SRC", "OUT", "shared-diff", rank="auto", energy=0.9, verify=False)
         elif made:
             growkit.grow("SRC", "OUT", hidden="x2", verify=False)
         if "RECIPE.yaml" in words:
             shutil.copy(shipped_recipe("wider-mlp"), "RECIPE.yaml")
-            shutil.copytree(self._models / "llama", "source")
+            shutil.copytree(self._models / "my-llama", "source")
         name = "wider-mlp" if "recipes" in words else "diff-v2"
         return [name if word == "NAME" else word for word in words]
 
@@ -127,6 +137,12 @@ class Workplace:
             assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), words
         elif arguments[-2:] == ["-m", "growkit"]:
             pass  # see test_modules_of_the_current_folder
+        elif program == "hf":
+            installed = Path(sys.executable).with_name("hf")
+            done = subprocess.run([installed, arguments[0], "--help"], capture_output=True)
+            assert done.returncode == 0, words
+        elif arguments[:2] == ["-m", "pytest"]:
+            assert (ROOT / arguments[2]).is_file(), words
         elif program == "python" and arguments[0] == "-m":
             module = ROOT / arguments[1].replace(".", "/")
             assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words
@@ -142,13 +158,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each kind, with the byte tokenizer of the demo."""
     folder = tmp_path_factory.mktemp("models")
     sizes = {"vocab_size": 256, "intermediate_size": 32, "max_position_embeddings": 512}
-    save_model(folder / "llama", "llama", num_hidden_layers=1, **sizes)
+    save_model(folder / "my-llama", "llama", num_hidden_layers=1, **sizes)
     save_model(folder / "diff", "diffllama", **sizes)
     wide = {"hidden_size": 64, "num_hidden_layers": 4, "head_dim": 24}
     save_model(folder / "low-rank", "diffllama", **(sizes | wide))
-    for kind in ("llama", "diff", "low-rank"):
+    for kind in ("my-llama", "diff", "low-rank"):
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(MODEL / name, folder / kind)
+    small = Qwen3Config(vocab_size=29, hidden_size=16, intermediate_size=24, num_hidden_layers=1)
+    save_random(folder / "tiny", small)
     return folder
 
 
@@ -164,10 +182,27 @@ def test_commands_run_as_printed(block: Block, workplace: Workplace) -> None:
         workplace.run(words)
 
 
+@pytest.mark.filterwarnings(  # of torch and peft, on any machine without a GPU
+    "ignore:'pin_memory' argument:UserWarning",
+    "ignore:`is_gradient_checkpointing`:FutureWarning",
+)
 @pytest.mark.parametrize("block", of("python"), ids=str)
 def test_snippets_run_as_printed(block: Block, workplace: Workplace) -> None:
+    if quoted := QUOTED.match(block.text):
+        assert block.text[quoted.end() :] in (ROOT / quoted[1]).read_text("utf-8")
+        return
+    for module in needed(block.text):
+        pytest.importorskip(module)
+    if "my-larger-llama" in block.text and "growkit" not in block.text:
+        growkit.grow("my-llama", "my-larger-llama", hidden="x2", verify=False)
     with contextlib.redirect_stdout(None):
         exec(compile(block.text, str(block), "exec"), {})
+
+
+def needed(program: str) -> set[str]:
+    """What it imports; transformers' Trainer wants accelerate beside it."""
+    modules = set(re.findall(r"^(?:from|import) (\w+)", program, re.MULTILINE))
+    return modules | ({"accelerate"} if "Trainer(" in program else set())
 
 
 def test_a_manifest_is_a_recipe(workplace: Workplace) -> None:
@@ -184,8 +219,9 @@ def test_a_manifest_is_a_recipe(workplace: Workplace) -> None:
 # What is printed.
 
 
+@functools.cache
 def demo() -> str:
-    """The demo, on a CPU as in the README."""
+    """The demo, on a CPU as in the documents."""
     return CliRunner().invoke(app, ["demo"]).stdout
 
 
@@ -210,19 +246,39 @@ def alike(expected: str, found: str) -> bool:
     """The same words; numbers that are measured may differ a little.
 
     Whole numbers and words are to be the same, lines may be broken elsewhere. Rounding in float64
-    is of no certain size.
+    is of no certain size. Where lines are left out, all that is printed must stand there in order.
     """
-    expected, found = (re.sub(r"[─━╇┃│]+", " ", text) for text in (expected, found))
-    if NUMBER.sub("", expected).split() != NUMBER.sub("", found).split():
-        return False
-    pairs = zip(NUMBER.findall(expected), NUMBER.findall(found), strict=True)
-    for one, other in pairs:
-        measured = any(mark in one + other for mark in ".e")
-        a, b = (float(each.replace(",", "")) for each in (one, other))
-        near = max(a, b) < 1e-6 or b == pytest.approx(a, rel=0.3)
-        if one != other and not (measured and near):
+    pieces = [words_of(piece) for piece in re.split(r"^…$", expected, flags=re.MULTILINE)]
+    found_words = words_of(found)
+    if len(pieces) == 1:
+        return same(pieces[0], found_words)
+    for piece in pieces:
+        places = range(len(found_words) - len(piece) + 1)
+        ends = (at + len(piece) for at in places if same(piece, found_words[at : at + len(piece)]))
+        end = next(ends, None)
+        if end is None:
             return False
+        found_words = found_words[end:]
     return True
+
+
+def words_of(text: str) -> list[str]:
+    """Without the lines of tables."""
+    return re.sub(r"[─━╇┃│]+", " ", text).split()
+
+
+def same(expected: list[str], found: list[str]) -> bool:
+    one, other = " ".join(expected), " ".join(found)
+    if NUMBER.sub("", one) != NUMBER.sub("", other):
+        return False
+    pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)
+    return all(near(*pair) for pair in pairs)
+
+
+def near(one: str, other: str) -> bool:
+    measured = any(mark in one + other for mark in ".e")
+    a, b = (float(each.replace(",", "")) for each in (one, other))
+    return one == other or (measured and (max(a, b) < 1e-6 or b == pytest.approx(a, rel=0.3)))
 
 
 @pytest.mark.usage
@@ -290,24 +346,54 @@ def test_options_that_are_named_exist(document: Path) -> None:
     assert not unknown_options(document.read_text("utf-8"))
 
 
+def table(page: str, heading: str) -> list[str]:
+    """The first cells of the rows under a heading."""
+    text = PAGES[page]
+    rows = text[text.index(heading) :].split("\n\n")[0].splitlines()[2:]
+    return [row.split(" | ")[0].removeprefix("| ") for row in rows]
+
+
 def test_all_commands_are_in_the_table() -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
-    readme = DOCUMENTS[0].read_text("utf-8")
-    assert {*re.findall(r"^\| `growkit (\w+)", readme, re.MULTILINE)} == {*group.commands}
+    named = [
+        cell.split()[1].rstrip("`") for cell in table("reference.md", "| command | what for |")
+    ]
+    assert {*named} == {*group.commands}
+
+
+def test_the_reference_is_that_of_the_command_line() -> None:
+    """``python -m tests.reference`` writes it."""
+    assert PAGES["reference.md"].endswith(reference.options())
+    assert len(reference.commands()) > 5
+    assert "| `--hidden` | `xN\\|SIZE` | Hidden size. |" in reference.options()
 
 
 def test_switches_of_the_table_are_those_of_the_config() -> None:
-    readme = DOCUMENTS[0].read_text("utf-8")
-    table = readme[readme.index("| switch | values |") :].split("\n\n")[0]
-    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    cells = table("families.md", "| switch | values |")
     named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     assert len(named) > 10
     assert set(named) <= {*inspect.signature(growkit.DiffTransformerConfig).parameters}
 
 
+def test_all_families_are_in_the_table() -> None:
+    named = table("families.md", "| family | `model_type` |")
+    assert sorted(named) == sorted(family.name for family in families().values())
+
+
+def test_the_picture_shows_what_the_demo_prints() -> None:
+    """The losses and sizes in it are those of the blocks, which are compared with a run."""
+    picture = (ROOT / "docs" / "growing.svg").read_text("utf-8")
+    printed = next(block.text for block in of("text") if block.document == "README.md")
+    sizes = re.findall(r"\d,\d{3},\d{3}|\d{3},\d{3}", printed)
+    losses = re.findall(r"\d\.\d{9}", printed)
+    assert len(sizes) == len(losses) == 2
+    for number in (*sizes, *losses):
+        assert f">{number}<" in picture or f">{number} parameters<" in picture
+
+
 def test_rooms_of_the_house_exist() -> None:
-    house = DOCUMENTS[1].read_text("utf-8")
+    house = PAGES["CONTRIBUTING.md"]
     cells = [line.split("|")[1] for line in house.splitlines() if line.startswith("| `")]
     rooms = [room for cell in cells for room in re.findall(r"`([^`]+)`", cell)]
     assert len(rooms) > 10
@@ -351,6 +437,8 @@ def test_links_lead_somewhere(document: Path) -> None:
         "make nothing",
         "python benchmarks/nothing.py",
         "rm nothing",
+        "hf nothing",
+        "python -m pytest tests/test_nothing.py",
     ],
 )
 def test_a_broken_command_is_noticed(line: str, workplace: Workplace) -> None:
@@ -373,9 +461,13 @@ def test_other_faults_are_noticed() -> None:
         blocks_of("here", "```\ngrowkit demo\n```\n")
     assert [block.text for block in blocks_of("here", "so `growkit\ndemo` it")] == ["growkit demo"]
     assert unknown_options("`--hiden` and --json") == {"--hiden"}
+    assert needed("import torch\nfrom peft import x\nTrainer()") == {"torch", "peft", "accelerate"}
     text = "[a](nothing.md), [b](#nothing), [c](docs/numerics.md#the-law), [d](LICENSE)"
     assert dead_links(DOCUMENTS[0], text) == ["nothing.md", "#nothing"]
     printed = "loss 1.178, 8 windows, off by 1e-14"
     assert alike(printed, "loss 1.2, 8\nwindows, off by 3.1e-15")
     for right, wrong in (("1.178", "2.178"), (" 8", " 9"), ("loss", "gain"), ("1e-14", "1e-2")):
         assert not alike(printed, printed.replace(right, wrong, 1))
+    assert alike("one 8 …\n…\nthree 1.2", "zero one 8 … two three 1.3 four")
+    for wrong in ("three 1.3 one 8", "one 9 two three 1.2", "one 8 two three 4.2"):
+        assert not alike("one 8\n…\nthree 1.2", wrong)

@@ -154,7 +154,7 @@ class Operation(Protocol):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What it promises from where, for the table in the README."""
+        """What it promises from where, for the table in ``docs/conversions.md``."""
         ...
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
