@@ -35,6 +35,11 @@ class Origin:
         """What the target is held to: to be exact, if nothing is known."""
         return self.lineage.promise if self.lineage else "exact"
 
+    @property
+    def lost(self) -> str:
+        """What the promise leaves out, in one line; empty if nothing."""
+        return self.lineage.lost if self.lineage else ""
+
 
 @dataclass(frozen=True)
 class Recovered:

@@ -201,7 +201,7 @@ def _proved(
         native=native.measured(exact),
         rounding=native.own.measured(native.dtype, native.device, None, None),
         max_kl=settings.max_kl,
-        lost=(origin.lineage.lost if origin.lineage else "") or None,
+        lost=origin.lost or None,
         loss_source=finite(distance.loss_source / distance.predictions),
         loss_target=finite(distance.loss_target / distance.predictions),
         loss_source_native=native.loss(target=False),
