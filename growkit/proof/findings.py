@@ -103,6 +103,7 @@ class Strict:
         trainability: of the copies, if there are any, or if it was asked for.
         symmetry: how far the gradients of copies are apart.
         exact: whether nothing more than rounding is promised.
+        notes: what gradients could not be looked at, in words.
     """
 
     compared: Compared
@@ -112,6 +113,7 @@ class Strict:
     trainability: Trainability | None
     symmetry: list[CopyDistance]
     exact: bool
+    notes: Sequence[str] = ()
 
     @property
     def distance(self) -> Distance:
