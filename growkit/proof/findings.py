@@ -111,6 +111,7 @@ class Strict:
         trainability: of the copies, if there are any, or if it was asked for.
         symmetry: how far the gradients of copies are apart.
         exact: whether nothing more than rounding is promised.
+        notes: what gradients could not be looked at, in words.
     """
 
     compared: Compared
@@ -120,6 +121,7 @@ class Strict:
     trainability: Trainability | None
     symmetry: list[CopyDistance]
     exact: bool
+    notes: Sequence[str] = ()
 
     @property
     def distance(self) -> Distance:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -24,14 +25,16 @@ from growkit.engine.heads import distance_of
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import check_config, gradients_as_stored
+from growkit.engine.oracle import check_config
 from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
+from growkit.engine.stored_gradients import StoredGradients
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.manifest import read_record
 from growkit.planning.plan import Plan
 from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare
+from growkit.proof.copies import AsClass, Copied, Copies
 from growkit.proof.files.folder import Beside, beside_plan, beside_source, rests_on
 from growkit.proof.findings import (
     Native,
@@ -43,7 +46,7 @@ from growkit.proof.findings import (
     within_limit,
 )
 from growkit.proof.localisation import (
-    component_of,
+    component_named,
     find_fault,
     find_fault_before_layers,
     find_fault_behind_layers,
@@ -183,6 +186,7 @@ def _proved(
     within, found_kl = within_limit(distance, settings.max_kl)
     if kept and weights.kept and strict.caught and not within:
         reason = f"not as asked: {found_kl}; {reason}"
+    reason += "".join(f"; {note}" for note in strict.notes)
     if distance.predictions < FEW:
         reason += f"; on {distance.predictions} predictions alone"
     shown = native.compared if exact else strict.compared
@@ -193,7 +197,7 @@ def _proved(
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
         changed=list(beside.changed),
-        notes=list(weights.notes),
+        notes=[*weights.notes, *strict.notes],
         unknown_files=list(beside.unknown),
         strict_float64=distance.measured(
             "float64", _name(place), *((strict.tolerance, strict.why) if exact else (None, None))
@@ -358,7 +362,8 @@ class _Proof:
         control = Control()
         widest = max(max(info.shape, default=1) for info in self.before.tensors.values())
         rounding = Rounding(torch.finfo(torch.float64).eps * math.sqrt(widest))
-        gradients = Gradients(self._plans_that_fit(), gradients_as_stored(self.after))
+        stored = StoredGradients(self.after)
+        gradients = Gradients(self._plans_that_fit(), stored)
         probe = Probe(
             Call(asked[0].calls[0].ids[:PROBE]),
             control,
@@ -367,7 +372,9 @@ class _Proof:
             wanted=gradients.any_copies or self._trainability,
         )
         with strict_float64():
-            compared = compare(self._source, self._target, asked, self._advance, probe)
+            compared = compare(
+                self._source, self._target, asked, self._advance, probe, self._hidden
+            )
             if not math.isfinite(compared.prefill.squared_source):
                 raise InputError(
                     f"the model in {self.before.folder} computes NaN or infinite logits"
@@ -391,7 +398,17 @@ class _Proof:
             trainable,
             gradients.symmetry,
             promised,
+            _unseen(stored.lost),
         )
+
+    @cached_property
+    def _hidden(self) -> Copied | None:
+        """What the target's hidden states hold of the source's, if that is known."""
+        if self.origin.lineage is None:
+            return None
+        copies = Copies(self.origin.lineage, AsClass(self.before), AsClass(self.after))
+        names = [f"{model.names[0]}.weight" for model in (self._target, self._source)]
+        return copies.of(names[0], names[1], dimension=1)
 
     def _plans_that_fit(self) -> Sequence[Plan]:
         """The plans, if what they make has the shapes of the target."""
@@ -411,18 +428,28 @@ class _Proof:
         stored = spacing(self.after)
         factor = compared.prefill.factor(limit + stored)
         if difference.layer is not None:
-            found = find_fault(self.before, self.after, ids, difference.layer, limit, self.device)
+            found = find_fault(
+                self.before,
+                self.after,
+                self.origin.lineage,
+                ids,
+                difference.layer,
+                limit,
+                self.device,
+            )
         elif difference.module == compared.head:
             assert compared.ends is not None
             with strict_float64():
                 found = find_fault_behind_layers(
-                    self._source, self._target, compared.ends, limit, factor
+                    self._source, self._target, self._hidden, compared.ends, limit, factor
                 )
         elif difference.module:
             with strict_float64():
-                found = find_fault_before_layers(self._source, self._target, ids, limit, stored)
+                found = find_fault_before_layers(
+                    self._source, self._target, self._hidden, ids, limit, stored
+                )
         if lost:
-            component = component_of(lost) or found["component"]
+            component = component_named(lost, self.after) or found["component"]
             if component != found["component"]:  # what was read off is said of something else
                 found["cause"] = found["factor"] = None
             found["tensor"], found["component"] = lost, component
@@ -439,7 +466,7 @@ class _Proof:
             name = "bfloat16"  # what such weights are computed in
         dtype: torch.dtype = getattr(torch, name)
         source, target = self._both(dtype, None)
-        compared = compare(source, target, asked, self._advance)
+        compared = compare(source, target, asked, self._advance, copied=self._hidden)
         with self._source.head() as exact_head, source.head() as head:
 
             def strict_head(hidden: Tensor) -> Tensor:
@@ -454,6 +481,16 @@ class _Proof:
         if rounding.relative < 1 and not overflow:  # else there is nothing to be kept
             tolerance = ROUNDING_MARGIN * max(rounding.relative, torch.finfo(dtype).eps)
         return Native(compared, name, _name(self.device), rounding, ROUNDING_MARGIN, tolerance)
+
+
+def _unseen(tensors: Collection[str]) -> list[str]:
+    """What a verdict does not cover where gradients do not tell those of the files."""
+    if not tensors:
+        return []
+    return [
+        f"gradients of {len(tensors)} tensors were not looked at, because what transformers makes "
+        f"of them cannot be undone (first {min(tensors)})"
+    ]
 
 
 def _mode_results(

@@ -142,7 +142,8 @@ class Fault(TypedDict):
         layer: index of the first layer that differs; null outside of the layers.
         component: what differs first inside of it: ``embedding``, ``input_layernorm``, ``q_proj``,
             ``k_proj``, ``v_proj``, ``attention``, ``o_proj``, ``post_attention_layernorm``,
-            ``mlp``, ``norm`` or ``lm_head``; null if that is not known.
+            ``mlp``, ``norm`` or ``lm_head``, or what else the family has, such as ``router``,
+            ``experts`` or ``c_attn``; null if that is not known.
         tensor: the tensor at fault; null if it is none, or is not known.
         cause: the most likely cause, in a sentence.
         factor: the number by which something is multiplied, if that is all.
