@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import growkit
 from tests.conftest import relative_error, save_random, seeded
@@ -34,8 +34,9 @@ class Kind:
         any: a random config.
         hidden: factors by which hidden can grow.
         kv: whether it has key-value heads of their own, so that these can stay as they are.
-        heads: whether heads can grow apart from hidden.
+        apart: whether heads can grow apart from hidden.
         grows: whether hidden can grow at all, in a model of this config.
+        by_hidden: whether the width of its blocks is a multiple of hidden.
     """
 
     any: Callable[[Random], Config]
@@ -43,7 +44,7 @@ class Kind:
     kv: bool = True
     apart: bool = True
     grows: Callable[[Config], bool] = lambda config: True
-    ffn: bool = True
+    by_hidden: bool = False
 
 
 SIZES: Config = {
@@ -82,7 +83,65 @@ def windows(choose: Random) -> Config:
     return {"layer_types": types, "sliding_window": 5}
 
 
-LESS = {"intermediate_size": 24}
+MOE: Config = {"intermediate_size": 16, "num_experts_per_tok": 2}
+ROPE: Config = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+
+
+def latent(choose: Random, *switches: str, **more: Any) -> Config:
+    """Multi-head latent attention."""
+    heads = choose.choice([1, 2, 3])
+    return SIZES | {
+        **MOE,
+        "hidden_size": 16,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": choose.choice([None, 7]),
+        "kv_lora_rank": 6,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "moe_intermediate_size": choose.choice([8, 16]),
+        "n_shared_experts": choose.choice([1, 2]),
+        "n_routed_experts": 4,
+        "first_k_dense_replace": choose.choice([0, 1]),
+        "attention_bias": coin(choose),
+        "tie_word_embeddings": coin(choose),
+        **{switch: coin(choose) for switch in switches},
+        **more,
+    }
+
+
+def opt(choose: Random) -> Config:
+    """Norms before or behind the blocks, and an embedding of its own width in some."""
+    switches = ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine")
+    sizes = softmax(choose, *switches, head_dim=False)
+    del sizes["num_key_value_heads"]
+    sizes["ffn_dim"] = sizes.pop("intermediate_size")
+    return sizes | {
+        "word_embed_proj_dim": choose.choice([sizes["hidden_size"], 10]),
+        "_remove_final_layer_norm": choose.random() < 0.2,
+    }
+
+
+def opt_grows(config: Config) -> bool:
+    """Something with a weight stands before a tied head."""
+    norm = not config["do_layer_norm_before"] or not config["_remove_final_layer_norm"]
+    apart = config["word_embed_proj_dim"] != config["hidden_size"]
+    weight = config["layer_norm_elementwise_affine"]
+    return not config["tie_word_embeddings"] or apart or (norm and weight)
+
+
+def falcon(choose: Random) -> Config:
+    """In all three orders."""
+    switches = ("new_decoder_architecture", "multi_query", "parallel_attn", "bias")
+    sizes = softmax(choose, *switches, head_dim=False)
+    sizes["ffn_hidden_size"] = sizes.pop("intermediate_size")
+    kv_heads = sizes.pop("num_key_value_heads")
+    if sizes["new_decoder_architecture"]:
+        sizes |= {"num_kv_heads": kv_heads, "num_ln_in_parallel_attn": choose.choice([1, 2])}
+        sizes["parallel_attn"] = True
+    return sizes | {"alibi": choose.random() < 0.1}
+
 
 FAMILIES: dict[str, Kind] = {
     "qwen2": Kind(lambda c: softmax(c, head_dim=coin(c))),
@@ -122,6 +181,71 @@ FAMILIES: dict[str, Kind] = {
         kv=False,
         apart=False,
     ),
+    "qwen3_moe": Kind(
+        lambda c: softmax(
+            c,
+            "attention_bias",
+            **MOE,
+            moe_intermediate_size=c.choice([8, 16]),
+            num_experts=c.choice([2, 4]),
+            decoder_sparse_step=c.choice([1, 2]),
+            mlp_only_layers=c.choice([[], [0]]),
+            hidden_size=16,
+        )
+    ),
+    "qwen2_moe": Kind(
+        lambda c: softmax(
+            c,
+            "qkv_bias",
+            **MOE,
+            moe_intermediate_size=c.choice([8, 16]),
+            shared_expert_intermediate_size=c.choice([8, 24]),
+            num_experts=c.choice([2, 4]),
+            decoder_sparse_step=c.choice([1, 2]),
+            hidden_size=16,
+        )
+    ),
+    "olmoe": Kind(
+        lambda c: softmax(c, "attention_bias", **MOE, num_experts=4, head_dim=False), apart=False
+    ),
+    "granitemoe": Kind(
+        lambda c: softmax(
+            c, "attention_bias", **MOE, num_local_experts=4, hidden_size=16, logits_scaling=1.3
+        )
+    ),
+    "gpt_oss": Kind(
+        lambda c: softmax(
+            c, "attention_bias", **MOE, **windows(c), **ROPE, num_local_experts=4, hidden_size=16
+        )
+    ),
+    "deepseek_v2": Kind(lambda c: latent(c, "mlp_bias"), kv=False),
+    "deepseek_v3": Kind(lambda c: latent(c, n_group=2, topk_group=1), kv=False),
+    "gemma2": Kind(lambda c: softmax(c, "attention_bias", **windows(c)), hidden=(4, 16)),
+    "gemma3_text": Kind(lambda c: softmax(c, "attention_bias", **windows(c)), hidden=(4, 16)),
+    "cohere": Kind(lambda c: softmax(c, "attention_bias", "use_qk_norm", head_dim=coin(c))),
+    "cohere2": Kind(
+        lambda c: softmax(c, "attention_bias", head_dim=False, **windows(c)), apart=False
+    ),
+    "opt": Kind(opt, kv=False, apart=False, grows=opt_grows),
+    "falcon": Kind(falcon, kv=False, apart=False, grows=lambda config: not config["alibi"]),
+    "mamba": Kind(
+        lambda c: (
+            SIZES
+            | {
+                "hidden_size": c.choice([12, 20]),
+                "expand": c.choice([1, 2]),
+                "state_size": 5,
+                "time_step_rank": 3,
+                "conv_kernel": c.choice([2, 4]),
+                "use_bias": coin(c),
+                "use_conv_bias": coin(c),
+                "tie_word_embeddings": coin(c),
+            }
+        ),
+        kv=False,
+        apart=False,
+        by_hidden=True,
+    ),
 }
 """By ``model_type``."""
 
@@ -143,13 +267,13 @@ class Case:
     def _sizes(self, choose: Random) -> dict[str, str]:
         hidden = choose.choice([*self.kind.hidden, self.kind.hidden[0], 1]) if self.grows else 1
         sizes: dict[str, int] = {}
-        if self.kind.ffn:
-            sizes["ffn"] = choose.choice([2, 3] if hidden == 1 else [1, 2, 3])
+        sizes["ffn"] = choose.choice([2, 3] if hidden == 1 else [1, 2, 3])
+        if self.kind.by_hidden:
+            sizes["ffn"] *= hidden
         if hidden > 1:
             sizes["hidden"] = hidden
-        heads = hidden
         if self.kind.apart and self.grows and coin(choose):
-            heads = sizes["heads"] = choose.choice([1, 2, 3])
+            sizes["heads"] = choose.choice([1, 2, 3])
         if self.kind.kv and self.grows and coin(choose):
             sizes["kv_heads"] = 1
         return {name: f"x{factor}" for name, factor in sizes.items()}
@@ -158,7 +282,14 @@ class Case:
 def save(folder: Path, case: Case, seed: int) -> Path:
     """A lively random model, as transformers saves it."""
     kind = next(name for name, each in FAMILIES.items() if each is case.kind)
-    return save_random(folder, CONFIG_MAPPING[kind](**case.config), seed, case.dtype)
+    save_random(folder, CONFIG_MAPPING[kind](**case.config), seed, case.dtype)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, each in tensors.items():
+        if name.endswith("e_score_correction_bias"):  # a buffer, which starts as zeros
+            each.copy_(torch.linspace(-0.3, 0.2, len(each)))
+    save_file(tensors, file, {"format": "pt"})
+    return folder
 
 
 def with_class_names(folder: Path, dtype: torch.dtype) -> None:
@@ -180,6 +311,11 @@ def grow_any(kind: str, seed: int, folder: Path) -> float:
     return relative_error(source, out)
 
 
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -196,14 +332,14 @@ def main() -> None:
                     error = grow_any(kind, seed, Path(folder))
                 except Exception as problem:
                     case = Case(FAMILIES[kind], seeded(seed))
-                    print(f"{kind} seed {seed}: {type(problem).__name__}: {problem} {case.sizes}")
+                    _say(f"{kind} seed {seed}: {type(problem).__name__}: {problem} {case.sizes}")
                     wrong += 1
                     continue
             if error >= 1e-12:
-                print(f"{kind} seed {seed}: {error:.2g} {Case(FAMILIES[kind], seeded(seed)).sizes}")
+                _say(f"{kind} seed {seed}: {error:.2g} {Case(FAMILIES[kind], seeded(seed)).sizes}")
                 wrong += 1
             largest = max(largest, error)
-        print(f"{kind:12} {largest:.1e}  {time.time() - begin:.1f} s", flush=True)
+        _say(f"{kind:12} {largest:.1e}  {time.time() - begin:.1f} s")
     sys.exit(bool(wrong))
 
 

@@ -68,9 +68,7 @@ FAMILY = replace(
         Tensor("model.embed_tokens.weight", "vocab -> hidden"),
         *layer_norm("model.layers.{layer}.input_layernorm", NORM),
         *_attention(),
-        *layer_norm(
-            "model.layers.{layer}.post_attention_layernorm", NORM, _one_after_the_other
-        ),
+        *layer_norm("model.layers.{layer}.post_attention_layernorm", NORM, _one_after_the_other),
         *MLP_WITHOUT_BIAS,
         *last_layer_norm("model.norm", NORM),
         Tensor("lm_head.weight", "vocab <- hidden", untied),
