@@ -126,7 +126,7 @@ def _differing_keys(before: Weights, after: Weights) -> list[str]:
     """Keys of the config, other than sizes, in which two models of a family differ."""
     family = stored_family(before)
     one, other = (family.complete(each.config) for each in (before, after))
-    free = {*family.axes, "dtype", "torch_dtype", "architectures", "transformers_version"}
+    free = {*family.size_keys, "dtype", "torch_dtype", "architectures", "transformers_version"}
     free |= {"auto_map", "use_cache", "_name_or_path", "max_position_embeddings"}
     return sorted(key for key in {*one, *other} - free if one.get(key) != other.get(key))
 
