@@ -17,8 +17,8 @@ from random import Random
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from tests.conftest import relative_error, save_random, seeded

@@ -148,7 +148,7 @@ def test_steps_of_a_recipe_are_one_pass(tmp_path: Path) -> None:
 
     steps = (
         GrowStep("hypercloning", {"hidden": "x2"}),
-        GrowStep("hypercloning", {"ffn": "x3"}, "keep"),
+        GrowStep("hypercloning", ffn="x3", symmetry="keep"),
     )
     growkit.run(Recipe(str(source), steps, str(tmp_path / "both"), verify=None))
     apart = load_file(tmp_path / "two" / "model.safetensors")
