@@ -43,7 +43,8 @@ def test_what_people_look_for(place: Path) -> None:
     result = growkit.verify(place / "source", place / "exact", **QUICK)
     found = words(result)
     before, after = result["source_parameters"], result["parameters"]
-    assert found["parameters"] == f"{before:,} → {after:,} (× {after / before:.3g})"
+    sizes = f"{size(result['source_bytes'])} → {size(result['bytes'])} in float32"
+    assert found["parameters"] == f"{before:,} → {after:,} (× {after / before:.3g}; {sizes})"
     tensors = load_file(place / "source" / "model.safetensors")
     assert before == sum(each.numel() for each in tensors.values())
     assert result["source_bytes"] == sum(each.nbytes for each in tensors.values())

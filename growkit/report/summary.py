@@ -35,7 +35,6 @@ def summary(result: Mapping[str, Any]) -> dict[str, Line]:
     lines = {
         "KL": _kl(result),
         "parameters": _parameters(result),
-        "size": _sizes(result),
         "tensors": _tensors(result),
         "loss": _loss(result),
         "headroom": _headroom(result),
@@ -138,15 +137,16 @@ def _parameters(result: Mapping[str, Any]) -> Line | None:
     before, after = result.get("source_parameters"), result.get("parameters")
     if not before or not after:
         return None
-    return Line(f"{before:,} → {after:,}", "" if after == before else f"× {after / before:.3g}")
+    factor = "" if after == before else f"× {after / before:.3g}"
+    return Line(f"{before:,} → {after:,}", "; ".join(filter(None, [factor, _sizes(result)])))
 
 
-def _sizes(result: Mapping[str, Any]) -> Line | None:
+def _sizes(result: Mapping[str, Any]) -> str:
     before, after = result.get("source_bytes"), result.get("bytes")
-    if not before or not after:
-        return None
     dtype = (result.get("native") or {}).get("dtype")
-    return Line(f"{size(before)} → {size(after)}", str(dtype) if dtype else "")
+    if not before or not after:
+        return ""
+    return f"{size(before)} → {size(after)}" + (f" in {dtype}" if dtype else "")
 
 
 def _tensors(result: Mapping[str, Any]) -> Line | None:
