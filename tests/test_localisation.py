@@ -13,7 +13,9 @@ from transformers import GemmaConfig, GPT2Config, MixtralConfig, PreTrainedConfi
 import growkit
 from growkit import operations
 from growkit.algebra.expansion import following, padded, uneven
+from growkit.engine import stored_gradients
 from growkit.engine.calls import CallError
+from growkit.engine.class_weights import converted
 from growkit.families.description import component_of
 from growkit.families.family import families
 from growkit.proof.comparison import _asked
@@ -151,6 +153,23 @@ def test_gradients_of_experts_one_by_one(tmp_path: Path) -> None:
     assert "block_sparse_moe.experts" in found["keep"]["first_identical"]
     assert found["break"]["trainable"]
     assert found["break"]["identical_gradients"] == 0
+
+
+def test_gradients_that_cannot_be_had_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: a conversion that does more than to put elements elsewhere."""
+    source, out = save_random(tmp_path / "source", KINDS["mixtral"][0]), tmp_path / "out"
+    growkit.grow(source, out, ffn="x2", symmetry="keep", verify=False)
+
+    def doubled(*args: Any) -> Any:
+        return {name: 2 * made for name, made in converted(*args).items()}
+
+    monkeypatch.setattr(stored_gradients, "converted", doubled)
+    result = growkit.verify(source, out, **QUICK, trainability=True)
+    told = "gradients of 12 tensors were not looked at"
+    assert any(told in note for note in result["notes"])
+    assert told in result["reason"]
 
 
 def test_a_skipped_mode_says_why_and_no_more() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.expansion import Index, in_blocks, index_map, side_by_side
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, Weights, main_dtype
+from growkit.checkpoint.tensors import Config, Weights
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import lacks_class
@@ -31,6 +30,7 @@ from growkit.families.description import component_of
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, stored_family
 from growkit.planning.lineage import Lineage
+from growkit.proof.causes import Part, cause_of, spacing
 from growkit.proof.copies import AsClass, Copied, Copies
 from growkit.results.proof import Fault
 
@@ -39,23 +39,6 @@ TOKENS = 64
 
 GIVEN = "given"
 """What the layer itself is given, beside what its modules hand on."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one component hands on: rows of the source as the target should have them, and has."""
-
-    component: str
-    module: str
-    expected: Tensor  # [tokens, rows of the target]
-    found: Tensor  # [tokens, rows of the target]
-    head_dim: int
-
-    @property
-    def error(self) -> float:
-        """Largest difference, relative to the scale of what is expected."""
-        scale = self.expected.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-        return float((self.found - self.expected).abs().max() / scale)
 
 
 def component_named(tensor: str, checkpoint: Checkpoint) -> str | None:
@@ -95,7 +78,7 @@ def find_fault(
         looked = _Looked(one, other, copies, ids[:TOKENS], layer, device)
         for part in looked.parts(tolerance):
             if not part.error < tolerance:
-                factor, cause = _cause(part, tolerance, spacing(after))
+                factor, cause = cause_of(part, tolerance, spacing(after))
                 if keys and part.component in (looked.first, "attention", "mlp"):
                     cause = f"the configs differ in {', '.join(keys)}"
                 weight = other.stored(f"{part.module}.weight")
@@ -313,70 +296,6 @@ def _dimension(pattern: Pattern, role: Role) -> Dimension | None:
     return next((each for each in pattern.dimensions if each.role is role), None)
 
 
-def spacing(weights: Weights) -> float:
-    """Relative spacing of the numbers that most weights are stored in."""
-    dtype: torch.dtype = getattr(torch, TORCH_NAMES[main_dtype(weights.tensors)])
-    return float(torch.finfo(dtype).eps)
-
-
-def _cause(part: Part, tolerance: float, spacing: float) -> tuple[float | None, str | None]:
-    """The most likely cause of a difference, and the factor if it is one.
-
-    Weights that were multiplied were rounded, too: to numbers that are ``spacing`` apart.
-    """
-    expected, found = part.expected, part.found
-    product = float((expected * found).sum())
-    factor = product / float(expected.square().sum().clamp_min(torch.finfo(torch.float64).tiny))
-    off = abs(factor - 1)
-    slack = tolerance + spacing
-    if off > slack and _close(found, factor * expected, slack * (1 + off)):
-        return factor, f"everything is multiplied by {factor:.6g}"
-    if part.component == "attention":
-        return None, (
-            "queries, keys and values agree: λ, the head norm, the rotation or the mask differs"
-        )
-    scale = expected.square().mean().sqrt()
-    # A NaN is not less than anything.
-    wrong = (~((found - expected).abs().amax(0) < tolerance * scale)).nonzero()[:, 0]
-    moved = _moved(expected, found, wrong, tolerance)
-    if moved is not None:
-        heads = part.component in ("q_proj", "k_proj", "v_proj")
-        inside = bool((moved // part.head_dim == wrong // part.head_dim).all())
-        if heads and inside:
-            return None, "rows inside of heads stand in another order, as RoPE patterns do"
-        if heads and bool((moved % part.head_dim == wrong % part.head_dim).all()):
-            return None, "heads stand in another order"
-        return None, f"{len(wrong)} rows stand in another order"
-    ratio = (found * expected).sum(0) / expected.square().sum(0).clamp_min(1e-300)
-    by_row = _close(found, expected * ratio, slack * (1 + float((ratio - 1).abs().max())))
-    share = f"{len(wrong)} of {expected.shape[1]} rows"
-    if by_row:
-        one = ratio[wrong]
-        if bool(((one - one[0]).abs() <= slack * one[0].abs()).all()):
-            return float(one[0]), f"{share} are multiplied by {float(one[0]):.6g}"
-        return None, f"{share} are multiplied, each by a number of its own"
-    return None, f"{share} have other weights"
-
-
-def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    scale = expected.square().mean().sqrt()
-    return bool((found - expected).abs().max() <= tolerance * scale)
-
-
-def _moved(expected: Tensor, found: Tensor, wrong: Tensor, tolerance: float) -> Tensor | None:
-    """For rows that are wrong, those whose place they took; None if they are no others' at all."""
-    if len(wrong) < 2:
-        return None
-    # By products of matrices, which is faster, small distances would drown in rounding.
-    exactly = "donot_use_mm_for_euclid_dist"
-    distances = torch.cdist(found[:, wrong].T, expected[:, wrong].T, compute_mode=exactly)
-    nearest = distances.argmin(1)
-    scale = expected.square().mean().sqrt() * expected.shape[0] ** 0.5
-    if bool((distances.amin(1) > tolerance * scale).any()):
-        return None
-    return wrong[nearest]
-
-
 def find_fault_before_layers(
     source: Layerwise,
     target: Layerwise,
@@ -400,7 +319,7 @@ def find_fault_before_layers(
     expected = copied.expected(one)
     part = Part("embedding", target.names[0], expected, other, 1)
     rows = (other - expected).abs().amax(1) > tolerance * expected.square().mean().sqrt()
-    factor, cause = _cause(part, tolerance, spacing)
+    factor, cause = cause_of(part, tolerance, spacing)
     if factor is None:
         cause = f"the embeddings of {int(rows.sum())} of {len(ids)} tokens differ"
     return Fault(

@@ -33,6 +33,7 @@ from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.manifest import read_record
 from growkit.planning.plan import Plan
+from growkit.proof.causes import spacing
 from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare
 from growkit.proof.copies import AsClass, Copied, Copies
 from growkit.proof.files.folder import Beside, beside_plan, beside_source, rests_on
@@ -50,7 +51,6 @@ from growkit.proof.localisation import (
     find_fault,
     find_fault_before_layers,
     find_fault_behind_layers,
-    spacing,
 )
 from growkit.proof.modes import Mode, NotAskedError, modes, result
 from growkit.proof.origin import origin_of
