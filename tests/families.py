@@ -1,6 +1,6 @@
 """Random models of every family, and random growths of them.
 
-``python -m tests.families`` grows each a few times; ``python -m tests.families --seeds 40 phi olmo``
+``python -m tests.families`` grows each a few times; ``python -m tests.families --seeds 40 phi``
 some of them, more often.
 """
 
@@ -92,7 +92,7 @@ def latent(choose: Random, *switches: str, **more: Any) -> Config:
     heads = choose.choice([1, 2, 3])
     return SIZES | {
         **MOE,
-        "hidden_size": 16,
+        "hidden_size": 72,
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "q_lora_rank": choose.choice([None, 7]),
@@ -220,8 +220,12 @@ FAMILIES: dict[str, Kind] = {
     ),
     "deepseek_v2": Kind(lambda c: latent(c, "mlp_bias"), kv=False),
     "deepseek_v3": Kind(lambda c: latent(c, n_group=2, topk_group=1), kv=False),
-    "gemma2": Kind(lambda c: softmax(c, "attention_bias", **windows(c)), hidden=(4, 16)),
-    "gemma3_text": Kind(lambda c: softmax(c, "attention_bias", **windows(c)), hidden=(4, 16)),
+    "gemma2": Kind(
+        lambda c: softmax(c, "attention_bias", **windows(c), hidden_size=72), hidden=(4,)
+    ),
+    "gemma3_text": Kind(
+        lambda c: softmax(c, "attention_bias", **windows(c), hidden_size=72), hidden=(4,)
+    ),
     "cohere": Kind(lambda c: softmax(c, "attention_bias", "use_qk_norm", head_dim=coin(c))),
     "cohere2": Kind(
         lambda c: softmax(c, "attention_bias", head_dim=False, **windows(c)), apart=False

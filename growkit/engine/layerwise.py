@@ -190,6 +190,8 @@ class Layerwise:
             torch.enable_grad(),
         ):
             first = self._begin([call])[0]
+            # Only hidden states are handed on here: whatever else there may be stays what it is.
+            self._along = [self._noted[0].stand_ins]
             for index, (name, layer) in reversed(list(enumerate(self._layers))):
                 gradient, state = state.grad, given[index].to(self.device).requires_grad_()
                 with self._loaded(name, layer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from growkit.checkpoint.tensors import Config
-from growkit.families.description import Norm, Tensor
+from growkit.families.description import Multiple, Norm, Tensor
 from growkit.families.family import Axes, Family
 from growkit.families.llama import (
     ATTENTION,
@@ -126,6 +126,9 @@ FAMILY = Family(
     constants={"two": 2},
     tensors=mla_with_experts(_mlp_bias, stacked=False),
     other_forms=(mla_with_experts(_mlp_bias, stacked=True),),
+    multiples=(
+        Multiple("hidden_size", "num_attention_heads", "because its config accepts nothing else"),
+    ),
     recomputed=("rotary_emb.inv_freq",),
     duplicates={"lm_head.weight": "model.embed_tokens.weight"},
 )

@@ -108,16 +108,7 @@ class Family:
         Raises:
             InputError: a size is missing, is no positive number, or breaks a demand of the class.
         """
-        complete = dict(config)
-        for key, other in self.aliases.items():
-            if complete.get(key) is None and other in config:
-                complete[key] = config[other]
-        for key, default in self.defaults.items():
-            if complete.get(key) is None or key in self.derived:
-                try:
-                    complete[key] = default(complete) if callable(default) else default
-                except (KeyError, TypeError, ZeroDivisionError):
-                    complete[key] = None  # a size it depends on is bad, and is reported below
+        complete = self._filled_in(config)
         sizes = self._solve(complete)
         for key, values in self.choices.items():
             if complete[key] not in values:
@@ -140,6 +131,20 @@ class Family:
                     f"{numbers[demand.of]}, but a {self.name} model needs that, {demand.why}; "
                     "choose other sizes"
                 )
+        return complete
+
+    def _filled_in(self, config: Config) -> dict[str, Any]:
+        """The config with other names, defaults and what the class computes."""
+        complete = dict(config)
+        for key, other in self.aliases.items():
+            if complete.get(key) is None and other in config:
+                complete[key] = config[other]
+        for key, default in self.defaults.items():
+            if complete.get(key) is None or key in self.derived:
+                try:
+                    complete[key] = default(complete) if callable(default) else default
+                except (KeyError, TypeError, ZeroDivisionError):
+                    complete[key] = None  # a size it depends on is bad, and is reported later
         return complete
 
     def check_bounds(self, config: Config, where: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from growkit.families.description import Tensor
+from growkit.families.description import Multiple, Tensor
 from growkit.families.gemma import FAMILY as GEMMA
 from growkit.families.llama import HIDDEN_NORM
 
@@ -24,5 +24,9 @@ FAMILY = replace(
     model_types=("gemma2",),
     architecture="Gemma2ForCausalLM",
     defaults={**GEMMA.defaults, "num_key_value_heads": 4},
+    multiples=(
+        *GEMMA.multiples,
+        Multiple("hidden_size", "num_attention_heads", "because its config accepts nothing else"),
+    ),
     tensors=(*GEMMA.tensors, *(replace(each, offset=1.0) for each in MORE_NORMS)),
 )
