@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -25,8 +26,10 @@ from growkit.errors import InputError, reason
 from growkit.operations import operations
 from growkit.options import (
     Answer,
+    BaseModel,
     Given,
     Json,
+    MaxKL,
     Output,
     Overwrite,
     Running,
@@ -248,11 +251,18 @@ def run(
     answer: Answer,
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
     output: Annotated[str | None, typer.Option(help="Replaces the recipe's output.")] = None,
+    max_kl: MaxKL = None,
+    base_model: BaseModel = None,
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
     from growkit.recipe.files import load_recipe
 
     chosen = load_recipe(recipe, source, output)
+    _check_proved(max_kl, chosen.verify)
+    if max_kl is not None and chosen.verify:
+        chosen = replace(chosen, verify=replace(chosen.verify, max_kl=max_kl))
+    if base_model is not None:
+        chosen = replace(chosen, base_model=base_model)
     if source is None and not os.path.isdir(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
@@ -328,8 +338,16 @@ def recipes_copy(
 def _recipe(source: Path, step: Step, output: Path, settings: Settings, writing: Writing) -> Recipe:
     """The recipe of a single step."""
     proof = settings if writing.verify else None
-    dtype, shard_size = writing.dtype, writing.shard_size
-    return Recipe(str(source), (step,), str(output), proof, settings.seed, dtype, shard_size)
+    _check_proved(settings.max_kl, proof)
+    dtype, shard_size, base_model = writing.dtype, writing.shard_size, writing.base_model
+    seed = settings.seed
+    return Recipe(str(source), (step,), str(output), proof, seed, dtype, shard_size, base_model)
+
+
+def _check_proved(max_kl: float | None, proof: Settings | None) -> None:
+    """A limit that nobody looks at would be taken for one that was kept."""
+    if max_kl is not None and proof is None:
+        raise InputError("--max-kl is a limit for the proof, which is switched off; switch it on")
 
 
 def _run(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path] = ()) -> int:

@@ -46,6 +46,7 @@ def manifest_of(recipe: Recipe, result: GrowResult) -> dict[str, Any]:
         "parameters": result["parameters"],
         "bytes": result["bytes"],
         "dtype": result["dtype"],
+        "loads_with": result["loads_with"],
         "copies": result["copies"],
         "dropped": result["dropped"],
         "verification": result["verification"],

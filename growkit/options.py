@@ -45,6 +45,22 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an OUT tha
 
 SETTLED = "every weight was recovered"
 
+MaxKL = Annotated[
+    float | None,
+    typer.Option(
+        "--max-kl",
+        metavar="NATS",
+        help="Most KL that OUT may lose, in nats per token; exit code 1 above it.",
+    ),
+]
+
+BaseModel = Annotated[
+    str | None,
+    typer.Option(
+        "--base-model", metavar="ORG/NAME", help="What the model card calls SRC, on the Hub."
+    ),
+]
+
 SETTINGS = {
     "text": Annotated[
         Path | None,
@@ -65,6 +81,7 @@ SETTINGS = {
     "trainability": Annotated[
         bool, typer.Option("--trainability", help="Every parameter of OUT must be able to train.")
     ],
+    "max_kl": MaxKL,
 }
 """The options behind ``growkit.Settings``."""
 
@@ -79,6 +96,7 @@ class Writing:
         bool,
         typer.Option(" /--no-verify", help="Publish OUT without the proof.", show_default=False),
     ] = True
+    base_model: BaseModel = None
 
 
 @dataclass(frozen=True)

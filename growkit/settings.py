@@ -20,7 +20,7 @@ def check_seed(seed: int) -> None:
 MANY, LONG = 8, 512
 """Prompts, and tokens in each, if nothing else is said."""
 
-FEW, SHORT = 4, 64
+FEW, SHORT = 4, 48
 """The same where no weight can be lost any more, and only the function is left to be shown
 (``docs/numerics.md``, "How many tokens")."""
 
@@ -33,10 +33,12 @@ class Settings:
         text: file with real text, or None for seeded random tokens.
         prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
             weight has given the source's back, so that only the function is left to be shown.
-        length: tokens in each; None for 512, or for 64 there.
+        length: tokens in each; None for 512, or for 48 there.
         seed: of the random prompts.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
         trainability: whether every parameter of the target must be able to train.
+        max_kl: nats per token of KL, in strict float64, above which a target is not kept, also one
+            that was asked to be another function; None for no limit.
     """
 
     text: str | None = None
@@ -45,6 +47,7 @@ class Settings:
     seed: int = 0
     device: str = "auto"
     trainability: bool = False
+    max_kl: float | None = None
 
     @property
     def amount(self) -> tuple[int, int]:
@@ -73,3 +76,7 @@ class Settings:
             )
         if self.device not in ("auto", "cpu", "cuda"):
             raise InputError(f"device {self.device!r} is not known; choose auto, cpu or cuda")
+        if self.max_kl is not None and not 0 < self.max_kl < 1e300:  # false for a NaN
+            raise InputError(
+                f"max_kl {self.max_kl} is no limit; give nats per token above 0, such as 0.01"
+            )

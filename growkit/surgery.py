@@ -49,6 +49,7 @@ def grow(
     seed: int = 0,
     dtype: str | None = None,
     shard_size: str = DEFAULT_SHARD_SIZE,
+    base_model: str | None = None,
     verify: Settings | bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -64,6 +65,7 @@ def grow(
         seed: of the random splits.
         dtype: torch name of a wider dtype for the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
+        base_model: what the model card calls the source, ``ORG/NAME`` on the Hub; None for nothing.
         verify: what the proof compares; True for the default settings, False for no proof.
         overwrite: replace an output that growkit wrote.
         dry_run: plan only, touch nothing.
@@ -82,7 +84,8 @@ def grow(
     """
     step = GrowStep(method, _given(options))
     settings = Settings() if verify is True else verify or None
-    recipe = Recipe(str(source), (step,), str(output), settings, seed, dtype, shard_size)
+    written = dtype, shard_size, base_model
+    recipe = Recipe(str(source), (step,), str(output), settings, seed, *written)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
 
@@ -93,6 +96,7 @@ def convert(
     *,
     dtype: str | None = None,
     shard_size: str = DEFAULT_SHARD_SIZE,
+    base_model: str | None = None,
     verify: Settings | bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -107,6 +111,7 @@ def convert(
         to: name of the variant or layout.
         dtype: see ``grow``, as for the rest, the result and the errors.
         shard_size: see there.
+        base_model: see there.
         verify: see there.
         overwrite: see there.
         dry_run: see there.
@@ -115,7 +120,8 @@ def convert(
     """
     step = ConvertStep(to, _given(options))
     settings = Settings() if verify is True else verify or None
-    recipe = Recipe(str(source), (step,), str(output), settings, 0, dtype, shard_size)
+    written = dtype, shard_size, base_model
+    recipe = Recipe(str(source), (step,), str(output), settings, 0, *written)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
 
@@ -243,6 +249,6 @@ def _prove(
 
 def _document(manifest: Mapping[str, Any], hashes: Mapping[str, str], folder: Path) -> None:
     """Write the model card and, last of all, the manifest."""
-    card = model_card(manifest)
+    card = model_card(manifest, tokenizer=(folder / "tokenizer_config.json").is_file())
     (folder / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
     write_manifest(folder, manifest, hashes)

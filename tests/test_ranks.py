@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import growkit
 from growkit.checkpoint.reading import Checkpoint, read_json
 from growkit.cli import app
-from growkit.conversions.shared_diff.ranks import AT_ONCE, smallest_rank
+from growkit.conversions.shared_diff.ranks import RANKS_PER_PASS, smallest_rank
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text
 from growkit.engine.prompts import make_prompts
@@ -121,11 +121,11 @@ def test_the_rank_below_was_tried_and_fails(seed: int, noise: float) -> None:
     all_asked = [each for ranks in asked for each in ranks]
     assert len(all_asked) == len(set(all_asked))  # nothing twice
     assert all(1 <= each <= most for each in all_asked)
-    assert all(len(ranks) <= AT_ONCE + 1 for ranks in asked)
+    assert all(len(ranks) <= RANKS_PER_PASS + 1 for ranks in asked)
     # Every pass after the first leaves at most an eighth of the candidates.
     passes, left = 1, most
-    while left > AT_ONCE - 1:
-        passes, left = passes + 1, -(-left // AT_ONCE) - 1
+    while left > RANKS_PER_PASS - 1:
+        passes, left = passes + 1, -(-left // RANKS_PER_PASS) - 1
     assert len(asked) <= passes + 1
     if not noise:
         assert rank == next(r for r in range(1, most + 1) if true[r - 1] <= tolerance)

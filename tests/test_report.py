@@ -16,6 +16,7 @@ import pytest
 
 import growkit
 from growkit.report import drawing
+from growkit.report.bins import binned
 from growkit.report.drawing import Bar
 from growkit.report.page import report_page
 from tests.conftest import save_model
@@ -57,13 +58,19 @@ def full(**changes: Any) -> dict[str, Any]:
         "first_lost_tensor": "model.layers.1.mlp.up_proj.weight",
         "strict_float64": measured(dtype="float64", tolerance=1e-12, tolerance_why="sum of 64"),
         "native": measured(),
+        "rounding": measured(relative=0.055, tolerance=None, max_abs_logit_diff=0.45),
+        "max_kl": None,
+        "lost": None,
         "loss_source": 1.25,
         "loss_target": 1.5,
+        "loss_source_native": 1.26,
+        "loss_target_native": 1.51,
         "first_differing_layer": 1,
         "first_difference": "model.layers.1",
         "negative_control_caught": True,
         "negative_control": "model.layers.0.mlp.up_proj.weight × 1.001",
         "trainability": {
+            "trainable": True,
             "copied": 48,
             "identical_gradients": 0,
             "without_gradient": 0,
@@ -93,6 +100,15 @@ def full(**changes: Any) -> dict[str, Any]:
             "factor": 1.01,
         },
         "kl_by_position": [1e-4, 2e-4, math.inf, 3e-4],
+        "tokens_by_position": [6, 6, 6, 6],
+        "source_parameters": 1000,
+        "parameters": 4000,
+        "source_bytes": 2000,
+        "bytes": 8000,
+        "tensors_recovered": None,
+        "source_tensors": None,
+        "created": "2026-11-22T11:45:18+00:00",
+        "seconds": 8.125,
         "logit_sample": [[1.0, 1.1], [-2.0, -2.0], [3.0, math.nan]],
         "symmetry": [
             {
@@ -199,16 +215,21 @@ def test_the_control_sees_tags_that_are_not_closed() -> None:
 
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "The numbers": ("strict_float64", "native"),
-    "Loss before and after": ("loss_source", "loss_target"),
     "Where and why it differs": (
         "fault",
         "first_difference",
         "first_differing_layer",
         "first_lost_tensor",
     ),
-    "Error by layer": ("by_layer",),
+    "The numbers": ("strict_float64", "native"),
+    "Loss before and after": (
+        "loss_source",
+        "loss_target",
+        "loss_source_native",
+        "loss_target_native",
+    ),
     "How it was run": ("modes",),
+    "Error by layer": ("by_layer",),
     "Logits, source against target": ("logit_sample",),
     "KL by position": ("kl_by_position",),
     "Can the new capacity train?": ("trainability", "symmetry"),
@@ -360,20 +381,136 @@ def test_what_is_no_number_leaves_a_gap() -> None:
     assert "lost" not in drawing.line([1.0, 2.0], **TITLES)
 
 
-def test_points_on_the_diagonal_are_on_the_diagonal() -> None:
-    def cloud(pairs: list[list[float]]) -> list[tuple[float, float]]:
-        svg = drawing.scatter(pairs, **TITLES)
-        found = re.search(r'class="cloud" d="(.*?)"', svg)
-        assert found
-        moves = re.findall(r"M([\d.]+) ([\d.]+)h0", found[1])
-        return [(float(x), float(y)) for x, y in moves]
+def cloud(pairs: list[list[float]], **options: Any) -> list[tuple[float, float]]:
+    found = re.search(r'class="cloud" d="(.*?)"', drawing.residuals(pairs, **TITLES, **options))
+    assert found
+    return [(float(x), float(y)) for x, y in re.findall(r"M([\d.]+) ([\d.]+)h0", found[1])]
 
-    def bend(points: list[tuple[float, float]]) -> float:
-        (ax, ay), (bx, by), (cx, cy) = points
-        return abs((bx - ax) * (cy - ay) - (by - ay) * (cx - ax))
 
-    assert bend(cloud([[-4.0, -4.0], [1.0, 1.0], [9.0, 9.0]])) < 100
-    assert bend(cloud([[-4.0, -4.0], [1.0, 4.0], [9.0, 9.0]])) > 1000
+def test_equal_logits_lie_on_the_line_of_zero() -> None:
+    """And differences that no diagonal would show are seen."""
+    heights = [y for _, y in cloud([[-4.0, -4.0], [1.0, 1.0 + 1e-7], [9.0, 9.0 - 1e-7]])]
+    zero, above, below = heights
+    assert above < zero < below
+    assert zero - above == pytest.approx(below - zero, abs=0.2)
+    assert zero - above > 50
+    assert len({y for _, y in cloud([[-4.0, -4.0], [1.0, 1.0], [9.0, 9.0]])}) == 1
+
+
+def test_the_rounding_of_the_source_is_a_band_around_zero() -> None:
+    svg = drawing.residuals([[1.0, 1.1], [2.0, 1.9]], **TITLES, band=(0.4, "alone"))
+    lines = re.findall(r'class="limit" d="M\d+ ([\d.]+)H', svg)
+    points = [y for _, y in cloud([[1.0, 1.1], [2.0, 1.9]], band=(0.4, "alone"))]
+    upper, lower = sorted(map(float, lines))
+    assert upper < min(points) < max(points) < lower
+    assert "alone" in svg
+    assert 'class="limit"' not in drawing.residuals([[1.0, 1.1]], **TITLES)
+
+
+def ticks(svg: str) -> list[str]:
+    texts = ElementTree.fromstring(svg).iter("text")
+    return [each.text or "" for each in texts if each.get("text-anchor") == "end"]
+
+
+def test_zeros_have_a_line_of_their_own() -> None:
+    """No decade is theirs, and nothing leads from them to numbers."""
+    svg = drawing.line([0.0, 1e-16, 1e-14], log=True, **TITLES)
+    zero, small, _ = heights(svg)
+    decade = small - heights(drawing.line([1e-16, 1e-15, 1e-14], log=True, **TITLES))[1]
+    assert zero - small == pytest.approx(drawing.ZERO_ROOM, abs=0.2)
+    assert zero - small != pytest.approx(decade, abs=10)
+    data = re.search(r'class="data" d="(.*?)"', svg)
+    assert data
+    assert data[1].count("M") == 2
+    assert "1e-17" not in ticks(svg)
+    assert "0" in ticks(svg)
+    whole = re.search(r'class="data" d="(.*?)"', drawing.line([1e-15, 1e-16], log=True, **TITLES))
+    assert whole
+    assert whole[1].count("M") == 1
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_no_scale_is_made_up_for_zeros(log: bool) -> None:
+    def numbers(svg: str) -> list[str]:
+        return [tick for tick in ticks(svg) if re.match(r"-?\d", tick)]
+
+    assert numbers(drawing.line([0.0, 0.0, 0.0], log=log, names=["a", "b", "c"], **TITLES)) == ["0"]
+    shown = numbers(drawing.line([0.0, 0.0, 1e-16], log=log, names=["a", "b", "c"], **TITLES))
+    assert len(shown) > 1
+
+
+def test_positions_in_bins_with_their_counts() -> None:
+    values = [float(position) for position in range(100)]
+    found = binned(values, [4] * 100)
+    assert len(found) == 13
+    assert [each.name for each in found[:2]] == ["0–7", "8–15"]
+    assert [each.tokens for each in found] == [32] * 12 + [16]
+    assert found[0].mean == pytest.approx(3.5)
+    assert sum((each.mean or 0) * each.tokens for each in found) == pytest.approx(4 * sum(values))
+    weighed = binned([1.0, 4.0] * 16, [3, 1] * 16)
+    assert weighed[0].mean == pytest.approx(1.75)
+    assert binned([1.0, None] * 16, [3, 1] * 16)[0].mean is None
+    assert [each.name for each in binned([1.0, 2.0], [])] == ["0", "1"]
+
+
+def test_bins_and_counts_are_shown() -> None:
+    page = report_page(full(kl_by_position=[1e-4] * 64, tokens_by_position=[6] * 64), None)
+    assert "Each point is the mean of 24 tokens." in page
+    assert '<th scope="row">60–63</th><td class="n" data-head="tokens">24</td>' in page
+    assert "Each point" not in report_page(full(tokens_by_position=None), None)
+
+
+def test_the_sources_own_rounding_is_a_column() -> None:
+    page = report_page(full(), None)
+    assert ">source's own rounding</th>" in page
+    row = re.search(r"largest \|Δlogit\| / scale</th>(.*?)</tr>", page)
+    assert row
+    assert re.findall(r">([\d.e-]+)</td>", row[1]) == ["0.06", "0.06", "0.055"]
+    assert "0.055" not in report_page(full(rounding=None), None)
+
+
+def test_losses_as_it_runs_beside_strict_ones() -> None:
+    text = Tags(report_page(full(), None)).text
+    for words in ("strict float641.2500000001.500000000+0.25", "bfloat161.2600001.510000+0.25"):
+        assert words in text
+    gone = full(loss_source_native=None, loss_target_native=None)
+    assert "1.510000" not in Tags(report_page(gone, None)).text
+
+
+def test_on_a_failure_where_why_and_what_to_do_come_first() -> None:
+    page = report_page(full(), manifest())
+    places = [
+        page.index(each) for each in ("</h1>", ">Where<", ">Why<", ">Next<", 'class="reason"')
+    ]
+    assert places == sorted(places)
+    assert page.index('class="reason"') < page.index('class="glance"') < page.index("<h2>")
+    kept = report_page(full(kept=True, reason="preserved: all", fault=None), manifest())
+    assert ">Next<" not in kept
+
+
+def test_a_lossy_conversion_leads_with_what_was_lost() -> None:
+    lossy = full(
+        kept=True,
+        promise="bounded",
+        reason="bounded, as asked for (a <b> of it): 0.1 nats",
+        lost="a <b> of it",
+        fault=None,
+    )
+    page = report_page(lossy, None)
+    assert page.index("</h1>") < page.index("Lost: a &lt;b&gt; of it.") < page.index("0.1 nats")
+    assert page.count("a &lt;b&gt; of it") == 1
+    assert "Lost:" not in report_page(full(kept=True, reason="preserved: all"), None)
+
+
+def test_cells_carry_the_heads_of_their_columns() -> None:
+    """Where rows are stacked, they are all that says what a number is."""
+    page = report_page(full(), manifest())
+    cells = re.findall(r"<td ([^>]*)>", page)
+    unnamed = [each for each in cells if "data-head" not in each and "small" not in each]
+    nameless_columns = page.count('<th scope="col" class="t"></th>')
+    assert len(unnamed) == nameless_columns * len(full()["spectra"])
+    assert "attr(data-head)" in page
+    assert "thead { display: none; }" in page
 
 
 def test_bars_are_as_long_as_their_values() -> None:

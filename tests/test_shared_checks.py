@@ -26,7 +26,7 @@ from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.planner import plan as plan_recipe
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Plan, Planned
-from growkit.proof.weights import Compared, compare_weights
+from growkit.proof.weights import ComparedWeights, compare_weights
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep, Step
 from tests.conftest import save_model, seeded
@@ -45,7 +45,7 @@ MODULE = "model.layers.1.self_attn.q_proj"
 BASE, DOWN, UP = (f"{MODULE}.{part}.weight" for part in ("base", "down", "up"))
 
 
-def compared(recipe: Recipe) -> Compared:
+def compared(recipe: Recipe) -> ComparedWeights:
     """What comes back from the files that a recipe has made."""
     source = Checkpoint(recipe.source)
     way = plan_recipe(recipe, source)

@@ -141,6 +141,13 @@ class IndexMap:
         return same and plain
 
     @cached_property
+    def period(self) -> int | None:
+        """The number of coordinates after which the same ones are copied again; None if none is."""
+        again = np.flatnonzero(self.source == self.source[0])[1:2]
+        periodic = len(again) and bool((self.source[again[0] :] == self.source[: -again[0]]).all())
+        return int(again[0]) if periodic else None
+
+    @cached_property
     def parts(self) -> Index:
         """Into how many parts the weight of the source coordinate is split; 0 for no split."""
         split = self._is_split

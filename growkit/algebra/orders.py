@@ -56,6 +56,29 @@ def in_halves(heads: str, half: str, *width: str) -> Order:
     return order
 
 
+def with_keys_and_values(heads: str, kv_heads: str, *width: str) -> Order:
+    """The query heads of a group, then the key and the value that serve them, group by group.
+
+    Canonically all queries stand first, then all keys, then all values.
+    """
+
+    def order(sizes: Mapping[str, int]) -> list[int]:
+        queries, groups = sizes[heads], sizes[kv_heads]
+        each = queries // groups
+        stored = [
+            head
+            for group in range(groups)
+            for head in (
+                *range(group * each, (group + 1) * each),
+                queries + group,
+                queries + groups + group,
+            )
+        ]
+        return _rows(stored, prod(sizes[axis] for axis in width), interleaved=False)
+
+    return order
+
+
 def _rows(heads: list[int], width: int, interleaved: bool) -> list[int]:
     """The rows of heads; neighbours that RoPE turns as pairs come from halves."""
     inside = list(range(width))

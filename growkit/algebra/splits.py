@@ -21,7 +21,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-AT_ONCE = 1 << 17
+IN_CACHE = 1 << 17
 """Elements that are added at a time: what comes in between stays in a processor's cache."""
 
 DRAWS = 32
@@ -138,9 +138,9 @@ def join(parts: list[Tensor]) -> Tensor:
     whole = parts[0]
     if len(parts) == 1:
         return whole
-    if whole.numel() <= AT_ONCE or len(whole) == 1:
+    if whole.numel() <= IN_CACHE or len(whole) == 1:
         return _joined(parts)
-    rows = max(1, AT_ONCE * len(whole) // whole.numel())
+    rows = max(1, IN_CACHE * len(whole) // whole.numel())
     joined = torch.empty(whole.shape, dtype=whole.dtype, device=whole.device)
     for piece, *some in zip(joined.split(rows), *(p.split(rows) for p in parts), strict=True):
         piece.copy_(_joined(some))

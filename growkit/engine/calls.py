@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from growkit.engine.passing import Arguments, Form
-from growkit.errors import InputError
+from growkit.errors import InputError, plain
 
 TOGETHER = 512
 """Tokens of prompts that run as one batch, at most: what a layer computes of them is in memory."""
@@ -66,11 +66,12 @@ class CallError(InputError):
 
     Attributes:
         call: index of the call.
+        why: the reason alone, for whom other calls are enough.
     """
 
-    def __init__(self, sentence: str, call: int) -> None:
+    def __init__(self, sentence: str, call: int, why: str) -> None:
         super().__init__(sentence)
-        self.call = call
+        self.call, self.why = call, plain(why)
 
 
 def alike(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:

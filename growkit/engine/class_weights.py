@@ -40,6 +40,12 @@ class ClassWeights:
             for name, each in self._conversions.items()
         }
 
+    def stored_as(self, name: str) -> str | None:
+        """The tensor in the files that a parameter is, but for its name; None if it is none."""
+        conversion = self._conversions.get(name)
+        plain = conversion is not None and conversion.transform is None
+        return conversion.sources[0] if conversion and plain else None
+
     def where(self, name: str | None = None) -> str:
         """The file with the first tensor that a parameter is made of; the folder if none is."""
         return self._checkpoint.where(self._conversions[name].sources[0] if name else None)
@@ -53,7 +59,7 @@ class ClassWeights:
         conversion = self._conversions[name]
         if conversion.transform is None:
             return self._checkpoint.by_rows(conversion.sources[0])
-        return _stacks(conversion)
+        return stacks(conversion)
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
         """A parameter in the dtype in which it is stored, or some rows of it, or some columns."""
@@ -61,7 +67,7 @@ class ClassWeights:
         if conversion.transform is None:
             return cut(self._checkpoint.read(conversion.sources[0], rows), None, columns)
         with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
-            if _stacks(conversion):
+            if stacks(conversion):
                 return cut(self._stacked(name, conversion, rows), None, columns)
             return cut(self._made(name, conversion, conversion.tensors), rows, columns)
 
@@ -77,15 +83,11 @@ class ClassWeights:
 
     def _made(self, name: str, conversion: Conversion, tensors: dict[str, list[str]]) -> Tensor:
         """What transformers makes of tensors."""
-        transform = copy(conversion.transform)  # which collects tensors, and lets go of them
-        transform.collected_tensors = {
+        read = {
             pattern: [self._checkpoint.read(each).to(self._dtypes[name]) for each in names]
             for pattern, names in tensors.items()
         }
-        model = conversion.model
-        return the_tensor(
-            transform.convert(conversion.name, model=model, config=model.config)[name]
-        )
+        return converted(conversion, read)[name]
 
     def _dtype(self, conversion: Conversion) -> torch.dtype:
         """The narrowest dtype in which none of the tensors loses anything."""
@@ -95,7 +97,16 @@ class ClassWeights:
             return reduce(torch.promote_types, dtypes)
 
 
-def _stacks(conversion: Conversion) -> bool:
+def converted(conversion: Conversion, tensors: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+    """What transformers makes of tensors, by name; they are given by the transform's pattern."""
+    transform = copy(conversion.transform)  # which collects tensors, and lets go of them
+    transform.collected_tensors = tensors
+    model = conversion.model
+    made = transform.convert(conversion.name, model=model, config=model.config)
+    return {name: the_tensor(each) for name, each in made.items()}
+
+
+def stacks(conversion: Conversion) -> bool:
     """Whether every row of what is made has tensors of its own, as experts one by one have."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 

@@ -28,7 +28,7 @@ from growkit.engine.lending import Lender, scaled
 from growkit.engine.passing import Arguments, Form, Handed, NoStackError, untouched
 from growkit.engine.reproducible import choose_kernels
 from growkit.engine.spool import Spool
-from growkit.errors import InputError, foreign
+from growkit.errors import InputError, foreign, reason
 
 Named = tuple[str, nn.Module]
 
@@ -446,7 +446,14 @@ class Layerwise:
         except InputError as error:
             if call is None:
                 raise
-            raise CallError(str(error), call) from error
+            cause = error.__cause__
+            why = str(error)
+            if isinstance(cause, NoStackError):
+                why = str(cause)
+            elif cause:
+                why = f"{type(cause).__name__}: {reason(cause)}"
+            model = type(self.model).__name__
+            raise CallError(str(error), call, f"{model} cannot be asked so ({why})") from error
 
     def _no_stack(self, why: str) -> InputError:
         return InputError(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from growkit.results.proof import Measured
 
-AT_ONCE = 1 << 17
+IN_CACHE = 1 << 17
 """Logits that are looked at together on a CPU: a dozen passes over them stay in its cache."""
 
 
@@ -41,7 +41,7 @@ class Distance:
             following: the token that follows each, [tokens]; -1 for none.
             position: of the first of them in its sequence.
         """
-        rows = max(1, AT_ONCE // source.shape[-1]) if source.device.type == "cpu" else len(source)
+        rows = max(1, IN_CACHE // source.shape[-1]) if source.device.type == "cpu" else len(source)
         parts = zip(source.split(rows), target.split(rows), following.split(rows), strict=True)
         for part, (one, other, next_ones) in enumerate(parts):
             self._add(one, other, next_ones, position + part * rows)
@@ -118,6 +118,10 @@ class Distance:
     def kl_by_position(self) -> list[float | None]:
         """KL at every position, nats, the mean over all sequences that are so long."""
         return [finite(max(kl, 0.0) / count) for _, (kl, count) in sorted(self.kl_at.items())]
+
+    def tokens_by_position(self) -> list[int]:
+        """The number of tokens of each of these means."""
+        return [count for _, (_, count) in sorted(self.kl_at.items())]
 
 
 def _dot(one: Tensor, other: Tensor) -> float:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
@@ -115,27 +115,6 @@ def longest_context(config: Config) -> Any:
             text = parsed(config).get_text_config(decoder=True)
             return getattr(text, "max_position_embeddings", None)
     return config.get("max_position_embeddings")
-
-
-def gradients_as_stored(checkpoint: Checkpoint) -> Callable[[str, Tensor], tuple[str, Tensor]]:
-    """From parameters of the model that ``load`` makes of a checkpoint to tensors in its files.
-
-    Returns:
-        A function that takes the name of a parameter and a tensor of its shape, and gives the name
-        and the arrangement of the tensor that is stored.
-    """
-    if not lacks_class(checkpoint.config):
-        return lambda name, gradient: (name, gradient)
-    rules = {rule.target: rule for rule in read_layout(checkpoint).rules}
-
-    def stored(name: str, gradient: Tensor) -> tuple[str, Tensor]:
-        (source,) = rules[name].sources
-        rows = slice(0, checkpoint.tensors[source].shape[0])
-        arranged = rules[name].transform.undo(gradient.__getitem__, rows)
-        assert arranged is not None
-        return source, arranged
-
-    return stored
 
 
 def lacks_class(config: Config) -> bool:

@@ -102,6 +102,6 @@ def _tokenize(parts: list[str], folder: Path) -> list[Tensor]:
         tokenizer = load_tokenizer(folder)
     except InputError as error:
         raise InputError(
-            f"{error}, or leave the text away to compare on random tokens"
+            f"{error}, or leave out --text to compare on random tokens"
         ) from error.__cause__
     return [torch.tensor(ids_of(tokenizer, part), dtype=torch.long) for part in parts]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from growkit.algebra.axes import Pattern, Role
 from growkit.algebra.orders import Order
 from growkit.checkpoint.tensors import Config
 
@@ -50,6 +51,8 @@ class Tensor:
         norm: what the class takes the mean over, for the weight of a norm.
         scale: by what the class multiplies the tensor, from the sizes of its axes.
         offset: what the class adds to the tensor, before it multiplies it.
+        component: the part of a model that it belongs to, for people who look for a fault; None
+            for the one that its name says (``component_of``).
     """
 
     name: str
@@ -61,6 +64,29 @@ class Tensor:
     norm: Norm | None = None
     scale: Callable[[Mapping[str, int]], float] | None = None
     offset: float = 0.0
+    component: str | None = None
+
+
+def component_of(tensor: Tensor) -> str:
+    """The part of a model that a tensor belongs to.
+
+    In a layer that is a module of its own: a norm, a projection of the attention, or a whole MLP.
+    What an attention has beside its projections is ``attention``. Outside of the layers there are
+    the ``embedding``, the ``norm`` and the ``lm_head``.
+    """
+    if tensor.component:
+        return tensor.component
+    _, in_layer, inside = (tensor.canonical or tensor.name).partition("{layer}.")
+    if in_layer:
+        block, _, rest = inside.partition(".")
+        if not block.endswith(("attn", "attention")):
+            return block
+        module, inner, _ = rest.partition(".")
+        return module if inner else "attention"
+    pattern = Pattern.parse(tensor.pattern)
+    if "vocab" in pattern.axes(Role.WRITTEN):
+        return "lm_head"
+    return "norm" if len(pattern.dimensions) == 1 else "embedding"
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,12 @@ def lambda_vectors(when: Callable[[Config], bool] = always) -> tuple[Tensor, ...
     return tuple(Tensor(ATTENTION + name, "head_dim", when) for name in LAMBDA)
 
 
+def lambda_projection(when: Callable[[Config], bool] = always) -> Tensor:
+    """What λ is projected with from every token."""
+    name = ATTENTION + "lambda_proj.weight"
+    return Tensor(name, "signal_heads <- hidden", when, component="attention")
+
+
 def head_norm_weight(name: str) -> Tensor:
     """The weight of the head norm under another name, over both halves of a head."""
     return Tensor(
@@ -279,9 +285,7 @@ FAMILY = Family(
             Tensor(ATTENTION + "o_proj.weight", "hidden <- signal_heads.value_head_dim"),
             Tensor(ATTENTION + "o_proj.bias", "hidden", attention_bias),
             *lambda_vectors(has_lambda_vectors),
-            Tensor(
-                ATTENTION + "lambda_proj.weight", "signal_heads <- hidden", has_lambda_projection
-            ),
+            lambda_projection(has_lambda_projection),
             Tensor(ATTENTION + "gamma_gate", "one", has_gamma_gate),
             Tensor(
                 ATTENTION + "head_norm.weight",

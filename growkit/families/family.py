@@ -49,7 +49,12 @@ class Family:
         constants: axes whose size is the same in every model of the family.
         same: axes that always have the size of another one.
         may_be_zero: keys of sizes that may be 0.
-        derived: keys of sizes that the class computes from others, so that configs never say them.
+        derived: keys of sizes that the class computes from others, whatever a config says of them.
+        ratios: keys of whole numbers that are the size of one axis divided by that of another.
+        aliases: for keys of sizes, the other name under which a config may have them.
+        kinds: for axes that no option names, the one that they grow with: experts' widths ``ffn``.
+        fixed: axes that cannot grow in a model of this (completed) config, and why, as it ends a
+            sentence.
         per_layer: keys that hold one number for all layers, or a list with one for each; their
             axes are numbered, ``rank_0`` and so on (``rank_{layer}`` in patterns).
         grouped: axes whose neighbours form groups by position (head i reads KV head ⌊i/r⌋), so
@@ -78,6 +83,10 @@ class Family:
     same: Mapping[str, str] = field(default_factory=dict)
     may_be_zero: frozenset[str] = frozenset()
     derived: frozenset[str] = frozenset()
+    ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    fixed: Callable[[Config], Mapping[str, str]] = lambda config: {}
     per_layer: frozenset[str] = frozenset()
     grouped: frozenset[str] = frozenset()
     served: Mapping[str, Axes] = field(default_factory=dict)
@@ -100,8 +109,11 @@ class Family:
             InputError: a size is missing, is no positive number, or breaks a demand of the class.
         """
         complete = dict(config)
+        for key, other in self.aliases.items():
+            if complete.get(key) is None and other in config:
+                complete[key] = config[other]
         for key, default in self.defaults.items():
-            if complete.get(key) is None:
+            if complete.get(key) is None or key in self.derived:
                 try:
                     complete[key] = default(complete) if callable(default) else default
                 except (KeyError, TypeError, ZeroDivisionError):
@@ -140,7 +152,7 @@ class Family:
         for key in self.axes:
             many = self.axes[key] in (("layers",), ("experts",))
             most = MOST_LAYERS if many else MOST_SIZE
-            value = config.get(key)
+            value = config.get(key, config.get(self.aliases.get(key, key)))
             largest = max((v for v in _listed(value) if isinstance(v, int)), default=0)
             if largest > most:
                 raise InputError(
@@ -157,6 +169,11 @@ class Family:
     def sizes(self, config: Config) -> dict[str, int]:
         """The size of every axis."""
         return self._solve(self.complete(config))
+
+    @property
+    def size_keys(self) -> set[str]:
+        """Every config key that says a size."""
+        return {*self.axes, *self.aliases.values(), *self.ratios}
 
     def axes_of(self, config: Config) -> dict[str, Axes]:
         """The axes behind every size in a completed config."""
@@ -242,7 +259,7 @@ class Family:
         complete = self.complete(config)
         for key, axes in self.axes_of(complete).items():
             # No method grows what differs between layers.
-            if key in self.per_layer or key in self.derived:
+            if key in self.per_layer or (key in self.derived and key not in config):
                 continue
             value = sum(sizes[axis] for axis in axes)
             # A default may depend on other sizes (head_dim on hidden_size): it is written out.
@@ -251,7 +268,11 @@ class Family:
                 or value != complete[key]
                 or callable(self.defaults.get(key))
             ):
-                resized[key] = value
+                other = self.aliases.get(key, key)
+                resized[other if config.get(key) is None and other in config else key] = value
+        for key, (axis, of) in self.ratios.items():
+            if sizes[axis] % sizes[of] == 0:
+                resized[key] = sizes[axis] // sizes[of]
         return resized
 
     def named(self, config: Config) -> Config:

@@ -78,6 +78,25 @@ def skeleton(attention: tuple[Tensor, ...], mlp: tuple[Tensor, ...]) -> tuple[Te
     )
 
 
+def layer_norm(
+    name: str, norm: Norm, when: Callable[[Config], bool] = always
+) -> tuple[Tensor, ...]:
+    """Weight and bias of a LayerNorm over hidden, for families that have these instead."""
+    return (
+        Tensor(name + ".weight", "hidden", when, norm=norm),
+        Tensor(name + ".bias", "hidden", when),
+    )
+
+
+def last_layer_norm(name: str, norm: Norm) -> tuple[Tensor, ...]:
+    """Likewise of the one before the head: what a tied head reads is shared out in it."""
+    return (
+        Tensor(name + ".weight", "<- hidden", tied, norm=norm),
+        Tensor(name + ".bias", "<- hidden", tied),
+        *layer_norm(name, norm, untied),
+    )
+
+
 SOFTMAX = DiffForm(
     switches={
         "num_noise_heads": 0,

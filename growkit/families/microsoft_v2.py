@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from growkit.algebra.orders import head_by_head
 from growkit.families.description import DiffForm, Tensor
+from growkit.families.diff_transformer import lambda_projection
 from growkit.families.llama import ATTENTION, MLP_WITHOUT_BIAS, skeleton
 from growkit.families.microsoft import FAMILY as MICROSOFT
 from growkit.families.microsoft import STRIPED_QUERIES
@@ -39,7 +40,7 @@ FAMILY = replace(
             ),
             Tensor(ATTENTION + "v_proj.weight", "kv_heads.head_dim <- hidden"),
             Tensor(ATTENTION + "o_proj.weight", "hidden <- signal_heads.head_dim"),
-            Tensor(ATTENTION + "lambda_proj.weight", "signal_heads <- hidden"),
+            lambda_projection(),
         ),
         MLP_WITHOUT_BIAS,
     ),

@@ -8,6 +8,7 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/mi
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from growkit.families.description import Tensor
 from growkit.families.llama import ATTENTION, skeleton
@@ -18,16 +19,19 @@ EXPERT = LAYER + "block_sparse_moe.experts.{expert}."
 
 _attention = tuple(tensor for tensor in MISTRAL.tensors if tensor.name.startswith(ATTENTION))
 
+_router = partial(Tensor, pattern="experts <- hidden", component="router")
+_expert = partial(Tensor, component="experts")
+
 ONE_BY_ONE = (
-    Tensor(LAYER + "block_sparse_moe.gate.weight", "experts <- hidden"),
-    Tensor(EXPERT + "w1.weight", "ffn <- hidden"),
-    Tensor(EXPERT + "w2.weight", "hidden <- ffn"),
-    Tensor(EXPERT + "w3.weight", "ffn <- hidden"),
+    _router(LAYER + "block_sparse_moe.gate.weight"),
+    _expert(EXPERT + "w1.weight", "ffn <- hidden"),
+    _expert(EXPERT + "w2.weight", "hidden <- ffn"),
+    _expert(EXPERT + "w3.weight", "ffn <- hidden"),
 )
 STACKED = (
-    Tensor(LAYER + "mlp.gate.weight", "experts <- hidden"),
-    Tensor(LAYER + "mlp.experts.gate_up_proj", "experts: two.ffn <- hidden"),
-    Tensor(LAYER + "mlp.experts.down_proj", "experts: hidden <- ffn"),
+    _router(LAYER + "mlp.gate.weight"),
+    _expert(LAYER + "mlp.experts.gate_up_proj", "experts: two.ffn <- hidden"),
+    _expert(LAYER + "mlp.experts.down_proj", "experts: hidden <- ffn"),
 )
 
 FAMILY = replace(

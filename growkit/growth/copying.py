@@ -121,14 +121,14 @@ class CopyMethod:
         factors: dict[str, int] = {}
         copies: dict[str, int] = {}
         for option in self.sizes:
-            axes = [axis for axis in option.axes if axis in present]
+            axes = _axes(family, present, option)
             size = options.get(option.name)
             if size is None:
                 factors[option.name] = factors[option.follows] if option.follows else 1
             elif not axes:
                 raise InputError(f"a {family.name} model has no {option.name} to grow")
             else:
-                current = _current_size(family, config, axes)
+                current = _current_size(family, config, option, axes)
                 factors[option.name] = factor(option.name, size, current)
             copies |= dict.fromkeys(axes, factors[option.name])
         copies = {axis: count for axis, count in copies.items() if count > 1}
@@ -151,10 +151,10 @@ def as_factors(
     present = family.sizes(config)
     factors = dict(options)
     for option in sizes:
-        axes = [axis for axis in option.axes if axis in present]
+        axes = _axes(family, present, option)
         if option.name in options and axes:
             with suppress(InputError):
-                current = _current_size(family, config, axes)
+                current = _current_size(family, config, option, axes)
                 factors[option.name] = f"x{factor(option.name, options[option.name], current)}"
     return factors
 
@@ -184,8 +184,17 @@ def factor(name: str, size: str, current: int) -> int:
     return wanted // current
 
 
-def _current_size(family: Family, config: Config, axes: list[str]) -> int:
-    """A size in the config's own units: DiffLlama's heads are signal and noise heads together."""
+def _axes(family: Family, present: Mapping[str, int], option: SizeOption) -> list[str]:
+    """The axes of a model that an option grows: those it names, and those that grow with them."""
+    return [axis for axis in present if family.kinds.get(axis, axis) in option.axes]
+
+
+def _current_size(family: Family, config: Config, option: SizeOption, axes: list[str]) -> int:
+    """A size in the config's own units: DiffLlama's heads are signal and noise heads together.
+
+    Where experts are as wide as they like, it is that of what the option names.
+    """
+    axes = [axis for axis in axes if axis in option.axes] or axes[:1]
     complete = family.complete(config)
     sizes = family.sizes(config)
     for key, parts in family.axes_of(complete).items():

@@ -51,6 +51,9 @@ def expand(
     dropped, duplicates = unused_tensors(source, family)
     old = family.sizes(source.config)
     new = {**old, **sizes}
+    for axis, why in family.fixed(family.complete(source.config)).items():
+        if new[axis] != old[axis]:
+            raise InputError(f"{axis} of the {family.name} model in {source.where()} {why}")
     config = family.resized(source.config, new)
     made = expansions()
     assert {axis: len(each.source) for axis, each in made.items()} == dict(sizes)

@@ -40,7 +40,7 @@ LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 COMPUTED = ("lambda_init", "head_norm", "output_multiplier")
 """Keys in which layouts may differ, because the difference can be computed away."""
 
-WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 """Keys of windows, which DIFF Transformers do not have."""
 
 LAMBDA_TOLERANCE = 1e-13
@@ -77,7 +77,7 @@ def as_diff_transformer(config: Config, where: str) -> Config:
     sizes = {"noise_heads": 0} | family.sizes(config)
     sizes.setdefault("signal_heads", sizes.get("heads", 0))  # softmax families have only heads
     sizes["value_head_dim"] = _value_head_dim(family, config)
-    own = {*OF_THE_FOLDER, *WINDOWS, *form.harmless, *form.keys.values(), *family.axes}
+    own = {*OF_THE_FOLDER, *WINDOW_KEYS, *form.harmless, *form.keys.values(), *family.axes}
     plain = {key: value for key, value in complete.items() if key not in own}
     renamed = {key: complete[name] for key, name in form.keys.items()}
     kept = {name: complete[name] for name in form.keys.values() if name in DEFAULTS}

@@ -3,21 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import Weights
 from growkit.planning.plan import Plan, Planned, Rule
-from growkit.planning.transforms import Slices, Transform
+from growkit.planning.transforms import Kept, Mapped, Slices, Transform
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from growkit.algebra.expansion import Index
     from growkit.algebra.law import Rows
 
 
 class LostError(Exception):
     """A tensor does not give back what it was made from."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the coordinates of one dimension of a tensor come from.
+
+    Attributes:
+        tensor: the name of the one that they come from.
+        source: for each coordinate the one that it copies, or ``NOTHING``; None for the same.
+        factor: what the tensor is multiplied by.
+    """
+
+    tensor: str
+    source: Index | None = None
+    factor: float = 1.0
+
+
+def traced(
+    plans: Sequence[Plan], name: str, dimension: int, behind: Places | None = None
+) -> Places | None:
+    """Where the coordinates of a dimension come from, through all steps.
+
+    Args:
+        plans: of the steps, in order.
+        name: of a tensor that the last one makes.
+        dimension: of the tensor.
+        behind: what became of that tensor.
+
+    Returns:
+        None if some of it was computed, or is new.
+    """
+    import numpy as np
+
+    from growkit.algebra.expansion import NOTHING
+
+    source, factor = (behind.source, behind.factor) if behind else (None, 1.0)
+    for plan in reversed(plans):
+        rule = plan.by_target.get(name)
+        if rule is None or not isinstance(rule.transform, Kept | Mapped):
+            return None
+        if isinstance(rule.transform, Mapped):
+            here = rule.transform.maps[dimension].source
+            source = here if source is None else np.where(source == NOTHING, NOTHING, here[source])
+        factor *= rule.transform.factor
+        name = rule.transform.source
+    return Places(name, source, factor)
 
 
 class Lineage:

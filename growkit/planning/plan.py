@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from growkit.results.proof import Spectrum
 
 
-AT_A_TIME = 1 << 19
+AT_A_TIME = 1 << 20
 """Elements of a tensor that are made at a time: few enough to stay in a core's cache."""
 
 SMALL = 1 << 26
@@ -153,8 +153,17 @@ class Planned:
         rows, *others = rule.info.shape or (1,)
         step = max(1, AT_A_TIME // max(1, prod(others))) if rule.transform.local else max(rows, 1)
         source = _Once(self._source)
-        for begin in range(0, max(rows, 1), step):
-            yield self._rows(source, rule, slice(begin, min(begin + step, rows)))
+        period = rule.transform.period or rows
+        if rows % period or rule.info.bytes // max(1, rows) * period > SMALL:
+            period = rows
+        made = []
+        for begin in range(0, max(period, 1), step):
+            block = self._rows(source, rule, slice(begin, min(begin + step, period)))
+            if period < rows:
+                made.append(block)
+            yield block
+        for _ in range(1, rows // max(period, 1)):
+            yield from made
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
         """Make the whole tensor, or some of its rows, or of these some columns."""

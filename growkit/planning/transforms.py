@@ -61,6 +61,11 @@ class Transform(Protocol):
         """
         ...
 
+    @property
+    def period(self) -> int | None:
+        """The number of rows after which the same bits come again; None where they do not."""
+        ...
+
     def part(self, source: Weights, where: Slices) -> Tensor:
         """A part of the target.
 
@@ -112,6 +117,11 @@ class _Holding:
     local = True
     holds = True
     repeatable = True
+
+    @property
+    def period(self) -> int | None:
+        """See ``Transform``."""
+        return None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -177,6 +187,16 @@ class Mapped(_Holding):
     def maps(self) -> tuple[IndexMap, ...]:
         """Of every dimension."""
         return self.make()
+
+    @property
+    def period(self) -> int | None:
+        """Noise depends on the row; without, whole copies of written rows are the same."""
+        from growkit.algebra.axes import Role
+
+        rows = self.maps[0]
+        if rows.role is not Role.WRITTEN or self.shares.snr_db is not None or self.offset:
+            return None
+        return rows.period
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
@@ -315,6 +335,11 @@ class Computed:
     local = False
     holds = False
 
+    @property
+    def period(self) -> int | None:
+        """See ``Transform``."""
+        return None
+
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``; everything is computed."""
         whole = self.compute(*(source.read(name) for name in self.sources))
@@ -345,6 +370,11 @@ class Constant:
     local = True
     holds = False
     repeatable = True
+
+    @property
+    def period(self) -> int | None:
+        """See ``Transform``."""
+        return None
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""

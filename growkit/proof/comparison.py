@@ -11,19 +11,12 @@ import torch
 from torch import Tensor
 
 from growkit.engine.calls import Call, CallError
+from growkit.engine.heads import Head, distance_of, logits_in_pieces
 from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import Distance
 from growkit.engine.spool import Spool
+from growkit.proof.copies import Copied
 from growkit.proof.modes import PREFILL, Mode, NotAskedError
-
-Head = Callable[[Tensor], Tensor]
-"""From what the last layer hands on, [tokens, hidden], to logits, [tokens, vocabulary]."""
-
-LOGITS_AT_ONCE = 1 << 24
-"""Logits of one model that are compared at a time; for each, the head is read once."""
-
-TOKENS_FIRST = 64
-"""Tokens whose logits come first, before the size of the vocabulary is known."""
 
 PROBE = 128
 """Tokens, at most, of the prompt that is run with a fault, and backward."""
@@ -218,6 +211,7 @@ def compare(
     asked: Sequence[Mode],
     advance: Callable[[], None],
     probe: Probe | None = None,
+    copied: Copied | None = None,
 ) -> Compared:
     """Run both models on everything that is asked.
 
@@ -227,6 +221,7 @@ def compare(
         asked: the prefill first.
         advance: called after every layer of both.
         probe: what to run beside.
+        copied: what the target's hidden states hold, if that is known.
 
     Raises:
         NotAskedError: the source cannot be asked in one of the ways but the prefill.
@@ -249,7 +244,7 @@ def compare(
     if probe:
         before, after = probe.beside(before, after, probed, len(target.names) - 2)
     found = Compared(head=target.names[-1])
-    ends = _walk(_let_go(before), after, padding, found, advance)
+    ends = _walk(_let_go(before), after, padding, found, advance, copied)
     found.spread = [state[_spread(state)] for state in ends[0][: len(asked[0].calls)]]
     with source.head() as source_head, target.head() as target_head:
         heads = source_head, target_head
@@ -272,7 +267,7 @@ def _asked(stages: Iterator[Stage], asked: Sequence[Mode]) -> Iterator[Stage]:
         name = mode_of[error.call] if error.call < len(mode_of) else PREFILL
         if name == PREFILL:
             raise
-        raise NotAskedError(str(error), name) from error
+        raise NotAskedError(error.why, name) from error
 
 
 def _compare_logits(
@@ -300,61 +295,13 @@ def _compare_logits(
             found.worst = index
 
 
-def distance_of(
-    source: tuple[Head, Sequence[Tensor]],
-    target: tuple[Head, Sequence[Tensor]],
-    ids: Sequence[Tensor],
-) -> Distance:
-    """How far the logits of two models are apart; see ``logits_in_pieces``."""
-    distance = Distance()
-    for _, logits, others, following, position in logits_in_pieces(source, target, ids):
-        distance.add(logits, others, following, position)
-    return distance
-
-
-def logits_in_pieces(
-    source: tuple[Head, Sequence[Tensor]],
-    target: tuple[Head, Sequence[Tensor]],
-    ids: Sequence[Tensor],
-) -> Iterator[tuple[int, Tensor, Tensor, Tensor, int]]:
-    """Logits of two models, of as many tokens at a time as there is room for, over all prompts.
-
-    Args:
-        source: its head, and what its last layer hands on of every prompt, each [tokens, hidden].
-        target: likewise.
-        ids: the tokens of every prompt, each [tokens].
-
-    Yields:
-        The index of a prompt, and what ``Distance.add`` takes of some of its tokens.
-    """
-    following = [torch.cat([each[1:], each.new_full((1,), -1)]) for each in ids]
-    at_once, index, position = TOKENS_FIRST, 0, 0
-    while index < len(ids):
-        taken: list[tuple[int, slice]] = []
-        room = at_once
-        while room and index < len(ids):
-            rows = slice(position, min(position + room, len(ids[index])))
-            taken.append((index, rows))
-            room -= rows.stop - position
-            position = rows.stop
-            if position == len(ids[index]):
-                index, position = index + 1, 0
-        sizes = [rows.stop - rows.start for _, rows in taken]
-        logits, others = (
-            head(torch.cat([states[of][rows] for of, rows in taken])).split(sizes)
-            for head, states in (source, target)
-        )
-        for (of, rows), one, other in zip(taken, logits, others, strict=True):
-            yield of, one, other, following[of][rows], rows.start
-        at_once = max(1, LOGITS_AT_ONCE // logits[0].shape[-1])
-
-
 def _walk(
     before: Iterator[Stage],
     after: Iterator[Stage],
     padding: Sequence[int],
     found: Compared,
     advance: Callable[[], None],
+    copied: Copied | None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Go through both models, and compare what their layers hand on; what the last ones do."""
     ends: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -362,10 +309,10 @@ def _walk(
     for one, other in zip_longest(before, after):
         if one is not None and other is not None:
             if one.layer is None:
-                arrangement = _arrangement(one.after[0], other.after[0])
+                arrangement = _arrangement(one.after[0], other.after[0], copied)
             if arrangement:
                 errors = [
-                    error_of(arrangement(state[skip:]), expected[skip:])
+                    arrangement(state[skip:], expected[skip:])
                     for expected, state, skip in zip(one.after, other.after, padding, strict=False)
                 ]
                 # torch's maximum keeps a NaN.
@@ -384,23 +331,33 @@ def _let_go(stages: Iterator[Stage]) -> Iterator[Stage]:
         yield stage
 
 
-Arrangement = Callable[[Tensor], Tensor]
-"""From what a grown layer hands on to all copies of it, [..., copies, hidden of the source]."""
+Arrangement = Callable[[Tensor, Tensor], float]
+"""How far what a grown layer hands on, [..., hidden], is from copies of what the source's does."""
 
 
-def _arrangement(expected: Tensor, found: Tensor) -> Arrangement | None:
+def _arrangement(expected: Tensor, found: Tensor, copied: Copied | None) -> Arrangement | None:
     """How the target's hidden states hold the source's; None if they cannot."""
     size, grown = expected.shape[-1], found.shape[-1]
+    if copied and len(copied.source) == grown and not _in_blocks(copied, size):
+        return lambda state, source: error_of(state[..., None, :], copied.expected(source))
     if grown % size:
         return None
 
-    def tiled(state: Tensor) -> Tensor:  # the whole space again and again, as growkit writes it
-        return state.view(*state.shape[:-1], grown // size, size)
+    def tiled(state: Tensor, source: Tensor) -> float:  # the whole space again and again
+        return error_of(state.view(*state.shape[:-1], grown // size, size), source)
 
-    def adjacent(state: Tensor) -> Tensor:  # copies side by side, as others may
-        return state.view(*state.shape[:-1], size, grown // size).transpose(-1, -2)
+    def adjacent(state: Tensor, source: Tensor) -> float:  # copies side by side, as others may
+        copies = state.view(*state.shape[:-1], size, grown // size)
+        return error_of(copies.transpose(-1, -2), source)
 
-    return min((tiled, adjacent), key=lambda order: error_of(order(found), expected))
+    if copied and len(copied.source) == grown:
+        return tiled
+    return min((tiled, adjacent), key=lambda order: order(found, expected))
+
+
+def _in_blocks(copied: Copied, size: int) -> bool:
+    """Whether the whole space stands there again and again."""
+    return bool((copied.source == torch.arange(len(copied.source)) % size).all())
 
 
 def error_of(copies: Tensor, state: Tensor) -> float:
@@ -419,5 +376,6 @@ def _sample(logits: Tensor, others: Tensor, count: int) -> list[list[float]]:
     generator = torch.Generator().manual_seed(0)
     picked = torch.randint(logits.numel(), (max(count, 1),), generator=generator)
     pairs = torch.stack([logits.flatten().cpu()[picked], others.flatten().cpu()[picked]], -1)
-    rounded = [[float(f"{value:.5g}") for value in pair] for pair in pairs.double().tolist()]
+    digits = 17 if pairs.dtype == torch.float64 else 9  # all there are: differences are drawn
+    rounded = [[float(f"{value:.{digits}g}") for value in pair] for pair in pairs.tolist()]
     return [pair for pair in rounded if all(map(math.isfinite, pair))]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from growkit.engine.metrics import Distance
+from growkit.engine.metrics import Distance, finite
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import Plan
 from growkit.proof.comparison import Compared, Control
@@ -35,6 +35,11 @@ class Origin:
         """What the target is held to: to be exact, if nothing is known."""
         return self.lineage.promise if self.lineage else "exact"
 
+    @property
+    def lost(self) -> str:
+        """What the promise leaves out, in one line; empty if nothing."""
+        return self.lineage.lost if self.lineage else ""
+
 
 @dataclass(frozen=True)
 class Recovered:
@@ -48,6 +53,8 @@ class Recovered:
         in_effect: number of tensors that live on in what was computed from them.
         spectra: of projections that share bases.
         unchecked: number of tensors that could not be held against anything.
+        recovered: how many of the source's tensors come back, of how many; None where one is lost,
+            or that is not known.
     """
 
     unknown: str | None = None
@@ -57,6 +64,7 @@ class Recovered:
     in_effect: int = 0
     spectra: Sequence[Spectrum] = ()
     unchecked: int = 0
+    recovered: tuple[int, int] | None = None
 
     @property
     def is_not(self) -> str:
@@ -103,6 +111,7 @@ class Strict:
         trainability: of the copies, if there are any, or if it was asked for.
         symmetry: how far the gradients of copies are apart.
         exact: whether nothing more than rounding is promised.
+        notes: what gradients could not be looked at, in words.
     """
 
     compared: Compared
@@ -112,6 +121,7 @@ class Strict:
     trainability: Trainability | None
     symmetry: list[CopyDistance]
     exact: bool
+    notes: Sequence[str] = ()
 
     @property
     def distance(self) -> Distance:
@@ -168,7 +178,7 @@ class Native:
         compared: source and target.
         dtype: torch name of the dtype.
         device: ``cpu`` or the name of the GPU.
-        rounding: relative error of the source's own logits in this dtype.
+        own: the source in this dtype against itself in strict float64.
         margin: how many times as much the target may differ.
         tolerance: what the target's may be; None if the source computes nothing usable, so that
             there is nothing to keep.
@@ -177,7 +187,7 @@ class Native:
     compared: Compared
     dtype: str
     device: str
-    rounding: float
+    own: Distance
     margin: float
     tolerance: float | None
 
@@ -193,16 +203,29 @@ class Native:
         """The largest relative difference of a logit, however the models are asked."""
         return max(each.relative for each in self.compared.distances.values())
 
+    def loss(self, *, target: bool) -> float | None:
+        """Mean negative log-likelihood in nats per token, of the target or of the source."""
+        found = self.compared.prefill
+        return finite((found.loss_target if target else found.loss_source) / found.predictions)
+
     def measured(self, exact: bool) -> Measured:
         """The figures, as they are reported; without a tolerance if nothing exact is promised."""
         tolerance = self.tolerance if exact else None
         why = (
             f"{self.margin} times what rounding to {self.dtype} does to the source itself, "
-            f"{self.rounding:.1e}"
+            f"{self.own.relative:.1e}"
         )
         return self.compared.prefill.measured(
             self.dtype, self.device, tolerance, why if tolerance is not None else None
         )
+
+
+def within_limit(distance: Distance, max_kl: float | None) -> tuple[bool, str]:
+    """Whether no more is lost than may be, and that in words; a NaN is more than any limit."""
+    kl = distance.kl / distance.tokens
+    if max_kl is None or kl <= max_kl:
+        return True, ""
+    return False, f"{kl:.6g} nats per token of KL are more than the {max_kl:.6g} allowed"
 
 
 def other_reason(weights: Recovered, strict: Strict, lineage: Lineage) -> str:

@@ -1,32 +1,37 @@
 """Where two models first part, inside a layer, and the most likely cause.
 
 Both run once more up to the first layer that differs. What its modules hand on is compared row by
-row: rows of the target are copies of rows of the source, as the named axes of the family say. The
-first module in the order of computation that does not copy is at fault.
+row: rows of the target are copies of rows of the source, as the maps of the plan say; or, where no
+plan is known, the named axes of the family. The first module in the order of computation that does
+not copy is at fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from growkit.algebra.axes import Dimension, Pattern, Role
-from growkit.algebra.expansion import in_blocks, index_map, side_by_side
+from growkit.algebra.expansion import Index, in_blocks, index_map, side_by_side
+from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, Weights, main_dtype
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
-from growkit.engine.oracle import readable
+from growkit.engine.oracle import lacks_class
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
+from growkit.families.description import Tensor as Described
+from growkit.families.description import component_of
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, stored_family
-from growkit.planning.layouts import read_layout
-from growkit.planning.plan import Planned
+from growkit.planning.lineage import Lineage
+from growkit.proof.copies import AsClass, Copied, Copies
 from growkit.results.proof import Fault
 
 TOKENS = 64
@@ -34,30 +39,6 @@ TOKENS = 64
 
 GIVEN = "given"
 """What the layer itself is given, beside what its modules hand on."""
-
-ORDER = (
-    "input_layernorm",
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "attention",
-    "o_proj",
-    "post_attention_layernorm",
-    "mlp",
-)
-"""Components of a layer, in the order in which they are computed."""
-
-COMPONENTS = {
-    "lambda": "attention",
-    "gamma": "attention",
-    "head_norm": "head_norm",
-    "groupnorm": "head_norm",
-    "subln": "head_norm",
-    "embed_tokens": "embedding",
-    "model.norm": "norm",
-    "lm_head": "lm_head",
-} | {name: name for name in ORDER if name != "attention"}
-"""What a part of a tensor's name says of where it belongs; the first that occurs counts."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +58,29 @@ class Part:
         return float((self.found - self.expected).abs().max() / scale)
 
 
-def component_of(tensor: str) -> str | None:
-    """The component that a tensor belongs to, from its name."""
-    return next((part for name, part in COMPONENTS.items() if name in tensor), None)
+def component_named(tensor: str, checkpoint: Checkpoint) -> str | None:
+    """The component that a tensor belongs to; None if the family does not know it."""
+    members = stored_family(checkpoint).members(checkpoint.config)
+    return next((component_of(each) for name, each, _ in members if name == tensor), None)
 
 
 def find_fault(
-    before: Weights, after: Weights, ids: Tensor, layer: int, tolerance: float, device: torch.device
+    before: Checkpoint,
+    after: Checkpoint,
+    lineage: Lineage | None,
+    ids: Tensor,
+    layer: int,
+    tolerance: float,
+    device: torch.device,
 ) -> Fault:
     """Look into the first layer that differs.
 
     Args:
         before: the source.
         after: the target.
+        lineage: how the target was made, if that is known.
         ids: a prompt on which they differ, [tokens].
-        layer: index of the layer.
+        layer: index of the layer in the target.
         tolerance: relative error that is only rounding.
         device: where to run.
 
@@ -100,33 +89,35 @@ def find_fault(
     """
     unknown = Fault(layer=layer, component=None, tensor=None, cause=None, factor=None)
     with suppress(InputError):
-        pair = _comparable(before, after)
-        keys = _differing_keys(*pair)
-        for part in _parts(*pair, ids[:TOKENS], layer, device):
+        one, other = _comparable(before, after)
+        keys = _differing_keys(one.weights, other.weights)
+        copies = Copies(lineage, one, other) if lineage else None
+        looked = _Looked(one, other, copies, ids[:TOKENS], layer, device)
+        for part in looked.parts(tolerance):
             if not part.error < tolerance:
                 factor, cause = _cause(part, tolerance, spacing(after))
-                if keys and part.component in ("input_layernorm", "attention", "mlp"):
+                if keys and part.component in (looked.first, "attention", "mlp"):
                     cause = f"the configs differ in {', '.join(keys)}"
-                weight = f"{part.module}.weight"
+                weight = other.stored(f"{part.module}.weight")
                 return Fault(
                     layer=layer,
                     component=part.component,
-                    tensor=weight if weight in after.tensors else None,
+                    tensor=weight.tensor if weight else None,
                     cause=cause,
                     factor=factor,
                 )
     return unknown
 
 
-def _comparable(before: Weights, after: Weights) -> tuple[Weights, Weights]:
+def _comparable(before: Checkpoint, after: Checkpoint) -> tuple[AsClass, AsClass]:
     """Both in one pattern, so that their modules have the same names and meanings."""
-    pair = readable(before), readable(after)
-    families = [stored_family(each) for each in pair]
-    if families[0] is families[1]:
-        return pair
+    families = [
+        DIFF if lacks_class(each.config) else stored_family(each) for each in (before, after)
+    ]
+    apart = families[0].name != families[1].name
     one, other = (
-        each if family is DIFF else Planned(each, read_layout(each))
-        for each, family in zip(pair, families, strict=True)
+        AsClass(each, as_diff=apart and family is not DIFF)
+        for each, family in zip((before, after), families, strict=True)
     )
     return one, other
 
@@ -135,72 +126,158 @@ def _differing_keys(before: Weights, after: Weights) -> list[str]:
     """Keys of the config, other than sizes, in which two models of a family differ."""
     family = stored_family(before)
     one, other = (family.complete(each.config) for each in (before, after))
-    free = {*family.axes, "dtype", "torch_dtype", "architectures", "transformers_version"}
+    free = {*family.size_keys, "dtype", "torch_dtype", "architectures", "transformers_version"}
     free |= {"auto_map", "use_cache", "_name_or_path", "max_position_embeddings"}
     return sorted(key for key in {*one, *other} - free if one.get(key) != other.get(key))
 
 
-def _parts(
-    before: Weights, after: Weights, ids: Tensor, layer: int, device: torch.device
-) -> list[Part]:
-    """What the components of a layer hand on, in the order of computation."""
-    family = stored_family(before)
-    expected = _outputs(before, ids, layer, device)
-    found = _outputs(after, ids, layer, device)
-    given, handed = expected.pop(GIVEN), found.pop(GIVEN)
-    one = given.repeat_interleave(handed.shape[1] // given.shape[1], 1)
-    tiled = given.repeat(1, handed.shape[1] // given.shape[1])
-    # growkit repeats the whole space; others may put copies side by side.
-    adjacent = float((handed - one).abs().max()) < float((handed - tiled).abs().max())
-    copies = _Copies(family, before.config, after.config, adjacent=adjacent)
-    parts = []
-    for name, output in found.items():
-        module, _, side = name.partition(":")
-        if name not in expected:
-            continue
-        index = copies.of(module, Role.READ if side else Role.WRITTEN)
-        if index is None:
-            continue
-        rows = index(expected[name])
-        component = "attention" if side else component_of(module)
-        if component is not None and rows.shape == output.shape:
-            parts.append(Part(component, module, rows, output, copies.head_dim))
-    return sorted(parts, key=lambda part: ORDER.index(part.component))
+class _Looked:
+    """What the modules of a layer hand on, in both models."""
+
+    def __init__(
+        self,
+        before: AsClass,
+        after: AsClass,
+        copies: Copies | None,
+        ids: Tensor,
+        layer: int,
+        device: torch.device,
+    ) -> None:
+        self._ids, self._copies = ids, copies
+        self._weights = before.weights, after.weights
+        families = [stored_family(each) for each in self._weights]
+        # Only where no plan is known: sizes say what may be a copy of what.
+        self._family = families[0]
+        self._before = {
+            name: tensor for name, tensor, _ in families[0].members(before.weights.config)
+        }
+        self._after = {
+            name: tensor for name, tensor, _ in families[1].members(after.weights.config)
+        }
+        with strict_float64():
+            models = [
+                Layerwise(each.to_be_run, torch.float64, device, "eager")
+                for each in (before, after)
+            ]
+            self._embeddings = [f"{model.names[0]}.weight" for model in models]
+            inside = models[1].names[layer + 1]
+            self._inside = self._of_source(inside, models[0]), inside
+            self._expected, self._found = (
+                _outputs(model, name, ids) for model, name in zip(models, self._inside, strict=True)
+            )
+        self.first = next(iter(self._components(self._inside[1])), None)
+
+    def _of_source(self, layer: str, source: Layerwise) -> str:
+        """The source's layer that a layer of the target came from, or else that of its number."""
+        origin = self._copies.module(layer) if self._copies else None
+        same = [name for name in source.names if origin and origin.startswith(f"{name}.")]
+        return same[0] if same else layer
+
+    def parts(self, tolerance: float) -> Iterator[Part]:
+        """What the components of the layer hand on, in the order of computation.
+
+        Nothing, if the two layers are given different things: they do not belong together.
+        """
+        given, handed = self._expected.pop(GIVEN), self._found.pop(GIVEN)
+        grown = handed.shape[1] // given.shape[1]
+        one, tiled = given.repeat_interleave(grown, 1), given.repeat(1, grown)
+        # growkit repeats the whole space; others may put copies side by side.
+        adjacent = one.shape == handed.shape and float((handed - one).abs().max()) < float(
+            (handed - tiled).abs().max()
+        )
+        sizes = _BySize(self._family, *(each.config for each in self._weights), adjacent=adjacent)
+        hidden = (
+            self._copies.of(self._embeddings[1], self._embeddings[0], 1) if self._copies else None
+        )
+        if hidden and len(hidden.source) == handed.shape[1]:
+            start = Part("given", "", hidden.expected(given), handed, 1)
+            if not start.error < tolerance:
+                return
+        for name, output in self._found.items():
+            inner, _, side = name.partition(":")
+            module = ".".join(filter(None, (self._inside[1], inner)))
+            components = set(self._components(module))
+            component = "attention" if side else next(iter(components), "")
+            if name not in self._expected or len(components) != 1:
+                continue
+            rows = self._rows(inner, Role.READ if side else Role.WRITTEN, name, sizes)
+            if rows is not None and rows.shape == output.shape:
+                yield Part(component, module, rows, output, sizes.head_dim)
+
+    def _components(self, module: str) -> list[str]:
+        described = (each for name, each in self._after.items() if name.startswith(f"{module}."))
+        return [component_of(each) for each in described]
+
+    def _rows(self, inner: str, role: Role, name: str, sizes: _BySize) -> Tensor | None:
+        """What the target should hand on, [tokens, rows]; None if that is not known."""
+        given, width = self._expected[name], self._found[name].shape[1]
+        prefixes = [f"{each}.{inner}." for each in self._inside]
+        for tensor, described in reversed(self._after.items()):
+            if not tensor.startswith(prefixes[1]):
+                continue
+            dimensions = Pattern.parse(described.pattern).dimensions
+            shape = self._weights[1].tensors[tensor].shape
+            chosen = [i for i, each in enumerate(dimensions) if each.role is role]
+            place = next((i for i in chosen if shape[i] == width), None)
+            heads = place is not None and dimensions[place].axes & self._family.grouped
+            own = "." not in tensor.removeprefix(prefixes[1])
+            if place is None or (role is Role.READ and not (heads and own)):
+                continue
+            copied = self._copied(
+                tensor, prefixes[0] + tensor.removeprefix(prefixes[1]), place, dimensions[place]
+            )
+            if copied is not None and len(copied.source) == width:
+                rows = copied.expected(given)
+                return rows / copied.factor if role is Role.READ else rows
+            source = self._before.get(prefixes[0] + tensor.removeprefix(prefixes[1]))
+            index = sizes.of(source, role) if source else None
+            if index is not None and int(index.max()) < given.shape[1]:
+                return given[:, torch.from_numpy(index)]
+        return None
+
+    def _copied(self, name: str, of: str, place: int, dimension: Dimension) -> Copied | None:
+        if self._copies is None:
+            return None
+        if dimension.axes == {"hidden"}:  # also of what is put together of several tensors
+            return self._copies.of(self._embeddings[1], self._embeddings[0], 1)
+        return self._copies.of(name, of, place)
 
 
-def _outputs(weights: Weights, ids: Tensor, layer: int, device: torch.device) -> dict[str, Tensor]:
-    """What every module of a layer hands on, each [tokens, rows], and what o_proj is given."""
+def _outputs(model: Layerwise, layer: str, ids: Tensor) -> dict[str, Tensor]:
+    """What every module of a layer hands on, each [tokens, rows], and what it is given."""
     found: dict[str, Tensor] = {}
-    with strict_float64():
-        model = Layerwise(weights, torch.float64, device, "eager")
-        with _listening(model.model, model.names[layer + 1], found):
-            for stage in model.stages([Call(ids)]):
-                if stage.layer == layer:
-                    break
+    with _listening(model.model, layer, found, len(ids)):
+        for stage in model.stages([Call(ids)]):
+            if stage.name == layer:
+                break
     return found
 
 
 @contextmanager
-def _listening(model: nn.Module, layer: str, found: dict[str, Tensor]) -> Iterator[None]:
-    def listen(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.dim() == 3 and name not in found:
-                found[name] = output[0].detach()
-            if name.endswith("o_proj") and inputs:
-                found.setdefault(f"{name}:given", inputs[0][0].detach())
+def _listening(
+    model: nn.Module, layer: str, found: dict[str, Tensor], tokens: int
+) -> Iterator[None]:
+    def keep(name: str, values: Any) -> None:
+        first = values[0] if isinstance(values, tuple) and values else values
+        if not isinstance(first, Tensor):
+            return
+        rows = first[0] if first.dim() == 3 else first
+        if rows.dim() == 2 and len(rows) == tokens:
+            found.setdefault(name, rows.detach())
 
-        return hook
+    def before(name: str, module: nn.Module, inputs: Any) -> None:
+        keep(f"{name}:given" if name else GIVEN, inputs)
 
-    def keep_given(module: nn.Module, inputs: Any) -> None:
-        found.setdefault(GIVEN, inputs[0][0].detach())
+    def after(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        keep(name, output)
 
     hooks = [
-        model.get_submodule(layer).register_forward_pre_hook(keep_given),
-        *(
-            module.register_forward_hook(listen(name))
-            for name, module in model.named_modules()
-            if name.startswith(f"{layer}.")
-        ),
+        hook
+        for name, module in model.get_submodule(layer).named_modules()
+        for hook in (
+            module.register_forward_pre_hook(partial(before, name)),
+            module.register_forward_hook(partial(after, name)),
+        )
     ]
     try:
         yield
@@ -209,12 +286,11 @@ def _listening(model: nn.Module, layer: str, found: dict[str, Tensor]) -> Iterat
             hook.remove()
 
 
-class _Copies:
-    """Which row of the source each row of the target copies, by module."""
+class _BySize:
+    """Which row of the source each row of the target copies, as far as sizes say."""
 
     def __init__(self, family: Family, before: Config, after: Config, *, adjacent: bool) -> None:
         self._old, self._new = family.sizes(before), family.sizes(after)
-        self._tensors = {name: tensor for name, tensor, _ in family.members(before)}
         self.head_dim = self._old.get("head_dim", 1)
         self._expansions = {
             axis: (side_by_side if side else in_blocks)(size, self._new[axis] // size)
@@ -223,18 +299,14 @@ class _Copies:
             if size and axis in self._new and self._new[axis] % size == 0
         }
 
-    def of(self, module: str, role: Role) -> Callable[[Tensor], Tensor] | None:
-        """From the source's [tokens, rows] to the target's; None if that is not known."""
-        tensor = self._tensors.get(f"{module}.weight") or self._tensors.get(f"{module}.up.weight")
-        if tensor is None:
-            return None
+    def of(self, tensor: Described, role: Role) -> Index | None:
+        """The source's row of every row of the target; None if that is not known."""
         dimension = _dimension(Pattern.parse(tensor.pattern), role)
         if dimension is None or not dimension.axes <= self._expansions.keys():
             return None
         order = tensor.order if role is Role.WRITTEN else None
         orders = (order(self._old), order(self._new)) if order else None
-        index = index_map(dimension, self._old, self._expansions, orders).source
-        return lambda rows: rows[:, index]
+        return index_map(dimension, self._old, self._expansions, orders).source
 
 
 def _dimension(pattern: Pattern, role: Role) -> Dimension | None:
@@ -306,22 +378,28 @@ def _moved(expected: Tensor, found: Tensor, wrong: Tensor, tolerance: float) -> 
 
 
 def find_fault_before_layers(
-    source: Layerwise, target: Layerwise, ids: Tensor, tolerance: float, spacing: float
+    source: Layerwise,
+    target: Layerwise,
+    copied: Copied | None,
+    ids: Tensor,
+    tolerance: float,
+    spacing: float,
 ) -> Fault:
     """Look into embeddings that differ; in strict float64.
 
     Args:
         source: the source.
         target: the target.
+        copied: what the target's hidden states hold, if that is known.
         ids: a prompt on which they differ, [tokens].
         tolerance: relative error that is only rounding.
         spacing: of the numbers that the target is stored in.
     """
     one, other = (next(model.stages([Call(ids)])).after[0] for model in (source, target))
-    copies = other.view(len(ids), -1, one.shape[1]).transpose(0, 1)  # [copies, tokens, hidden]
-    expected, found = one.repeat(1, len(copies)), torch.cat(list(copies), -1)
-    part = Part("embedding", target.names[0], expected, found, 1)
-    rows = (found - expected).abs().amax(1) > tolerance * expected.square().mean().sqrt()
+    copied = copied or _in_blocks(one.shape[1], other.shape[1])
+    expected = copied.expected(one)
+    part = Part("embedding", target.names[0], expected, other, 1)
+    rows = (other - expected).abs().amax(1) > tolerance * expected.square().mean().sqrt()
     factor, cause = _cause(part, tolerance, spacing)
     if factor is None:
         cause = f"the embeddings of {int(rows.sum())} of {len(ids)} tokens differ"
@@ -337,6 +415,7 @@ def find_fault_before_layers(
 def find_fault_behind_layers(
     source: Layerwise,
     target: Layerwise,
+    copied: Copied | None,
     ends: tuple[Tensor, Tensor],
     tolerance: float,
     factor: float | None,
@@ -346,17 +425,19 @@ def find_fault_behind_layers(
     Args:
         source: the source.
         target: the target.
+        copied: what the target's hidden states hold, if that is known.
         ends: what the last layers hand on, each [tokens, hidden].
         tolerance: relative error that is only rounding.
         factor: by which all logits are multiplied, if that is all.
     """
     models = source, target
     one, other = (_given_to_head(model, end) for model, end in zip(models, ends, strict=True))
-    copies = other.view(len(one), -1, one.shape[1])  # [tokens, copies, hidden]
+    copied = copied or _in_blocks(one.shape[1], other.shape[1])
     name = f"{target.names[-1]}.weight"
     # The norm writes copies, or for a tied head parts that sum up to the source's.
     untied = source.stores(f"{source.names[-1]}.weight")
-    rest = copies - one[:, None] if untied else copies.sum(1) - one
+    summed = copied.summed(other, one.shape[1]) * copied.factor  # of what a tied head reads
+    rest = other - copied.expected(one) if untied else summed - one
     agree = bool(rest.abs().max() <= tolerance * one.square().mean().sqrt())
     return Fault(
         layer=None,
@@ -365,6 +446,11 @@ def find_fault_behind_layers(
         cause=None if factor is None else f"all logits are multiplied by {factor:.6g}",
         factor=factor,
     )
+
+
+def _in_blocks(size: int, grown: int) -> Copied:
+    """The whole space again and again."""
+    return Copied(torch.arange(grown) % size)
 
 
 def _given_to_head(model: Layerwise, end: Tensor) -> Tensor:

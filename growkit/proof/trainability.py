@@ -32,7 +32,7 @@ MOST_RANK = 256
 MOST_NAMES = 8
 """Parameters without gradient that are named."""
 
-AT_ONCE = 1 << 17
+IN_CACHE = 1 << 17
 """Elements of a gradient that are compared at a time."""
 
 Named = tuple[str, Tensor]
@@ -43,10 +43,12 @@ class Gradients:
 
     Args:
         plans: all plans; the copies are those of the last growth.
-        as_stored: from the name of a parameter and its gradient to those of a tensor in the files.
+        as_stored: from the name of a parameter and its gradient to those of tensors in the files.
     """
 
-    def __init__(self, plans: Sequence[Plan], as_stored: Callable[[str, Tensor], Named]) -> None:
+    def __init__(
+        self, plans: Sequence[Plan], as_stored: Callable[[str, Tensor], Iterable[Named]]
+    ) -> None:
         growths = [index for index, plan in enumerate(plans) if plan.copies]
         self.any_copies = bool(growths)
         last = growths[-1] if growths else len(plans)
@@ -60,11 +62,12 @@ class Gradients:
         """Take the gradient of a parameter into account."""
         least, most = gradient.aminmax()
         self._largest[name] = max(float(-least), float(most), self._largest.get(name, 0.0))
-        grown = self._as_grown(*self._as_stored(name, gradient)) if self._rules else None
-        rule = self._rules.get(grown[0]) if grown else None
-        if grown and rule:
-            copied = rule.transform.copies(grown[1])
-            self._copied += [_Copied.of(grown[0], copies) for copies in copied]
+        for stored in self._as_stored(name, gradient) if self._rules else ():
+            grown = self._as_grown(*stored)
+            rule = self._rules.get(grown[0]) if grown else None
+            if grown and rule:
+                copied = rule.transform.copies(grown[1])
+                self._copied += [_Copied.of(grown[0], copies) for copies in copied]
 
     @property
     def symmetry(self) -> list[CopyDistance]:
@@ -102,8 +105,8 @@ class Gradients:
     def _as_grown(self, name: str, gradient: Tensor) -> Named | None:
         """As the growth left it: what came after it is undone; None for what is no tensor of it."""
         for plan in reversed(self._later):
-            rule = plan.by_target[name]
-            if not rule.transform.holds:
+            rule = plan.by_target.get(name)
+            if rule is None or not rule.transform.holds:
                 return None
             (name,) = rule.sources
             back = rule.transform.undo(gradient.__getitem__, slice(0, len(gradient)))
@@ -134,7 +137,7 @@ class _Copied:
     @classmethod
     def of(cls, name: str, copies: list[Tensor]) -> _Copied:
         """Look at copies, each [rows, columns]: views of the whole gradient."""
-        at_once = max(1, AT_ONCE // copies[0].shape[1])
+        at_once = max(1, IN_CACHE // copies[0].shape[1])
         parts = zip(*(copy.split(at_once) for copy in copies), strict=True)
         scales, distances = zip(*(_distances(part) for part in parts), strict=True)
         gain = _rank_gain(copies)

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype, total_bytes
+from growkit.checkpoint.tensors import (
+    TORCH_NAMES,
+    Config,
+    main_dtype,
+    total_bytes,
+    total_parameters,
+)
 from growkit.engine.calls import Call
+from growkit.engine.heads import distance_of
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import check_config, gradients_as_stored
+from growkit.engine.oracle import check_config
 from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
+from growkit.engine.stored_gradients import StoredGradients
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.manifest import read_record
 from growkit.planning.plan import Plan
-from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare, distance_of
+from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare
+from growkit.proof.copies import AsClass, Copied, Copies
 from growkit.proof.files.folder import Beside, beside_plan, beside_source, rests_on
 from growkit.proof.findings import (
     Native,
@@ -31,9 +43,10 @@ from growkit.proof.findings import (
     Strict,
     exact_reason,
     other_reason,
+    within_limit,
 )
 from growkit.proof.localisation import (
-    component_of,
+    component_named,
     find_fault,
     find_fault_before_layers,
     find_fault_behind_layers,
@@ -71,6 +84,7 @@ def verify(
     length: int | None = None,
     seed: int = 0,
     trainability: bool = False,
+    max_kl: float | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> VerifyResult:
     """Compare two model folders: weights, logits in strict float64, and logits as they will run.
@@ -87,9 +101,10 @@ def verify(
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
         prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
             weight has given the source's back.
-        length: tokens in each, at most the model's longest context; None for 512, or for 64 there.
+        length: tokens in each, at most the model's longest context; None for 512, or for 48 there.
         seed: of the random prompts.
         trainability: whether every parameter of the target must be able to train.
+        max_kl: nats per token of KL above which the target is not kept; None for no limit.
         advance: called with the number of bytes done, for a progress bar that expects
             ``proof_bytes`` of them.
 
@@ -100,7 +115,7 @@ def verify(
         InputError: a folder cannot be loaded, or the two cannot be compared.
     """
     words = str(text) if text is not None else None
-    settings = Settings(words, prompts, length, seed, device, trainability)
+    settings = Settings(words, prompts, length, seed, device, trainability, max_kl)
     before, after = Checkpoint(source), Checkpoint(target)
     record = read_record(after)
     verdict = prove(before, after, settings, record.recipe, advance)
@@ -124,7 +139,7 @@ def prove(
         recipe: how the target was made, if that is known.
         advance: see ``verify``.
     """
-    _comparable(before, after)
+    _check_vocabularies(before, after)
     place = _device(settings.device)
     with reproducible(place):
         return _proved(before, after, settings, recipe, advance, place)
@@ -138,6 +153,7 @@ def _proved(
     advance: Callable[[int], None],
     place: torch.device,
 ) -> VerifyResult:
+    started = time.perf_counter()
     loads, loaded = loading(before), loading(after)
     prompts = make_prompts(settings, before.folder, before.config)
     origin = origin_of(before, after, recipe)
@@ -167,30 +183,40 @@ def _proved(
         reason = f"not able to learn: {trainability_sentence(learns)}; but {reason}"
     fault = proof.fault(strict, weights, asked)
     distance = strict.distance
+    within, found_kl = within_limit(distance, settings.max_kl)
+    if kept and weights.kept and strict.caught and not within:
+        reason = f"not as asked: {found_kl}; {reason}"
+    reason += "".join(f"; {note}" for note in strict.notes)
     if distance.predictions < FEW:
         reason += f"; on {distance.predictions} predictions alone"
     shown = native.compared if exact else strict.compared
     return VerifyResult(
         promise=origin.promise,
-        kept=kept and weights.kept and strict.caught and able,
+        kept=kept and weights.kept and strict.caught and able and within,
         reason=reason,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
         changed=list(beside.changed),
-        notes=list(weights.notes),
+        notes=[*weights.notes, *strict.notes],
         unknown_files=list(beside.unknown),
         strict_float64=distance.measured(
             "float64", _name(place), *((strict.tolerance, strict.why) if exact else (None, None))
         ),
         native=native.measured(exact),
+        rounding=native.own.measured(native.dtype, native.device, None, None),
+        max_kl=settings.max_kl,
+        lost=origin.lost or None,
         loss_source=finite(distance.loss_source / distance.predictions),
         loss_target=finite(distance.loss_target / distance.predictions),
+        loss_source_native=native.loss(target=False),
+        loss_target_native=native.loss(target=True),
         first_differing_layer=strict.difference.layer,
         first_difference=strict.difference.module,
         fault=fault,
         by_layer=[LayerError(module=m, relative=finite(e)) for m, e in strict.compared.by_layer],
         modes=[*_mode_results(asked, strict, native, exact), *in_use],
         kl_by_position=shown.prefill.kl_by_position(),
+        tokens_by_position=shown.prefill.tokens_by_position(),
         logit_sample=native.compared.sample,
         negative_control_caught=strict.caught,
         negative_control=strict.control.fault,
@@ -205,6 +231,14 @@ def _proved(
         seed=settings.seed,
         source=str(before.folder),
         target=str(after.folder),
+        source_parameters=total_parameters(before.tensors),
+        parameters=total_parameters(after.tensors),
+        source_bytes=total_bytes(before.tensors),
+        bytes=total_bytes(after.tensors),
+        tensors_recovered=weights.recovered[0] if weights.recovered else None,
+        source_tensors=weights.recovered[1] if weights.recovered else None,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        seconds=round(time.perf_counter() - started, 3),
         versions=versions(),
     )
 
@@ -236,7 +270,7 @@ def proof_bytes(source: str | Path, target: str | Path) -> int:
     return 2 * sum(total_bytes(Checkpoint(folder).tensors) for folder in (source, target))
 
 
-def _comparable(before: Checkpoint, after: Checkpoint) -> None:
+def _check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
     for checkpoint in (before, after):
         size = checkpoint.config.get("vocab_size")
         if not isinstance(size, int):
@@ -309,6 +343,7 @@ class _Proof:
             in_effect=sum(len(plan.in_effect) for plan in origin.plans),
             spectra=compared.spectra,
             unchecked=len(compared.unchecked),
+            recovered=None if compared.lost else compared.recovered,
         )
 
     def asked(self, ways: list[Mode]) -> tuple[list[Mode], Strict]:
@@ -327,7 +362,8 @@ class _Proof:
         control = Control()
         widest = max(max(info.shape, default=1) for info in self.before.tensors.values())
         rounding = Rounding(torch.finfo(torch.float64).eps * math.sqrt(widest))
-        gradients = Gradients(self._plans_that_fit(), gradients_as_stored(self.after))
+        stored = StoredGradients(self.after)
+        gradients = Gradients(self._plans_that_fit(), stored)
         probe = Probe(
             Call(asked[0].calls[0].ids[:PROBE]),
             control,
@@ -336,7 +372,9 @@ class _Proof:
             wanted=gradients.any_copies or self._trainability,
         )
         with strict_float64():
-            compared = compare(self._source, self._target, asked, self._advance, probe)
+            compared = compare(
+                self._source, self._target, asked, self._advance, probe, self._hidden
+            )
             if not math.isfinite(compared.prefill.squared_source):
                 raise InputError(
                     f"the model in {self.before.folder} computes NaN or infinite logits"
@@ -360,7 +398,17 @@ class _Proof:
             trainable,
             gradients.symmetry,
             promised,
+            _unseen(stored.lost),
         )
+
+    @cached_property
+    def _hidden(self) -> Copied | None:
+        """What the target's hidden states hold of the source's, if that is known."""
+        if self.origin.lineage is None:
+            return None
+        copies = Copies(self.origin.lineage, AsClass(self.before), AsClass(self.after))
+        names = [f"{model.names[0]}.weight" for model in (self._target, self._source)]
+        return copies.of(names[0], names[1], dimension=1)
 
     def _plans_that_fit(self) -> Sequence[Plan]:
         """The plans, if what they make has the shapes of the target."""
@@ -380,18 +428,28 @@ class _Proof:
         stored = spacing(self.after)
         factor = compared.prefill.factor(limit + stored)
         if difference.layer is not None:
-            found = find_fault(self.before, self.after, ids, difference.layer, limit, self.device)
+            found = find_fault(
+                self.before,
+                self.after,
+                self.origin.lineage,
+                ids,
+                difference.layer,
+                limit,
+                self.device,
+            )
         elif difference.module == compared.head:
             assert compared.ends is not None
             with strict_float64():
                 found = find_fault_behind_layers(
-                    self._source, self._target, compared.ends, limit, factor
+                    self._source, self._target, self._hidden, compared.ends, limit, factor
                 )
         elif difference.module:
             with strict_float64():
-                found = find_fault_before_layers(self._source, self._target, ids, limit, stored)
+                found = find_fault_before_layers(
+                    self._source, self._target, self._hidden, ids, limit, stored
+                )
         if lost:
-            component = component_of(lost) or found["component"]
+            component = component_named(lost, self.after) or found["component"]
             if component != found["component"]:  # what was read off is said of something else
                 found["cause"] = found["factor"] = None
             found["tensor"], found["component"] = lost, component
@@ -408,7 +466,7 @@ class _Proof:
             name = "bfloat16"  # what such weights are computed in
         dtype: torch.dtype = getattr(torch, name)
         source, target = self._both(dtype, None)
-        compared = compare(source, target, asked, self._advance)
+        compared = compare(source, target, asked, self._advance, copied=self._hidden)
         with self._source.head() as exact_head, source.head() as head:
 
             def strict_head(hidden: Tensor) -> Tensor:
@@ -422,9 +480,17 @@ class _Proof:
         overflow = not math.isfinite(compared.prefill.squared_source)
         if rounding.relative < 1 and not overflow:  # else there is nothing to be kept
             tolerance = ROUNDING_MARGIN * max(rounding.relative, torch.finfo(dtype).eps)
-        return Native(
-            compared, name, _name(self.device), rounding.relative, ROUNDING_MARGIN, tolerance
-        )
+        return Native(compared, name, _name(self.device), rounding, ROUNDING_MARGIN, tolerance)
+
+
+def _unseen(tensors: Collection[str]) -> list[str]:
+    """What a verdict does not cover where gradients do not tell those of the files."""
+    if not tensors:
+        return []
+    return [
+        f"gradients of {len(tensors)} tensors were not looked at, because what transformers makes "
+        f"of them cannot be undone (first {min(tensors)})"
+    ]
 
 
 def _mode_results(

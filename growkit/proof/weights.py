@@ -27,7 +27,7 @@ WORD = 8
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedWeights:
     """What a comparison of weights found.
 
     Attributes:
@@ -37,14 +37,17 @@ class Compared:
         spectra: of the projections that checks looked at, up to the first that is refused.
         unchecked: tensors that no check could look at, because what is left of them was computed
             once more, or they were made from what others compute with other bits.
+        recovered: how many of the source's tensors the target gives back, of how many; those that
+            are dropped, since models compute them, do not count.
     """
 
     lost: str | None
     spectra: tuple[Spectrum, ...] = ()
     unchecked: tuple[str, ...] = ()
+    recovered: tuple[int, int] = (0, 0)
 
 
-def compare_weights(lineage: Lineage, target: Weights) -> Compared:
+def compare_weights(lineage: Lineage, target: Weights) -> ComparedWeights:
     """Hold every tensor that was written against what it should be.
 
     Args:
@@ -54,7 +57,7 @@ def compare_weights(lineage: Lineage, target: Weights) -> Compared:
     source, plans = lineage.source, lineage.plans
     lost = _first_lost(lineage, target)
     if lost:
-        return Compared(lost)
+        return ComparedWeights(lost)
     spectra: list[Spectrum] = []
     unchecked: list[str] = []
     for index, plan in enumerate(plans):
@@ -73,14 +76,16 @@ def compare_weights(lineage: Lineage, target: Weights) -> Compared:
             for name in check.targets:
                 recovered = _recovered(target, written[name], plan.by_target[name].info, later)
                 if recovered is None:
-                    return Compared(written[name][0], tuple(spectra))
+                    return ComparedWeights(written[name][0], tuple(spectra))
                 targets.append(recovered)
             judged = check.judge([earlier.target.read(name) for name in check.sources], targets)
             if judged.spectrum:
                 spectra.append(judged.spectrum)
             if not judged.kept:
-                return Compared(written[check.targets[0]][0], tuple(spectra))
-    return Compared(None, tuple(spectra), tuple(unchecked))
+                return ComparedWeights(written[check.targets[0]][0], tuple(spectra))
+    wanted = source.tensors.keys() - plans[0].dropped.keys()
+    found = wanted & {lineage.origin(rule.target) for rule in plans[-1].rules}
+    return ComparedWeights(None, tuple(spectra), tuple(unchecked), (len(found), len(wanted)))
 
 
 def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:

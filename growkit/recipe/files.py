@@ -96,7 +96,7 @@ def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
             _parse_step(step, f"step {number} of {where}") for number, step in enumerate(steps, 1)
         ),
     }
-    for key, kind in (("seed", int), ("dtype", str), ("shard_size", str)):
+    for key, kind in (("seed", int), ("dtype", str), ("shard_size", str), ("base_model", str)):
         if key in content:
             chosen[key] = _typed(content, key, kind, where)
     if "verify" in content:
@@ -129,8 +129,8 @@ def _parse_verify(content: Any, where: str) -> Settings | None:
         raise InputError(
             f"{where} must be true, false or a mapping like {{prompts: 8, length: 128}}"
         )
-    kinds = {"text": str, "prompts": int, "length": int, "seed": int, "device": str}
-    kinds["trainability"] = bool
+    kinds: dict[str, Any] = {"text": str, "prompts": int, "length": int, "seed": int}
+    kinds |= {"device": str, "trainability": bool, "max_kl": (int, float)}
     _known_keys(content, kinds, where)
     return Settings(**{key: _typed(content, key, kinds[key], where) for key in content})
 
@@ -155,7 +155,8 @@ def _typed(content: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
             list: "a list",
             bool: "true or false",
         }
-        raise InputError(
-            f"{key} in {where} is {value!r}; {' or '.join(names[k] for k in kinds)} was expected"
+        expected = dict.fromkeys(
+            "a number such as 0.01" if float in kinds else names[k] for k in kinds
         )
+        raise InputError(f"{key} in {where} is {value!r}; {' or '.join(expected)} was expected")
     return value

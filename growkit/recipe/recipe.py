@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,9 @@ from growkit.settings import Settings, check_seed
 DEFAULT_SHARD_SIZE = "5GB"
 
 MOST_STEPS = 100
+
+HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]*\w)?", re.ASCII)
+"""What the Hub accepts as the name of a model."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Recipe:
         seed: of the random splits.
         dtype: torch name of the dtype of the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
+        base_model: what the model card calls the source, ``ORG/NAME`` on the Hub; None for nothing.
     """
 
     source: str
@@ -36,6 +41,7 @@ class Recipe:
     seed: int = 0
     dtype: str | None = None
     shard_size: str = DEFAULT_SHARD_SIZE
+    base_model: str | None = None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -43,6 +49,8 @@ class Recipe:
             if not getattr(self, name):
                 raise InputError(f"the recipe's {name} is empty; name a folder")
             check_name(getattr(self, name))
+        if self.base_model is not None:
+            _check_base_model(self.base_model)
         if not self.steps:
             raise InputError("the recipe has no steps; it needs at least one")
         if len(self.steps) > MOST_STEPS:
@@ -66,8 +74,22 @@ class Recipe:
             "seed": self.seed,
             "shard_size": self.shard_size,
             "dtype": self.dtype,
+            "base_model": self.base_model,
             "verify": False,
         }
         if self.verify:
             recipe["verify"] = {k: v for k, v in vars(self.verify).items() if v is not None}
         return {key: value for key, value in recipe.items() if value is not None}
+
+
+def _check_base_model(name: str) -> None:
+    """Refuse what the Hub would, above all a path of this machine.
+
+    Raises:
+        InputError: it is no name of a model on the Hub.
+    """
+    if len(name) > 96 or not HUB_NAME.fullmatch(name):
+        raise InputError(
+            f"base_model {name!r} is no name of a model on the Hub; "
+            "give ORG/NAME, such as meta-llama/Llama-3.2-1B, or leave it out"
+        )

@@ -1,77 +1,239 @@
-"""The model card that lies beside the weights."""
+"""The model card beside the weights, fit to be published: it holds no path of a machine."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from growkit.results.sentences import fault_sentence, trainability_sentence
+from growkit.errors import plain
+from growkit.report.markup import figure
+from growkit.report.summary import size, text_name
+from growkit.results.sentences import NOT_TRIED, fault_sentence, trainability_sentence
+
+Found = Mapping[str, Any]
+
+MEASURES = (
+    ("dtype", "dtype"),
+    ("device", "device"),
+    ("largest logit difference / logit scale", "relative"),
+    ("limit of that", "tolerance"),
+    ("KL, nats per token", "kl_nats_per_token"),
+    ("top-1 agreement", "top1_agreement"),
+)
+
+SNIPPET = """```python
+from transformers import {classes}
+
+name = "."  # this folder; ORG/NAME once it is on the Hub
+{lines}
+```"""
+
+DIRECTORIES = re.compile(
+    r"""(?:^|(?<=[\s('"`=:,]))(?:~|[A-Za-z]:)?[/\\](?=\S)(?:[^\s/\\'"`)]+[/\\])*"""
+)
+"""What leads to a file on a machine."""
 
 
-def model_card(manifest: Mapping[str, Any]) -> str:
-    """A ``README.md`` in the Hub's form, from the manifest (``growkit.json``)."""
+def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
+    """A ``README.md`` in the Hub's form.
+
+    Args:
+        manifest: what ``growkit.json`` will hold.
+        tokenizer: whether one lies beside the weights.
+    """
+    proof = manifest["verification"]
+    parts = [
+        _metadata(manifest),
+        f"# {_name(manifest)}",
+        _told(manifest),
+        _table(["", "before", "after"], _sizes(manifest)),
+        "## How to use it",
+        _use(manifest.get("loads_with"), tokenizer),
+        "## Is anything lost?",
+        *(_proof(proof, manifest) if proof else ["Not verified: the proof was switched off."]),
+        "## How it was made",
+        "\n".join(f"- {_code(_step(step))}" for step in manifest["recipe"]["steps"]),
+        "`growkit.json` holds the recipe, the versions, the seed, the hashes of the source files "
+        "and all measured figures. `growkit run growkit.json --source SRC --output OUT` makes this "
+        "model again.",
+        "## Citation",
+        "\n".join(f"- {paper}" for paper in dict.fromkeys(manifest["papers"])),
+        _citation(manifest),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _metadata(manifest: Found) -> str:
+    """What the Hub reads; texts as JSON, which is YAML."""
+    lines = []
+    if _in_transformers(manifest.get("loads_with")):
+        lines += ["library_name: transformers", "pipeline_tag: text-generation"]
+    base = manifest["recipe"].get("base_model")
+    if base:
+        lines.append(f"base_model: {json.dumps(base)}")
+    verbs = [
+        f"- {json.dumps(name)}" for step in manifest["recipe"]["steps"] for name in _verb(step)
+    ]
+    return "\n".join(["---", *lines, "tags:", "- growkit", *dict.fromkeys(verbs), "---"])
+
+
+def _verb(step: Found) -> Iterator[str]:
+    """The name of the method or variant of a step."""
+    yield from (str(step[verb]) for verb in ("grow", "convert") if verb in step)
+
+
+def _name(manifest: Found) -> str:
+    return _text(Path(os.path.abspath(manifest["recipe"]["output"])).name)
+
+
+def _told(manifest: Found) -> str:
+    """In a sentence or two what this is."""
+    base = manifest["recipe"].get("base_model")
+    source = f"[{base}](https://huggingface.co/{base})" if base else "a smaller model"
+    grown = any("grow" in step for step in manifest["recipe"]["steps"])
+    if not grown and not base:
+        source = "another model"
+    told = f"{'Grown' if grown else 'Converted'} from {source} with growkit {manifest['growkit']}."
+    if manifest.get("lost"):
+        return f"{told} What was given up: {_text(manifest['lost'])}."
+    proof = manifest["verification"]
+    if proof and proof["kept"] and proof["promise"] == "exact":
+        told += " It computes what its source computes: nothing that was learned is lost."
+    return told
+
+
+def _sizes(manifest: Found) -> list[list[Any]]:
+    proof = manifest["verification"] or {}
+    before = proof.get("source_bytes")
+    return [
+        ["parameters", manifest["source_parameters"], manifest["parameters"]],
+        [f"size, {manifest['dtype']}", size(before) if before else None, size(manifest["bytes"])],
+    ]
+
+
+def _in_transformers(loads_with: Any) -> bool:
+    return not loads_with or str(loads_with).startswith("transformers")
+
+
+def _use(loads_with: Any, tokenizer: bool) -> str:
+    if not _in_transformers(loads_with):
+        return f"It loads with {_text(loads_with)}."
+    trusted = ", trust_remote_code=True" if "trust_remote_code" in str(loads_with) else ""
+    lines = [f'model = AutoModelForCausalLM.from_pretrained(name, dtype="auto"{trusted})']
+    classes = ["AutoModelForCausalLM"]
+    if tokenizer:
+        classes.append("AutoTokenizer")
+        lines += [
+            "tokenizer = AutoTokenizer.from_pretrained(name)",
+            'inputs = tokenizer("Once upon a time", return_tensors="pt")',
+            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
+        ]
+    return SNIPPET.format(classes=", ".join(classes), lines="\n".join(lines))
+
+
+def _proof(proof: Found, manifest: Found) -> Iterator[str]:
+    public = _without_paths(_paths(proof, manifest))
+    yield f"Promise: {proof['promise']}. Verdict: {_text(public(proof['reason']))}."
+    columns = [proof["strict_float64"], proof["native"], proof["rounding"]]
+    rows = [[label, *(column[key] for column in columns)] for label, key in MEASURES]
+    yield _table(["", "strict float64", "as it runs", "the source's own rounding"], rows)
+    yield (
+        "The last column is what the dtype does to the source alone, against itself in strict "
+        "float64: what is as large there is rounding."
+    )
+    losses = [
+        [name, *(figure(proof[f"loss_{of}{ending}"], ".4f") for of in ("source", "target"))]
+        for name, ending in (("strict float64", ""), ("as it runs", "_native"))
+    ]
+    yield (
+        f"Loss in nats per token, over {proof['predictions']:,} predictions "
+        f"({_text(text_name(proof))}):"
+    )
+    yield _table(["", "before", "after"], losses)
+    words = {True: "yes", False: "no", None: "no limit"}
+    ways = [
+        [
+            mode["name"],
+            "not tried" if mode["note"].startswith(NOT_TRIED) else words[mode["kept"]],
+            mode["relative"],
+            mode["native"],
+            public(mode["note"].removeprefix(NOT_TRIED)),
+        ]
+        for mode in proof["modes"]
+    ]
+    yield _table(["asked with", "kept", "strict float64", "as it runs", ""], ways)
+    caught = "yes" if proof["negative_control_caught"] else "no"
+    yield f"Negative control caught: {caught} ({_text(proof['negative_control'])})."
+    if proof["fault"]:
+        yield f"{_text(public(fault_sentence(proof['fault'])))}."
+    if proof["trainability"]:
+        yield f"{_text(trainability_sentence(proof['trainability']))}."
+
+
+def _citation(manifest: Found) -> str:
+    year = str(manifest.get("created", ""))[:4]
+    return f"""```bibtex
+@software{{growkit,
+  title = {{growkit: grow trained language-model checkpoints, and prove that nothing is lost}},
+  version = {{{manifest["growkit"]}}},
+  year = {{{year}}},
+}}
+```"""
+
+
+def _step(step: Found) -> str:
+    """A step as in a recipe; of files that it read, the names."""
+    return ", ".join(f"{key}: {_file_name(value)}" for key, value in step.items())
+
+
+def _file_name(value: Any) -> Any:
+    parts = re.split(r"[/\\]", value) if isinstance(value, str) else [value]
+    return parts[-1]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [[*heads], ["---"] * len(heads), *([_shown(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _shown(value: Any) -> str:
+    text = _text(figure(value))
+    return "–" if text == "none" else text.replace("|", "\\|")
+
+
+def _text(text: Any) -> str:
+    """Text of others, of which nothing is markup."""
+    return plain(str(text)).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _code(text: str) -> str:
+    return f"`{plain(text).replace('`', chr(39))}`"
+
+
+def _paths(proof: Found, manifest: Found) -> list[str]:
+    """Folders and files that sentences may name."""
     recipe = manifest["recipe"]
-    steps = "\n".join(f"- `{json.dumps(step, ensure_ascii=False)}`" for step in recipe["steps"])
-    papers = "\n".join(f"- {paper}" for paper in dict.fromkeys(manifest["papers"]))
-    return f"""---
-library_name: transformers
-base_model: {json.dumps(recipe["source"])}
-tags:
-- growkit
----
-# Grown with growkit {manifest["growkit"]}
-
-{manifest["source_parameters"]:,} parameters became {manifest["parameters"]:,}
-(in {manifest["dtype"]}).
-
-{steps}
-
-## Is anything lost?
-
-{_proof(manifest["verification"])}
-## How it was made
-
-{papers}
-
-`growkit.json` holds the recipe, the versions, the seed, the hashes of the source files and all
-measured figures.
-"""
+    named = [recipe["source"], recipe["output"], proof["source"], proof["target"], proof["text"]]
+    return [str(path) for path in named if path]
 
 
-def _proof(verification: Mapping[str, Any] | None) -> str:
-    if verification is None:
-        return "Not verified: the proof was switched off.\n"
-    lines = [
-        f"Promise: {verification['promise']}. Verdict: {verification['reason']}.",
-        "",
-        "| | strict float64 | as it runs |",
-        "| --- | --- | --- |",
-    ]
-    strict, native = verification["strict_float64"], verification["native"]
-    for key, label in (
-        ("dtype", "dtype"),
-        ("device", "device"),
-        ("relative", "largest logit difference / logit scale"),
-        ("kl_nats_per_token", "KL, nats per token"),
-        ("top1_agreement", "top-1 agreement"),
-    ):
-        lines.append(f"| {label} | {strict[key]} | {native[key]} |")
-    lines += [
-        "",
-        f"Loss in nats per token, over {verification['predictions']} predictions: "
-        f"{verification['loss_source']} before, {verification['loss_target']} after. "
-        f"Negative control caught: {'yes' if verification['negative_control_caught'] else 'no'}.",
-        "",
-    ]
-    lines += ["| asked with | kept | strict float64 | as it runs |", "| --- | --- | --- | --- |"]
-    words = {True: "yes", False: "no", None: "no limit, or not tried"}
-    for mode in verification["modes"]:
-        kept = words[mode["kept"]]
-        lines.append(f"| {mode['name']} | {kept} | {mode['relative']} | {mode['native']} |")
-    lines.append("")
-    if verification["fault"]:
-        lines += [f"{fault_sentence(verification['fault'])}.", ""]
-    if verification["trainability"]:
-        lines += [f"{trainability_sentence(verification['trainability'])}.", ""]
-    return "\n".join(lines)
+def _without_paths(paths: Sequence[str]) -> Any:
+    """What takes paths out of sentences, and leaves the names at their ends."""
+    leading = set()
+    for path in paths:
+        for way in (path, os.path.abspath(path), os.path.realpath(path)):
+            folder = os.path.dirname(way.rstrip("/"))
+            if len(folder) > 1:  # else nothing is to be taken out, or every slash would be
+                leading.add(folder + os.sep)
+    longest_first = sorted(leading, key=len, reverse=True)
+
+    def public(text: str) -> str:
+        for folder in longest_first:
+            text = text.replace(folder, os.sep)  # folders may hold blanks
+        return DIRECTORIES.sub("", text)
+
+    return public

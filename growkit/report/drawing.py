@@ -20,6 +20,9 @@ LEFT, RIGHT, TOP, BOTTOM = 66, 18, 34, 48
 LETTER = 7.6
 """Width of a letter, on average and a little more, to keep labels apart."""
 
+ZERO_ROOM = 30
+"""Height between a logarithmic scale and the line of zeros."""
+
 MOST_DOTS = 60
 """Points up to which a line shows each of them."""
 
@@ -45,7 +48,7 @@ def line(
         x_title: of the row.
         y_title: of the values, with their unit.
         names: of the values; their indices if left out.
-        log: whether the axis is logarithmic; zeros then stand on the bottom line.
+        log: whether the axis is logarithmic; zeros then have a line of their own, below a break.
         limit: a value to draw a horizontal line at, and its name.
         mark: an index, possibly between two, to draw a vertical line at, and its name.
     """
@@ -74,7 +77,9 @@ def line(
         (LEFT + step * index, frame.y(value)) if is_number(value) else None
         for index, value in enumerate(values)
     ]
-    parts.append(f'<path class="data" d="{_path(points)}"/>')
+    # No line leads across the break: nothing is known of the way to zero.
+    broken = [log and one != other for one, other in pairwise(v == 0 for v in values)]
+    parts.append(f'<path class="data" d="{_path(points, [*broken, False])}"/>')
     for index, (name, value, point) in enumerate(zip(names, values, points, strict=True)):
         hint = f"<title>{escape(name)}: {escape(figure(value))}</title>"
         if point and len(values) <= MOST_DOTS:
@@ -88,22 +93,45 @@ def line(
     return _svg(title, said, frame.height, parts)
 
 
-def scatter(pairs: Sequence[Sequence[Number]], *, title: str, x_title: str, y_title: str) -> str:
-    """Pairs as points, both axes on one scale, with the diagonal where the two are equal."""
-    known = [(x, y) for x, y in pairs if is_number(x) and is_number(y)]
-    frame = _linear([value for pair in known for value in pair], 380)
-    parts = [frame.rows(), frame.columns()]
-    parts.append(f'<path class="axis" d="M{LEFT} {frame.bottom}L{frame.right} {TOP}"/>')
-    dots = "".join(f"M{frame.x(x):.1f} {frame.y(y):.1f}h0" for x, y in known)
+def residuals(
+    pairs: Sequence[Sequence[Number]],
+    *,
+    title: str,
+    x_title: str,
+    y_title: str,
+    band: tuple[float, str] | None = None,
+) -> str:
+    """Pairs as points: the first number, and how far the second is above or below it.
+
+    Args:
+        pairs: what is drawn.
+        title: what the chart shows.
+        x_title: of the first numbers.
+        y_title: of the differences.
+        band: a difference to draw a line at on both sides of zero, and its name.
+    """
+    known = [(x, y - x) for x, y in pairs if is_number(x) and is_number(y)]
+    across = _linear([x for x, _ in known], 300)
+    reach = [abs(difference) for _, difference in known]
+    lines = [band[0]] if band and is_number(band[0]) and band[0] > 0 else []
+    up = _linear([*reach, *lines], 300, around_zero=True)
+    parts = [up.rows(), across.columns()]
+    parts.append(f'<path class="axis" d="M{LEFT} {up.y(0):.1f}H{up.right}"/>')
+    dots = "".join(f"M{across.x(x):.1f} {up.y(difference):.1f}h0" for x, difference in known)
     parts.append(f'<path class="cloud" d="{dots}"/>')
-    parts.append(frame.titles(x_title, y_title))
+    if lines and band:
+        for sign in (-1, 1):
+            parts.append(f'<path class="limit" d="M{LEFT} {up.y(sign * band[0]):.1f}H{up.right}"/>')
+        parts.append(_text(up.right, up.y(band[0]) - 6, band[1], "end", "limit-name"))
+    parts.append(up.titles(x_title, y_title))
     said = [f"{len(known)} points"]
     if known:
-        farthest = max(known, key=lambda pair: abs(pair[0] - pair[1]))
-        said.append(f"farthest from the diagonal: {farthest[0]:.4g} against {farthest[1]:.4g}")
+        x, difference = max(known, key=lambda point: abs(point[1]))
+        said.append(f"largest difference: {difference:.4g} at {x:.4g}")
     if len(known) < len(pairs):
         said.append(f"{len(pairs) - len(known)} are none")
-    return _svg(title, said, frame.height, parts)
+    said += [band[1]] if lines and band else []
+    return _svg(title, said, up.height, parts)
 
 
 @dataclass(frozen=True)
@@ -163,6 +191,7 @@ class _Frame:
         high: the same of the high end.
         ticks: where numbers stand, as shares of the scale, and the numbers.
         log: whether the scale is logarithmic.
+        zeros: whether zeros have a line of their own at the bottom, where the scale has none.
     """
 
     low: float
@@ -172,16 +201,24 @@ class _Frame:
     height: int
     left: int = LEFT
     right: int = WIDTH - RIGHT
+    zeros: bool = False
 
     @property
     def bottom(self) -> int:
         return self.height - BOTTOM
 
+    @property
+    def floor(self) -> int:
+        """Where the scale begins."""
+        return self.bottom - ZERO_ROOM if self.zeros else self.bottom
+
     def x(self, value: float) -> float:
         return self.left + (self.right - self.left) * self._share(value)
 
     def y(self, value: float) -> float:
-        return self.bottom - (self.bottom - TOP) * self._share(value)
+        if self.zeros and value <= 0:
+            return self.bottom
+        return self.floor - (self.floor - TOP) * self._share(value)
 
     def _share(self, value: float) -> float:
         if self.log:
@@ -191,10 +228,17 @@ class _Frame:
     def rows(self) -> str:
         """Horizontal lines at the ticks, with their numbers."""
         parts = []
-        for share, label in self.ticks:
-            y = self.bottom - (self.bottom - TOP) * share
+        heights = [(self.floor - (self.floor - TOP) * share, label) for share, label in self.ticks]
+        if self.zeros:
+            heights.append((self.bottom, "0"))
+        for y, label in heights:
             parts.append(f'<path class="grid" d="M{self.left} {y:.1f}H{self.right}"/>')
             parts.append(_text(self.left - 7, y + 4, label, "end"))
+        if self.zeros and self.ticks:
+            y = (self.floor + self.bottom) / 2
+            parts.append(
+                f'<path class="axis" d="M{self.left - 5} {y + 1:.1f}l10 -6m-10 10l10 -6"/>'
+            )
         return "".join(parts)
 
     def columns(self) -> str:
@@ -212,27 +256,36 @@ class _Frame:
 
 
 def _logarithmic(values: Sequence[float], height: int) -> _Frame:
-    """Whole decades; where there are zeros, the bottom one is theirs."""
-    exponents = [math.log10(value) for value in values if value > 0] or [0.0]
-    zeros = any(value <= 0 for value in values)
-    low, high = math.floor(min(exponents)) - zeros, math.ceil(max(exponents))
-    high = max(high, low + 1 + zeros)
+    """Whole decades, and a line below for zeros where there are some."""
+    exponents = [math.log10(value) for value in values if value > 0]
+    low = math.floor(min(exponents, default=0.0))
+    high = max(math.ceil(max(exponents, default=0.0)), low + 1)
     stride = math.ceil((high - low) / 6)
-    shown = [tick for tick in range(high, low - 1, -stride) if not zeros or tick > low + stride / 2]
+    shown = range(high, low - 1, -stride) if exponents else ()
     labels = [(tick, f"{10.0**tick:g}" if abs(tick) < 4 else f"1e{tick}") for tick in shown]
-    if zeros:
-        labels.append((low, "0"))
     ticks = [((tick - low) / (high - low), label) for tick, label in labels]
-    return _Frame(low, high, ticks, True, height)
+    return _Frame(low, high, ticks, True, height, zeros=any(value <= 0 for value in values))
 
 
-def _linear(values: Sequence[float], height: int, left: int = LEFT) -> _Frame:
-    """From one round number to another, with some between."""
+def _linear(
+    values: Sequence[float], height: int, left: int = LEFT, *, around_zero: bool = False
+) -> _Frame:
+    """From one round number to another, with some between.
+
+    Args:
+        values: what must have room.
+        height: of the drawing.
+        left: where the plot begins.
+        around_zero: whether zero stands in the middle.
+    """
     low, high = min(values, default=0.0), max(values, default=0.0)
-    # Digits that a float does not have cannot be told apart.
-    if high - low <= max(abs(low), abs(high)) * 1e-12 or high - low < 1 / BEYOND:
-        reach = max(abs(low), abs(high)) / 2 or 1.0
-        low, high = (0.0 if low == 0 else low - reach), high + reach
+    size = max(abs(low), abs(high))
+    if size < 1 / BEYOND:  # no scale can be read off zeros
+        return _Frame(-around_zero, 1.0, [(0.5 * around_zero, "0")], False, height, left)
+    if around_zero:
+        low, high = -size, size
+    elif high - low <= size * 1e-12:  # digits that a float does not have cannot be told apart
+        low, high = low - size / 2, high + size / 2
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(size * power for size in (1, 2, 5, 10) if size * power * 6 >= high - low)
     first, last = math.floor(low / step), math.ceil(high / step)
@@ -266,14 +319,19 @@ def _apart(names: Sequence[str], step: float) -> list[tuple[int, str, str]]:
     return [(i, names[i], anchors.get(i, "middle")) for i in sorted({*ends, *between})]
 
 
-def _path(points: Sequence[tuple[float, float] | None]) -> str:
-    """A line that is interrupted where there is no point; a point alone is a dot."""
+def _path(points: Sequence[tuple[float, float] | None], broken: Sequence[bool]) -> str:
+    """A line through points, which ends where one is missing; a point alone is a dot.
+
+    Args:
+        points: what it leads through.
+        broken: of each, whether it also ends behind it.
+    """
     parts, drawing = [], False
-    for point in points:
+    for point, last in zip(points, broken, strict=False):
         if point:
             parts.append(f"{'L' if drawing else 'M'}{point[0]:.1f} {point[1]:.1f}")
             parts.append("" if drawing else "h0")
-        drawing = point is not None
+        drawing = point is not None and not last
     return "".join(parts)
 
 

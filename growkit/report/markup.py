@@ -35,22 +35,30 @@ def figure(value: Any, form: str = ".3g") -> str:
     return format(value, form) if isinstance(value, float) else str(value)
 
 
-def section(title: str, text: str, *parts: str) -> str:
-    """What a section shows, beside what that means; nothing if it shows nothing."""
+def section(title: str, text: str, *parts: str, half: bool = False) -> str:
+    """What a section shows, below what that means; nothing if it shows nothing.
+
+    Args:
+        title: its heading.
+        text: what is shown means.
+        parts: what is shown, as HTML.
+        half: whether another one fits beside it on a wide screen.
+    """
     if not any(parts):
         return ""
-    head = f"<div><h2>{title}</h2><p>{escape(text)}</p></div>"
-    return f"<section>{head}<div>{''.join(parts)}</div></section>\n"
+    kind = ' class="half"' if half else ""
+    return f"<section{kind}><h2>{title}</h2><p>{escape(text)}</p>{''.join(parts)}</section>\n"
 
 
-def facts(facts: Mapping[str, Any]) -> str:
+def facts(facts: Mapping[str, Any], kind: str = "") -> str:
     """Names and what they are; what is missing is left out."""
     rows = [
-        f"<dt>{name}</dt><dd>{escape(figure(value))}</dd>"
+        f"<div><dt>{name}</dt><dd>{escape(figure(value))}</dd></div>"
         for name, value in facts.items()
         if value is not None
     ]
-    return f"<dl>{''.join(rows)}</dl>" if rows else ""
+    named = f' class="{kind}"' if kind else ""
+    return f"<dl{named}>{''.join(rows)}</dl>" if rows else ""
 
 
 def framed(chart: str, name: str = "", note: str = "") -> str:
@@ -65,13 +73,17 @@ def more(summary: str, inside: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], kinds: str) -> str:
-    """A table; each column is of a kind: h, a head or a head and its meaning, c, a code, n, a
-    number, v, a verdict, or t, text.
+    """A table, whose cells also carry the heads of their columns, to be stacked where it is narrow.
+
+    Args:
+        heads: of the columns.
+        rows: what they hold; a head may be a pair of itself and its meaning.
+        kinds: of the columns: h, a head, c, a code, n, a number, v, a verdict, or t, text.
     """
     if not rows:
         return ""
     top = (f'<th scope="col" class="{k}">{h}</th>' for h, k in zip(heads, kinds, strict=True))
-    body = "".join(_row(row, kinds) for row in rows)
+    body = "".join(_row(row, heads, kinds) for row in rows)
     # A box that scrolls must be within reach of the keyboard.
     return (
         f'<div class="wide" tabindex="0"><table><thead><tr>{"".join(top)}</tr></thead>'
@@ -79,17 +91,19 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], kinds: str) -> st
     )
 
 
-def _row(row: Sequence[Any], kinds: str) -> str:
+def _row(row: Sequence[Any], heads: Sequence[str], kinds: str) -> str:
     """A row; the meaning of its head stands below, as wide as the table."""
     head, meaning = row[0] if isinstance(row[0], tuple) else (row[0], "")
-    cells = "".join(map(_cell, [head, *row[1:]], kinds))
+    cells = "".join(map(_cell, [head, *row[1:]], heads, kinds))
     small = f'<td class="small" colspan="{len(kinds)}">{escape(meaning)}</td>'
     return f"<tr>{cells}</tr>" + (f'<tr class="meaning">{small}</tr>' if meaning else "")
 
 
-def _cell(value: Any, kind: str) -> str:
+def _cell(value: Any, head: str, kind: str) -> str:
     text = escape(figure(value))
     if kind == "h":
         return f'<th scope="row">{text}</th>'
     colour = {"✓": " good", "✗": " bad"}.get(text[:1], "") if kind == "v" else ""
-    return f'<td class="{kind}{colour}">{f"<code>{text}</code>" if kind == "c" else text}</td>'
+    shown = f"<code>{text}</code>" if kind == "c" else text
+    named = f' data-head="{head}"' if head else ""
+    return f'<td class="{kind}{colour}"{named}>{shown}</td>'

@@ -13,17 +13,13 @@ from re import sub
 from typing import Any
 
 from growkit.report import drawing
+from growkit.report.bins import binned
 from growkit.report.drawing import Bar
+from growkit.report.header import Found, header, verdict_of
 from growkit.report.markup import escape, facts, figure, framed, is_number, more, section, table
-from growkit.results.sentences import trainability_sentence
+from growkit.report.summary import duration, text_name
+from growkit.results.sentences import NOT_TRIED, trainability_sentence
 
-Found = Mapping[str, Any]
-
-PROMISES = {
-    "exact": "the target is to compute the same function as the source",
-    "bounded": "the target may differ from the source, by what is measured here",
-    "different": "the target is to be another function; how far away is measured here",
-}
 MEASURES = (
     ("dtype", "dtype", "the number format both models ran in"),
     ("device", "device", "where they ran"),
@@ -57,9 +53,8 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
         The HTML file.
     """
     style = drawing.style_rules() + Path(__file__).with_name("page.css").read_text("utf-8")
-    kind, verdict = _verdict(result)
     names = [Path(str(result.get(key))).name for key in ("source", "target")]
-    parts = [_numbers, _loss, _difference, _layers, _modes, _logits, _positions, _copies, _low_rank]
+    parts = [_difference, _numbers, _loss, _modes, _layers, _logits, _positions, _copies, _low_rank]
     main = "".join(part(result) for part in [*parts, _measured]) + _manifest(manifest or {})
     # The policy makes "no network" a fact that the browser enforces, whatever files contain.
     return f"""<!DOCTYPE html>
@@ -68,12 +63,12 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(verdict)}: {escape(" → ".join(names))} – growkit</title>
+<title>{escape(verdict_of(result)[1])}: {escape(" → ".join(names))} – growkit</title>
 <style>
 {style}</style>
 </head>
 <body>
-{_header(result, kind, verdict)}
+{header(result)}
 <main>
 {main}</main>
 </body>
@@ -81,41 +76,13 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
 """
 
 
-def _verdict(result: Found) -> tuple[str, str]:
-    """Its colour and its words."""
-    promise, reason = result.get("promise"), str(result.get("reason"))
-    if reason.startswith("no verdict"):
-        return "warn", "No verdict"
-    exact = promise == "exact"
-    if not result.get("kept"):
-        return "bad", "Not preserved" if exact else "Not as asked"
-    return ("good", "Preserved") if exact else ("warn", f"{promise}, as asked for".capitalize())
-
-
-def _header(result: Found, kind: str, verdict: str) -> str:
-    reason = str(result.get("reason")).removeprefix(f"{verdict.lower()}: ")
-    reason = escape(reason[:1].upper() + reason[1:])
-    # Browsers would break a line after the hyphen of 1e-14.
-    reason = sub(r"[\d.]+e-\d+", r'<span class="whole">\g<0></span>', reason)
-    promise = str(result.get("promise"))
-    meaning = f": {PROMISES[promise]}" if promise in PROMISES else ""
-    sign = {"good": "✓", "warn": "!", "bad": "✗"}[kind]
-    return (
-        f'<header><div class="verdict {kind}"><h1><span aria-hidden="true">{sign}</span> '
-        f'{escape(verdict)}</h1><p class="reason">{reason}.</p>'
-        f"<p>Promise: <strong>{escape(promise)}</strong>{meaning}.</p></div>"
-        f"{facts({key: result.get(key) for key in ('source', 'target')})}</header>"
-    )
-
-
 def _numbers(result: Found) -> str:
-    strict, native = result.get("strict_float64") or {}, result.get("native") or {}
-    why = strict.get("tolerance_why")
+    columns = [result.get(key) or {} for key in ("strict_float64", "native", "rounding")]
+    why = columns[0].get("tolerance_why")
     rows = [
         (
             (label, f"{meaning} ({why})" if why and key == "tolerance" else meaning),
-            strict.get(key),
-            native.get(key),
+            *(column.get(key) for column in columns),
         )
         for label, key, meaning in MEASURES
     ]
@@ -129,20 +96,40 @@ def _numbers(result: Found) -> str:
         told = f"The written weights {does} the source's back, every element, bit for bit."
         if result.get("promise") != "exact":
             told = f"The written weights {are} what the recipe makes of the source's."
-    heads = ["", "strict float64", "as it runs"]
-    return section("The numbers", told, table(heads, rows if strict or native else [], "hnn"))
+    if columns[2]:
+        told += (
+            f" The last column is what {columns[2].get('dtype')} does to the source alone, against "
+            "itself in strict float64: what is as large there is rounding, and no fault of the "
+            "target."
+        )
+    heads = ["", "strict float64", "as it runs", "source's own rounding"]
+    return section("The numbers", told, table(heads, rows if any(columns[:2]) else [], "hnnn"))
 
 
 def _loss(result: Found) -> str:
-    before, after = result.get("loss_source"), result.get("loss_target")
-    change = after - before if is_number(before) and is_number(after) else None
-    row = [figure(before, ".9f"), figure(after, ".9f"), figure(change, "+.3g" if change else "g")]
-    missing = before is None and after is None
+    rows = []
+    native = (result.get("native") or {}).get("dtype")
+    for name, ending, form in (
+        ("strict float64", "", ".9f"),
+        (f"as it runs, {native}" if native else "as it runs", "_native", ".6f"),
+    ):
+        before, after = (result.get(f"loss_{of}{ending}") for of in ("source", "target"))
+        if before is None and after is None:
+            continue
+        change = after - before if is_number(before) and is_number(after) else None
+        rows.append(
+            [
+                name,
+                figure(before, form),
+                figure(after, form),
+                figure(change, "+.3g" if change else "g"),
+            ]
+        )
     return section(
         "Loss before and after",
-        "Mean negative log-likelihood in nats per token, in strict float64, over "
-        f"{figure(result.get('predictions'))} predictions ({_text_name(result)}).",
-        table(["before", "after", "change"], [] if missing else [row], "nnn"),
+        "Mean negative log-likelihood in nats per token, over "
+        f"{figure(result.get('predictions'))} predictions ({text_name(result)}).",
+        table(["", "before", "after", "change"], rows, "hnnn"),
     )
 
 
@@ -178,6 +165,7 @@ def _layers(result: Found) -> str:
         "How far the hidden states are from the source's after each module, in strict float64. "
         "A fault shows as a step, rounding grows slowly.",
         framed(chart) if layers else "",
+        half=True,
     )
 
 
@@ -185,7 +173,7 @@ def _modes(result: Found) -> str:
     rows = [
         [
             (mode["name"], mode.get("note") or ""),
-            {True: "✓ kept", False: "✗ not kept"}.get(mode.get("kept"), "no limit"),
+            _kept(mode),
             mode.get("relative"),
             mode.get("tolerance"),
             mode.get("native"),
@@ -193,35 +181,65 @@ def _modes(result: Found) -> str:
         ]
         for mode in result.get("modes") or []
     ]
-    heads = ["way of asking", "verdict", "strict", "limit", "as it runs", "limit"]
+    heads = ["way of asking", "verdict", "strict", "limit", "as it runs", "its limit"]
     told = (
         "Largest difference of a logit, relative to their scale, in every way that models are used."
     )
     return section("How it was run", told, table(heads, rows, "hvnnnn"))
 
 
+def _kept(mode: Found) -> str:
+    if str(mode.get("note")).startswith(NOT_TRIED):
+        return "not tried"
+    words: dict[Any, str] = {True: "✓ kept", False: "✗ not kept"}
+    return words.get(mode.get("kept"), "no limit")
+
+
 def _logits(result: Found) -> str:
     sample = result.get("logit_sample") or []
-    title = "Logits, source against target"
+    rounding = result.get("rounding") or {}
+    largest, title = rounding.get("max_abs_logit_diff"), "Logits, source against target"
+    name = "largest rounding of the source alone"
+    chart = drawing.residuals(
+        sample,
+        title=title,
+        x_title="logit of the source",
+        y_title="target − source",
+        band=(largest, name) if is_number(largest) else None,
+    )
     return section(
         title,
-        f"{len(sample):,} logits as the models run. On the diagonal both say the same; the "
-        "rounding of the dtype spreads them around it.",
-        framed(drawing.scatter(sample, title=title, x_title="source", y_title="target"))
-        if sample
-        else "",
+        f"How far {len(sample):,} logits of the target are above or below the source's, as the "
+        "models run. Rounding spreads them evenly around zero, whatever the logit; a slope or a "
+        "shift is a fault.",
+        framed(chart) if sample else "",
+        half=True,
     )
 
 
 def _positions(result: Found) -> str:
-    values = result.get("kl_by_position") or []
+    values, counts = result.get("kl_by_position") or [], result.get("tokens_by_position") or []
     title = "KL by position"
-    chart = drawing.line(values, title=title, x_title="position in the window", y_title="KL, nats")
+    found = binned(values, counts)
+    chart = drawing.line(
+        [each.mean for each in found],
+        title=title,
+        x_title="position in the window",
+        y_title="KL, nats per token",
+        names=[each.name for each in found],
+    )
+    told = "How far the predicted distributions are apart, by the number of tokens before."
+    if found and counts:
+        sizes = sorted({each.tokens for each in found[:-1] or found})
+        between = " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
+        told += f" Each point is the mean of {between} tokens."
+    rows = [[each.name, each.tokens if counts else None, each.mean] for each in found]
     return section(
         title,
-        "How far the predicted distributions are apart, by the number of tokens before. A slope "
-        "means that an error accumulates with the context.",
+        f"{told} A slope means that an error accumulates with the context.",
         framed(chart) if values else "",
+        more("All positions", table(["positions", "tokens", "KL, nats per token"], rows, "hnn")),
+        half=True,
     )
 
 
@@ -251,6 +269,7 @@ def _copies(result: Found) -> str:
         f"<p>{escape(sentence[:1].upper() + sentence[1:])}.</p>" if sentence else "",
         framed(chart) if distances else "",
         more(f"All {len(rows):,} matrices", table(heads, rows, "cnnn")),
+        half=True,
     )
 
 
@@ -303,9 +322,11 @@ def _measured(result: Found) -> str:
     found = {
         "tokens": result.get("tokens"),
         "predictions": result.get("predictions"),
-        "text": _text_name(result),
+        "text": text_name(result),
         "SHA-256 of text": result.get("text_sha256"),
         "seed": result.get("seed"),
+        "made": result.get("created"),
+        "took": duration(result["seconds"]) if is_number(result.get("seconds")) else None,
         "device": (result.get("native") or {}).get("device"),
         "negative control": f"{control}: {caught}" if control else None,
         "versions": made or None,
@@ -333,10 +354,6 @@ def _manifest(manifest: Found) -> str:
     inside += facts(found) + table(["source file", "SHA-256"], items, "cc")
     text = "From the manifest beside the weights, growkit.json."
     return section("How it was made", text, more("Recipe and source files", inside))
-
-
-def _text_name(result: Found) -> str:
-    return Path(str(result["text"])).name if result.get("text") else "random tokens"
 
 
 def _first(*values: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import progress as bars
@@ -14,7 +13,8 @@ from rich.text import Text
 
 from growkit.errors import plain
 from growkit.report.progress import Advance
-from growkit.results.sentences import fault_sentence, modes_sentence, trainability_sentence
+from growkit.report.summary import size, summary
+from growkit.results.sentences import fault_sentence, next_step
 
 if TYPE_CHECKING:
     from growkit.inspection import Attention, Inspection
@@ -68,12 +68,30 @@ class Bars:
 
 
 def show_verdict(console: Console, result: VerifyResult) -> None:
-    """The verdict and its figures."""
+    """The verdict, what people look for under it, and its figures.
+
+    On a failure where, why and what to do next come first.
+    """
+    console.print(result["reason"], style="bold green" if result["kept"] else "bold red")
+    if result["fault"]:
+        console.print(fault_sentence(result["fault"]))
+    next_one = next_step(result)
+    if next_one:
+        console.print(f"next: {next_one}")
+    found = Table.grid(padding=(0, 2))
+    for name, line in summary(result).items():
+        found.add_row(name, str(line))
+    console.print(found)
+    console.print(_figures(result))
+
+
+def _figures(result: VerifyResult) -> Table:
+    """How far apart logits are, beside what rounding does to the source alone."""
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("")
-    table.add_column("strict", justify="right")
-    table.add_column("as it runs", justify="right")
-    strict, native = result["strict_float64"], result["native"]
+    for head in ("strict", "as it runs", "source's rounding"):
+        table.add_column(head, justify="right")
+    columns = [result["strict_float64"], result["native"], result["rounding"]]
     for label, key in (
         ("dtype", "dtype"),
         ("device", "device"),
@@ -85,24 +103,8 @@ def show_verdict(console: Console, result: VerifyResult) -> None:
         ("KL, nats per token", "kl_nats_per_token"),
         ("top-1 agreement", "top1_agreement"),
     ):
-        table.add_row(label, _figure(strict.get(key)), _figure(native.get(key)))
-    console.print(table)
-    text = Path(result["text"]).name if result["text"] else "random tokens"
-    console.print(
-        f"loss over {result['predictions']:,} predictions ({text}): "
-        f"{_figure(result['loss_source'], '.9f')} before, "
-        f"{_figure(result['loss_target'], '.9f')} after, nats per token"
-    )
-    console.print(
-        f"negative control ({result['negative_control']}): "
-        f"{'caught' if result['negative_control_caught'] else 'NOT caught'}"
-    )
-    if result["trainability"]:
-        console.print(trainability_sentence(result["trainability"]))
-    console.print(modes_sentence(result["modes"]))
-    if result["fault"]:
-        console.print(fault_sentence(result["fault"]))
-    console.print(result["reason"], style="bold green" if result["kept"] else "bold red")
+        table.add_row(label, *(_figure(column.get(key)) for column in columns))
+    return table
 
 
 def show_growth(console: Console, result: GrowResult) -> None:
@@ -119,9 +121,9 @@ def show_growth(console: Console, result: GrowResult) -> None:
         console.print(table)
     console.print(
         f"{result['source_parameters']:,} → {result['parameters']:,} parameters, "
-        f"{result['bytes'] / 1e9:.3f} GB in {result['dtype']}, promise: {result['promise']}"
+        f"{size(result['bytes'])} in {result['dtype']}, promise: {result['promise']}"
     )
-    if result["lost"]:
+    if result["lost"] and not result["verification"]:  # which begins with it
         console.print(f"lost: {result['lost']}")
     if result["loads_with"]:
         console.print(f"loads with {result['loads_with']}")
@@ -145,10 +147,10 @@ def show_inspection(console: Console, result: Inspection) -> None:
     table.add_row("folder", result["folder"])
     table.add_row("family", f"{result['family']} ({result['model_class'] or 'no class named'})")
     table.add_row("parameters", f"{result['parameters']:,} in {result['tensors']} tensors")
-    table.add_row("storage", f"{result['bytes'] / 1e9:.3f} GB in {result['dtype']}")
+    table.add_row("storage", f"{size(result['bytes'])} in {result['dtype']}")
     table.add_row("embeddings", "tied" if result["tied"] else "untied")
-    for key, size in result["config_sizes"].items():
-        each = size if isinstance(size, list) else [size]
+    for key, value in result["config_sizes"].items():
+        each = value if isinstance(value, list) else [value]
         table.add_row(key, " ".join(f"{number:,}" for number in each))
     if result["attention"]:
         _show_attention(table, result["attention"])

@@ -142,7 +142,8 @@ class Fault(TypedDict):
         layer: index of the first layer that differs; null outside of the layers.
         component: what differs first inside of it: ``embedding``, ``input_layernorm``, ``q_proj``,
             ``k_proj``, ``v_proj``, ``attention``, ``o_proj``, ``post_attention_layernorm``,
-            ``mlp``, ``norm`` or ``lm_head``; null if that is not known.
+            ``mlp``, ``norm`` or ``lm_head``, or what else the family has, such as ``router``,
+            ``experts`` or ``c_attn``; null if that is not known.
         tensor: the tensor at fault; null if it is none, or is not known.
         cause: the most likely cause, in a sentence.
         factor: the number by which something is multiplied, if that is all.
@@ -184,8 +185,16 @@ class VerifyResult(TypedDict):
         unknown_files: files of the target of which nothing is known.
         strict_float64: the comparison in strict float64.
         native: the comparison in the storage dtype, on the device.
+        rounding: what rounding to that dtype does to the source alone: the source in it against
+            the source in strict float64, on some tokens of every prompt. No promise, so no
+            tolerance.
+        max_kl: nats per token of KL in strict float64 above which the target is not kept; null
+            for no limit.
+        lost: what was given up, in one line; null where the same function is promised.
         loss_source: mean negative log-likelihood of the source in nats per token, strict float64.
         loss_target: the same of the target.
+        loss_source_native: the same of the source as it runs, in the storage dtype on the device.
+        loss_target_native: the same of the target.
         first_differing_layer: index of the first layer whose output differs; null when none does.
         first_difference: name of the first module whose output differs; null when none does.
         fault: where and why they differ; null when they do not.
@@ -193,6 +202,7 @@ class VerifyResult(TypedDict):
         modes: the ways in which both were asked.
         kl_by_position: KL at every position of the prompts, nats; as it runs for what is to be
             exact, else in strict float64.
+        tokens_by_position: the number of tokens of each of these means.
         logit_sample: some pairs of logits, source and target, as it runs.
         negative_control_caught: whether a deliberate fault was noticed.
         negative_control: what the deliberate fault was.
@@ -208,6 +218,15 @@ class VerifyResult(TypedDict):
         seed: of the random tokens.
         source: the source folder.
         target: the target folder.
+        source_parameters: number of parameters in the source's files.
+        parameters: the same of the target.
+        source_bytes: size of the source's tensors.
+        bytes: the same of the target.
+        tensors_recovered: number of the source's tensors that the target gives back, bit for bit;
+            null if one is lost, or if that is not known.
+        source_tensors: of how many, but for those that models compute by themselves; null as above.
+        created: when the proof was made, ISO 8601 in UTC.
+        seconds: that the proof took.
         versions: of python, torch and transformers.
     """
 
@@ -221,14 +240,20 @@ class VerifyResult(TypedDict):
     unknown_files: list[str]
     strict_float64: Measured
     native: Measured
+    rounding: Measured
+    max_kl: float | None
+    lost: str | None
     loss_source: float | None
     loss_target: float | None
+    loss_source_native: float | None
+    loss_target_native: float | None
     first_differing_layer: int | None
     first_difference: str | None
     fault: Fault | None
     by_layer: list[LayerError]
     modes: list[ModeResult]
     kl_by_position: list[float | None]
+    tokens_by_position: list[int]
     logit_sample: list[list[float]]
     negative_control_caught: bool
     negative_control: str
@@ -243,4 +268,12 @@ class VerifyResult(TypedDict):
     seed: int
     source: str
     target: str
+    source_parameters: int
+    parameters: int
+    source_bytes: int
+    bytes: int
+    tensors_recovered: int | None
+    source_tensors: int | None
+    created: str
+    seconds: float
     versions: dict[str, str]

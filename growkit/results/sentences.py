@@ -1,4 +1,4 @@
-"""Findings as sentences, the same on the terminal and in the model card."""
+"""Findings as sentences, the same on the terminal, on the page and in the model card."""
 
 from __future__ import annotations
 
@@ -33,18 +33,77 @@ def modes_sentence(modes: Sequence[Mapping[str, Any]]) -> str:
     failed = [mode["name"] for mode in modes if mode["kept"] is False]
     others = {m["name"]: m["note"] for m in modes if m["note"].startswith(NOT_TRIED)}
     tried = [mode["name"] for mode in modes if mode["name"] not in others]
-    count = f"{len(tried)} of {len(modes)}" if others else f"{len(tried)}"
     what = f"; not the same with {', '.join(failed)}" if failed else f": {', '.join(tried)}"
     reasons: dict[str, list[str]] = {}
     for name, note in others.items():
         reasons.setdefault(note.removeprefix(NOT_TRIED), []).append(name)
     untried = "".join(f"; not tried: {', '.join(n)} ({why})" for why, n in reasons.items())
-    return f"asked in {count} ways{what}{untried}"
+    return f"asked in {len(tried)} of {len(modes)} ways{what}{untried}"
 
 
 def fault_sentence(fault: Mapping[str, Any]) -> str:
     """Where two models part, and why (a ``growkit.proof.Fault``)."""
-    layer = None if fault["layer"] is None else f"layer {fault['layer']}"
-    places = [place for place in (layer, fault["component"], fault["tensor"]) if place]
     cause = f"; {fault['cause']}" if fault["cause"] else ""
-    return f"at fault: {', '.join(places) or 'not known'}{cause}"
+    return f"at fault: {fault_place(fault) or 'not known'}{cause}"
+
+
+def fault_place(fault: Mapping[str, Any]) -> str:
+    """Where two models part; empty if that is not known."""
+    layer = None if fault.get("layer") is None else f"layer {fault['layer']}"
+    places = (layer, fault.get("component"), fault.get("tensor"))
+    return ", ".join(str(place) for place in places if place)
+
+
+def next_step(result: Mapping[str, Any]) -> str | None:
+    """What to do about a target that is not kept (a ``growkit.proof.VerifyResult``).
+
+    Returns:
+        A sentence without its full stop; None if there is nothing to be done.
+    """
+    if result.get("kept"):
+        return None
+    if result.get("negative_control_caught") is False:
+        return (
+            "prove it on more: real text (--text FILE), more windows (--prompts) or longer ones "
+            "(--length)"
+        )
+    again = (
+        "make the target again from its growkit.json (growkit run OUT/growkit.json --output "
+        "AGAIN); if that is rejected too, please report it with this proof"
+    )
+    if result.get("first_lost_tensor"):
+        return f"copy the target's weights again, in case they were damaged on the way; or {again}"
+    if result.get("changed"):
+        return f"put {result['changed'][0]} back as it was; or {again}"
+    return _next_step_of_function(result, again)
+
+
+def _next_step_of_function(result: Mapping[str, Any], again: str) -> str:
+    """The same, where nothing is wrong with the files as far as anyone can see."""
+    strict, native = result.get("strict_float64") or {}, result.get("native") or {}
+    if _beyond(strict):
+        if result.get("promise") == "exact" and result.get("weights_recovered") is None:
+            return (
+                "check that this is the model the target was made from, and keep growkit.json "
+                "beside the target: with it the tensor at fault can be named"
+            )
+        return again
+    if _beyond(native):
+        return "store the target in a wider dtype, such as --dtype float32"
+    kl, most = strict.get("kl_nats_per_token"), result.get("max_kl")
+    if most is not None and (kl is None or kl > most):
+        return "choose options that lose less, such as a higher --rank, or allow more (--max-kl)"
+    if (result.get("trainability") or {}).get("trainable") is False:
+        return "let copies part in training: make the target with --symmetry break"
+    failed = [m for m in result.get("modes") or [] if m.get("kept") is False]
+    if failed:
+        return f"avoid {failed[0].get('name')} with this target, or {again}"
+    return again
+
+
+def _beyond(found: Mapping[str, Any]) -> bool:
+    """Whether logits differ by more than they may."""
+    relative, tolerance = found.get("relative"), found.get("tolerance")
+    if tolerance is None:
+        return bool(found) and relative is None
+    return relative is None or relative > tolerance

@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from growkit.checkpoint.tensors import Weights, main_dtype
 from growkit.engine.calls import Call
+from growkit.engine.heads import distance_of
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.spool import Spool
-from growkit.proof.comparison import distance_of
 
 WINDOWS = 64
 """Windows of the text from which second moments are taken: 32,768 tokens of 512 each."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from growkit.errors import InputError
 
-AT_ONCE = 8
+RANKS_PER_PASS = 8
 """Ranks that are tried in one pass over the model."""
 
 
@@ -47,8 +47,8 @@ def smallest_rank(
 def _ladder(below: int, above: int, most: int) -> list[int]:
     """Ranks between two bounds, not all of them if there are many."""
     if above > most:  # the first time: from one end to the other
-        steps = {round(most ** (i / (AT_ONCE - 1))) for i in range(AT_ONCE)}
+        steps = {round(most ** (i / (RANKS_PER_PASS - 1))) for i in range(RANKS_PER_PASS)}
         return sorted(steps | {1, most})
     between = range(below + 1, above)
-    step = -(-len(between) // AT_ONCE)
+    step = -(-len(between) // RANKS_PER_PASS)
     return list(between[::step])

@@ -34,7 +34,7 @@ SIZES = frozenset(
         *("v_head_dim", "num_experts", "num_local_experts", "n_routed_experts"),
         *("num_kv_heads", "n_head_kv", "block_ff_dim", "mlp_hidden_size", "max_window_layers"),
     }
-).union(key for family in families().values() for key in family.axes if key != "vocab_size")
+).union(key for family in families().values() for key in family.size_keys if key != "vocab_size")
 """Keys that a larger model of the same function may have other numbers for."""
 
 OF_TRAINING = re.compile(

@@ -1,0 +1,33 @@
+"""Qwen2 and Qwen2.5: Llama's tensors, with biases of queries, keys and values.
+
+https://github.com/huggingface/transformers/tree/main/src/transformers/models/qwen2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from growkit.families.description import Tensor, always
+from growkit.families.llama import FAMILY as LLAMA
+from growkit.families.llama import attention_bias, mlp_bias
+
+
+def _with_partial_biases() -> Iterator[Tensor]:
+    for tensor in LLAMA.tensors:
+        if tensor.when is attention_bias and "o_proj" not in tensor.name:
+            yield replace(tensor, when=always)
+        elif tensor.when not in (attention_bias, mlp_bias):
+            yield tensor
+
+
+FAMILY = replace(
+    LLAMA,
+    name="Qwen2",
+    model_types=("qwen2",),
+    architecture="Qwen2ForCausalLM",
+    form=None,  # the DIFF Transformer has biases everywhere, or nowhere
+    defaults={**LLAMA.defaults, "num_key_value_heads": 32},
+    tensors=tuple(_with_partial_biases()),
+    multiples=LLAMA.multiples[:1],
+)

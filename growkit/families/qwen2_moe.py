@@ -1,0 +1,71 @@
+"""Qwen2-MoE: Qwen2 with experts in some layers, beside one that every token goes through.
+
+https://github.com/huggingface/transformers/tree/main/src/transformers/models/qwen2_moe
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from growkit.checkpoint.tensors import Config
+from growkit.families.description import Tensor, always
+from growkit.families.llama import ATTENTION, MLP
+from growkit.families.qwen2 import FAMILY as QWEN2
+from growkit.families.qwen3_moe import FAMILY as QWEN3_MOE
+from growkit.families.qwen3_moe import dense, experts, only, sparse
+
+SHARED = MLP + "shared_expert."
+
+
+def _qkv_bias(config: Config) -> bool:
+    return bool(config["qkv_bias"])
+
+
+def _of_qwen2(tensor: Tensor) -> Tensor:
+    if tensor.name.startswith(MLP):
+        return replace(tensor, layers=dense)
+    bias = tensor.name.startswith(ATTENTION) and tensor.name.endswith("bias")
+    return replace(tensor, when=_qkv_bias if bias and tensor.when is always else tensor.when)
+
+
+def _tensors(*, stacked: bool) -> tuple[Tensor, ...]:
+    shared = (
+        Tensor(SHARED + "gate_proj.weight", "shared_ffn <- hidden"),
+        Tensor(SHARED + "up_proj.weight", "shared_ffn <- hidden"),
+        Tensor(SHARED + "down_proj.weight", "hidden <- shared_ffn"),
+        Tensor(MLP + "shared_expert_gate.weight", "one <- hidden"),
+    )
+    return (
+        *map(_of_qwen2, QWEN2.tensors),
+        *experts("expert_ffn", sparse, stacked=stacked),
+        *only(sparse, shared),
+    )
+
+
+FAMILY = replace(
+    QWEN2,
+    name="Qwen2-MoE",
+    model_types=("qwen2_moe",),
+    architecture="Qwen2MoeForCausalLM",
+    axes={
+        **QWEN2.axes,
+        "moe_intermediate_size": ("expert_ffn",),
+        "shared_expert_intermediate_size": ("shared_ffn",),
+        "num_experts": ("experts",),
+    },
+    aliases=QWEN3_MOE.aliases,
+    kinds={"expert_ffn": "ffn", "shared_ffn": "ffn"},
+    defaults={
+        **QWEN2.defaults,
+        "num_key_value_heads": 16,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts": 60,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "qkv_bias": True,
+    },
+    constants={"one": 1, "two": 2},
+    tensors=_tensors(stacked=False),
+    other_forms=(_tensors(stacked=True),),
+)

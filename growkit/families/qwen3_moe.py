@@ -1,0 +1,84 @@
+"""Qwen3-MoE: Qwen3 with experts in some layers, narrower than the MLP of the others.
+
+Files hold the matrices of every expert one by one, or those of a layer's experts in one tensor.
+
+https://github.com/huggingface/transformers/tree/main/src/transformers/models/qwen3_moe
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from growkit.checkpoint.tensors import Config
+from growkit.families.description import Tensor
+from growkit.families.llama import MLP
+from growkit.families.qwen3 import FAMILY as QWEN3
+
+Layers = Callable[[Config, int], bool]
+
+
+def sparse(config: Config, layer: int) -> bool:
+    """The layer has experts."""
+    step = config["decoder_sparse_step"]
+    return layer not in config["mlp_only_layers"] and (layer + 1) % step == 0
+
+
+def dense(config: Config, layer: int) -> bool:
+    """The layer has an MLP."""
+    return not sparse(config, layer)
+
+
+def experts(width: str, layers: Layers, *, stacked: bool) -> tuple[Tensor, ...]:
+    """A router and what it chooses from; ``width`` is the axis of one expert."""
+    each = MLP + "experts.{expert}."
+    found: tuple[Tensor, ...] = (
+        Tensor(each + "gate_proj.weight", f"{width} <- hidden"),
+        Tensor(each + "up_proj.weight", f"{width} <- hidden"),
+        Tensor(each + "down_proj.weight", f"hidden <- {width}"),
+    )
+    if stacked:
+        found = (
+            Tensor(MLP + "experts.gate_up_proj", f"experts: two.{width} <- hidden"),
+            Tensor(MLP + "experts.down_proj", f"experts: hidden <- {width}"),
+        )
+    router = Tensor(MLP + "gate.weight", "experts <- hidden")
+    return only(layers, (router, *found))
+
+
+def only(layers: Layers, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Tensors that only some layers have."""
+    return tuple(replace(each, layers=layers) for each in tensors)
+
+
+def _tensors(*, stacked: bool) -> tuple[Tensor, ...]:
+    mlp = only(dense, (each for each in QWEN3.tensors if each.name.startswith(MLP)))
+    others = tuple(each for each in QWEN3.tensors if not each.name.startswith(MLP))
+    return (*others, *mlp, *experts("expert_ffn", sparse, stacked=stacked))
+
+
+FAMILY = replace(
+    QWEN3,
+    name="Qwen3-MoE",
+    model_types=("qwen3_moe",),
+    architecture="Qwen3MoeForCausalLM",
+    axes={
+        **QWEN3.axes,
+        "moe_intermediate_size": ("expert_ffn",),
+        "num_experts": ("experts",),
+    },
+    aliases={"num_experts": "num_local_experts"},
+    kinds={"expert_ffn": "ffn"},
+    defaults={
+        **QWEN3.defaults,
+        "num_key_value_heads": 4,
+        "head_dim": lambda config: config["hidden_size"] // config["num_attention_heads"],
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    constants={"two": 2},
+    tensors=_tensors(stacked=False),
+    other_forms=(_tensors(stacked=True),),
+)

@@ -1,0 +1,77 @@
+"""StableLM: Llama's tensors with LayerNorm, and attention and MLP side by side in some models.
+
+https://github.com/huggingface/transformers/tree/main/src/transformers/models/stablelm
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from growkit.checkpoint.tensors import Config
+from growkit.errors import InputError
+from growkit.families.description import Norm, Tensor
+from growkit.families.llama import (
+    ATTENTION,
+    MLP_WITHOUT_BIAS,
+    attention_bias,
+    last_layer_norm,
+    layer_norm,
+    untied,
+)
+from growkit.families.llama import FAMILY as LLAMA
+
+NORM = Norm("hidden", "layer_norm_eps", centred=True)
+
+
+def _qkv_bias(config: Config) -> bool:
+    return bool(config["use_qkv_bias"])
+
+
+def _one_after_the_other(config: Config) -> bool:
+    return not config["use_parallel_residual"]
+
+
+def _attention() -> Iterator[Tensor]:
+    for tensor in LLAMA.tensors:
+        if tensor.when is attention_bias and "o_proj" not in tensor.name:
+            yield replace(tensor, when=_qkv_bias)
+        elif tensor.name.startswith(ATTENTION) and tensor.when is not attention_bias:
+            yield tensor
+
+
+def _check(config: Config) -> None:
+    if config["qk_layernorm"]:
+        raise InputError(
+            "config.json of a StableLM model has qk_layernorm true; only models without norms of "
+            "their own in every head are known"
+        )
+
+
+FAMILY = replace(
+    LLAMA,
+    name="StableLM",
+    model_types=("stablelm",),
+    architecture="StableLmForCausalLM",
+    form=None,  # no DIFF Transformer has LayerNorm
+    defaults={
+        "num_key_value_heads": 32,
+        "head_dim": LLAMA.defaults["head_dim"],
+        "tie_word_embeddings": False,
+        "use_qkv_bias": False,
+        "qk_layernorm": False,
+        "use_parallel_residual": False,
+        "layer_norm_eps": 1e-5,
+    },
+    derived=frozenset({"head_dim"}),
+    tensors=(
+        Tensor("model.embed_tokens.weight", "vocab -> hidden"),
+        *layer_norm("model.layers.{layer}.input_layernorm", NORM),
+        *_attention(),
+        *layer_norm("model.layers.{layer}.post_attention_layernorm", NORM, _one_after_the_other),
+        *MLP_WITHOUT_BIAS,
+        *last_layer_norm("model.norm", NORM),
+        Tensor("lm_head.weight", "vocab <- hidden", untied),
+    ),
+    check=_check,
+)

@@ -1,0 +1,128 @@
+"""What a target copies of its source, as the classes have them, by the maps of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from growkit.algebra.expansion import NOTHING
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import Weights
+from growkit.engine.class_weights import ClassWeights
+from growkit.engine.loader import loading
+from growkit.engine.oracle import lacks_class
+from growkit.planning.layouts import read_layout
+from growkit.planning.lineage import Lineage, Places, traced
+from growkit.planning.plan import Plan, Planned
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Which coordinate of the source each one of the target copies.
+
+    Attributes:
+        source: [coordinates of the target], ``NOTHING`` for zeros.
+        factor: what the target's tensor is multiplied by.
+    """
+
+    source: Tensor
+    factor: float = 1.0
+
+    def expected(self, given: Tensor) -> Tensor:
+        """What the target should have of the source's [..., coordinates]."""
+        zero = given.new_zeros(*given.shape[:-1], 1)  # where ``NOTHING`` points to
+        return torch.cat([given, zero], -1)[..., self.source.to(given.device)]
+
+    def summed(self, found: Tensor, size: int) -> Tensor:
+        """The sums of copies in the target's [..., coordinates]; ``size`` is the source's."""
+        sums = found.new_zeros(*found.shape[:-1], size + 1)
+        return sums.index_add_(-1, self.source.to(found.device) % (size + 1), found)[..., :-1]
+
+
+class AsClass:
+    """A checkpoint as a model class has it.
+
+    Args:
+        checkpoint: the files.
+        as_diff: whether the class is the DIFF Transformer, whatever the checkpoint is.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, as_diff: bool = False) -> None:
+        self.checkpoint = checkpoint
+        self._plan: Plan | None = None
+        self.to_be_run: Weights = checkpoint
+        if as_diff or lacks_class(checkpoint.config):
+            self._plan = read_layout(checkpoint)
+            self.to_be_run = Planned(checkpoint, self._plan)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """Under the names of the class."""
+        if self._plan:
+            return self.to_be_run
+        return ClassWeights(self.checkpoint, loading(self.checkpoint).conversions)
+
+    def stored(self, name: str, dimension: int = 0) -> Places | None:
+        """The tensor in the files that a parameter is, and which of its coordinates stand where."""
+        if self._plan:
+            return traced((self._plan,), name, dimension)
+        weights = self.weights
+        assert isinstance(weights, ClassWeights)
+        file = weights.stored_as(name)
+        return Places(file) if file else None
+
+
+class Copies:
+    """What the parameters of a target copy of those of its source.
+
+    Args:
+        lineage: how the target was made.
+        before: the source.
+        after: the target.
+    """
+
+    def __init__(self, lineage: Lineage, before: AsClass, after: AsClass) -> None:
+        self._plans, self._before, self._after = lineage.plans, before, after
+
+    def of(self, name: str, of: str, dimension: int) -> Copied | None:
+        """Which coordinates a dimension of a parameter copies; None if that is not known.
+
+        Args:
+            name: of the target's parameter.
+            of: of the source's.
+            dimension: of both.
+        """
+        after, before = self._origin(name, dimension), self._before.stored(of, dimension)
+        if after is None or before is None or after.tensor != before.tensor:
+            return None
+        source = after.source
+        if source is None:
+            source = np.arange(self._after.weights.tensors[name].shape[dimension])
+        if before.source is not None:
+            size = self._before.checkpoint.tensors[before.tensor].shape[dimension]
+            place = np.full(size + 1, NOTHING)
+            place[before.source] = np.arange(len(before.source))
+            source = place[source]
+        return Copied(torch.from_numpy(source), after.factor / before.factor)
+
+    def module(self, module: str) -> str | None:
+        """The source's parameter that the first one of a module of the target copies."""
+        for name in self._after.weights.tensors:
+            origin = self._origin(name, 0) if name.startswith(f"{module}.") else None
+            if origin and origin.tensor in self._names:
+                return self._names[origin.tensor]
+        return None
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """The source's parameters, by the tensors in its files."""
+        stored = {name: self._before.stored(name) for name in self._before.weights.tensors}
+        return {places.tensor: name for name, places in stored.items() if places}
+
+    def _origin(self, name: str, dimension: int) -> Places | None:
+        stored = self._after.stored(name, dimension)
+        return traced(self._plans, stored.tensor, dimension, stored) if stored else None

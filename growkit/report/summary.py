@@ -1,0 +1,215 @@
+"""What people look for under a verdict, in words: the same on the terminal and on the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from growkit.report.markup import figure, is_number
+from growkit.results.sentences import modes_sentence, trainability_sentence
+
+UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a proof says of one thing: what is read first, and what is read then."""
+
+    first: str
+    then: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.first} ({self.then})" if self.then else self.first
+
+
+def summary(result: Mapping[str, Any]) -> dict[str, Line]:
+    """What people look for under a verdict, by name; what the result does not hold is left out.
+
+    Args:
+        result: a ``growkit.proof.VerifyResult``.
+    """
+    lines = {
+        "KL": _kl(result),
+        "parameters": _parameters(result),
+        "size": _sizes(result),
+        "tensors": _tensors(result),
+        "loss": _loss(result),
+        "headroom": _headroom(result),
+        "ways of asking": _ways(result),
+        "new capacity": _training(result),
+        "negative control": _control(result),
+        "proved": _proved(result),
+    }
+    return {name: line for name, line in lines.items() if line}
+
+
+def size(count: float) -> str:
+    """A number of bytes as people read it, e.g. ``6.43 MB``."""
+    *units, largest = UNITS
+    for unit in units:
+        if float(f"{count:.3g}") < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3f} {largest}"
+
+
+def duration(seconds: float) -> str:
+    """A time as people read it, e.g. ``2 min 5 s``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def text_name(result: Mapping[str, Any]) -> str:
+    """What the models were asked about."""
+    return Path(str(result["text"])).name if result.get("text") else "random tokens"
+
+
+def headroom(result: Mapping[str, Any]) -> dict[str, float]:
+    """How many times the largest difference is below its limit, in whichever way it was asked.
+
+    Returns:
+        The factor, by ``in strict float64`` and ``as it runs``: less than 1 is above the limit,
+        infinite if nothing differs, 0 if there is no number. What has no limit is left out.
+    """
+    modes = result.get("modes") or []
+    columns = {
+        "in strict float64": ("strict_float64", "relative", "tolerance"),
+        "as it runs": ("native", "native", "native_tolerance"),
+    }
+    found = {}
+    for name, (key, relative, tolerance) in columns.items():
+        measured = result.get(key) or {}
+        pairs = [(measured.get("relative"), measured.get("tolerance"))]
+        # What was not tried has neither.
+        pairs += [(m.get(relative), m.get(tolerance)) for m in modes if m.get(tolerance)]
+        ratios = [_ratio(limit, value) for value, limit in pairs if is_number(limit)]
+        if ratios:
+            found[name] = min(ratios)
+    return found
+
+
+def _ratio(limit: float, value: Any) -> float:
+    if not is_number(value):
+        return 0.0
+    return limit / value if value > 0 else math.inf
+
+
+def times(ratio: float) -> str:
+    """A headroom in words, e.g. ``60 × below the limit``."""
+    if not ratio:
+        return "not a number"
+    if ratio == math.inf:
+        return "no difference at all"
+    side = "below" if ratio >= 1 else "above"
+    ratio = max(ratio, 1 / ratio)
+    rounded = float(f"{ratio:.2g}")
+    shown = f"{rounded:,.0f}" if 10 <= rounded < 1e6 else f"{rounded:.2g}"
+    return f"{shown} × {side} the limit"
+
+
+def _headroom(result: Mapping[str, Any]) -> Line | None:
+    found = [(times(ratio), name) for name, ratio in headroom(result).items()]
+    if not found:
+        return None
+    (first, where), *others = found
+    return Line(first, "; ".join([where, *(" ".join(other) for other in others)]))
+
+
+def _kl(result: Mapping[str, Any]) -> Line | None:
+    """Where something may be lost, or has a limit."""
+    strict, most = result.get("strict_float64") or {}, result.get("max_kl")
+    if not strict or (result.get("promise") == "exact" and most is None):
+        return None
+    limit = f"at most {figure(most)} allowed" if most is not None else ""
+    same = strict.get("top1_agreement")
+    agreement = f"{same:.1%} of the likeliest next tokens are the same" if is_number(same) else ""
+    kl = f"{figure(strict.get('kl_nats_per_token'))} nats per token"
+    return Line(kl, "; ".join(filter(None, [limit, agreement])))
+
+
+def _parameters(result: Mapping[str, Any]) -> Line | None:
+    before, after = result.get("source_parameters"), result.get("parameters")
+    if not before or not after:
+        return None
+    return Line(f"{before:,} → {after:,}", "" if after == before else f"× {after / before:.3g}")
+
+
+def _sizes(result: Mapping[str, Any]) -> Line | None:
+    before, after = result.get("source_bytes"), result.get("bytes")
+    if not before or not after:
+        return None
+    dtype = (result.get("native") or {}).get("dtype")
+    return Line(f"{size(before)} → {size(after)}", str(dtype) if dtype else "")
+
+
+def _tensors(result: Mapping[str, Any]) -> Line | None:
+    recovered, every = result.get("tensors_recovered"), result.get("source_tensors")
+    if result.get("first_lost_tensor"):
+        return Line("not all recovered", f"first: {result['first_lost_tensor']}")
+    if recovered is None or every is None:
+        why = "it is not known how the target was made"
+        return Line("not compared", why) if "parameters" in result else None
+    rest = "" if recovered == every else "; the others were made into new ones"
+    return Line(f"{recovered:,} of {every:,} recovered", f"bit for bit{rest}")
+
+
+def _loss(result: Mapping[str, Any]) -> Line | None:
+    strict, native = (
+        [result.get(f"loss_{of}{ending}") for of in ("source", "target")]
+        for ending in ("", "_native")
+    )
+    if not any(map(is_number, strict)):
+        return None
+    runs = f"as it runs {_arrow(native, '.4f')}; " if any(map(is_number, native)) else ""
+    over = f"nats per token, {figure(result.get('predictions'))} predictions, {text_name(result)}"
+    form = ".6f" if result.get("promise") == "exact" else ".4f"
+    return Line(_arrow(strict, form), f"in strict float64; {runs}{over}")
+
+
+def _arrow(values: Sequence[Any], form: str) -> str:
+    return " → ".join(figure(value, form) for value in values)
+
+
+def _ways(result: Mapping[str, Any]) -> Line | None:
+    modes: list[dict[str, Any]]
+    modes = [{"note": "", "kept": None} | dict(mode) for mode in result.get("modes") or []]
+    if not modes:
+        return None
+    first, _, then = modes_sentence(modes).removeprefix("asked in ").partition(" ways")
+    failed = sum(mode["kept"] is False for mode in modes)
+    return Line(f"{first} tried" + (f", {failed} not the same" if failed else ""), then[2:])
+
+
+def _training(result: Mapping[str, Any]) -> Line | None:
+    found = result.get("trainability")
+    if not found:
+        return None
+    then = trainability_sentence(found).removeprefix("new capacity: ")
+    return Line("can train" if found.get("trainable") else "cannot train as it is", then)
+
+
+def _control(result: Mapping[str, Any]) -> Line | None:
+    if not result.get("negative_control"):
+        return None
+    caught = "caught" if result.get("negative_control_caught") else "NOT caught"
+    return Line(caught, str(result["negative_control"]))
+
+
+def _proved(result: Mapping[str, Any]) -> Line | None:
+    created, seconds = result.get("created"), result.get("seconds")
+    if not created:
+        return None
+    try:
+        when = datetime.fromisoformat(str(created)).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        when = str(created)
+    device = (result.get("native") or {}).get("device")
+    took = f"in {duration(seconds)}" if is_number(seconds) else ""
+    return Line(when, ", ".join(filter(None, [took, f"on {device}" if device else ""])))

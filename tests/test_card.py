@@ -1,0 +1,222 @@
+"""The card can be published: the Hub takes it, its snippet runs, no path of a machine is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import shutil
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from typer.testing import CliRunner
+
+import growkit
+from growkit.cli import app
+from growkit.demo.story import MODEL
+from growkit.errors import InputError
+from growkit.recipe.files import load_recipe
+from growkit.report.card import model_card
+from tests.conftest import save_model
+from tests.test_calibration import with_tokenizer
+
+QUICK = growkit.Settings(prompts=1, length=8)
+BASE = "meta-llama/Llama-3.2-1B"
+LONG = re.compile(r"\d\.\d{6,}")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source, and what it became, in folders with blanks in their names."""
+    folder = tmp_path_factory.mktemp("some one")
+    source = save_model(folder / "my models" / "secret", "diffllama", head_dim=8, vocab_size=256)
+    with_tokenizer(source)
+    text = folder / "my texts" / "held out.txt"
+    text.parent.mkdir()
+    text.write_text("the quick brown fox jumps over the lazy dog " * 40)
+    proof = growkit.Settings(text=str(text), prompts=1, length=16)
+    growkit.grow(source, folder / "out" / "large", hidden="x2", verify=proof, base_model=BASE)
+    options: dict[str, Any] = {"rank": 2, "calibration": str(text), "shrinkage": "0.5"}
+    growkit.convert(source, folder / "out" / "lossy", to="shared-diff", verify=proof, **options)
+    growkit.grow(source, folder / "out" / "unproved", hidden="x2", verify=False)
+    return folder
+
+
+KINDS = ["large", "lossy", "unproved"]
+
+
+def card_of(folder: Path) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_hub_can_read_it(kind: str, place: Path) -> None:
+    card = ModelCard(card_of(place / "out" / kind))
+    found = card.data.to_dict()
+    assert found["library_name"] == "transformers"
+    assert found["pipeline_tag"] == "text-generation"
+    assert found["tags"][0] == "growkit"
+    assert all(isinstance(tag, str) for tag in found["tags"])
+    assert found.keys() <= {"library_name", "pipeline_tag", "tags", "base_model"}
+    assert found.get("base_model") == (BASE if kind == "large" else None)
+    validate_repo_id(found.get("base_model"))
+    assert card.text.lstrip().startswith(f"# {kind}")
+
+
+def test_the_control_sees_what_the_hub_cannot_read(place: Path) -> None:
+    card = card_of(place / "out" / "large")
+    assert ModelCard(card.removeprefix("---\n")).data.to_dict() == {}
+    with pytest.raises(Exception, match="mapping values"):
+        ModelCard(card.replace("library_name: ", "library_name: a: b", 1))
+    with pytest.raises(HFValidationError):
+        validate_repo_id(str(place / "my models" / "secret"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_path_of_the_machine_is_in_it(kind: str, place: Path) -> None:
+    card = card_of(place / "out" / kind)
+    for private in (str(place), place.name, "my models", "my texts", "/tmp/", "secret", "\\"):
+        assert private not in card
+    manifest = (place / "out" / kind / "growkit.json").read_text()
+    assert str(place) in manifest  # the control: there was one to be left out
+
+
+def test_no_path_comes_in_with_a_sentence(place: Path) -> None:
+    """Verdicts and notes may name folders, also those of work in progress."""
+    manifest = json.loads((place / "out" / "large" / "growkit.json").read_text())
+    source, target = place / "my models" / "secret", place / "out" / ".large.x1" / "config.json"
+    scratch = "/var/tmp/growkit-abc/reload"
+    said = f"preserved: all; the code in {source} (a.py) and {target} and '{scratch}/x.py' differ"
+    proof = manifest["verification"]
+    proof["reason"] = said
+    proof["modes"][0]["note"] = f"not tried: {source}/x.json cannot be read, C:\\Users\\me\\x too"
+    proof["fault"] = {"layer": 0, "component": None, "tensor": None, "cause": f"{target} is odd"}
+    card = model_card(manifest)
+    for private in (str(place), place.name, "my models", "/var", "reload/", "Users"):
+        assert private not in card
+    assert "the code in secret (a.py) and config.json and 'x.py' differ" in card
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_for_people(kind: str, place: Path) -> None:
+    card = card_of(place / "out" / kind)
+    assert not LONG.search(card)
+    assert LONG.search("0.049999999999999996")  # the control
+    assert "| None |" not in card
+    assert "none |" not in card
+    proved = "| as it runs |" in card
+    assert proved is (kind != "unproved")
+    assert re.search(r"\| size, float32 \| (–|[\d.]+ kB) \| [\d.]+ kB \|", card)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_snippet_runs_where_it_lies(
+    kind: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place / "out" / kind)
+    (snippet,) = re.findall(r"```python\n(.*?)```", card_of(Path()), re.DOTALL)
+    assert "AutoTokenizer" in snippet
+    names: dict[str, Any] = {}
+    with contextlib.redirect_stdout(None):
+        exec(compile(snippet, "the card", "exec"), names)
+    manifest = json.loads(Path("growkit.json").read_text())
+    assert names["model"].num_parameters() == manifest["parameters"]
+
+
+def test_what_transformers_does_not_load_has_no_snippet(tmp_path: Path, place: Path) -> None:
+    growkit.convert(MODEL, tmp_path / "motif", to="motif", verify=False)
+    card = card_of(tmp_path / "motif")
+    assert "from_pretrained" not in card
+    assert "library_name" not in card
+    assert "It loads with Motif's own code" in card
+    assert "from_pretrained" in card_of(place / "out" / "large")
+
+
+def test_a_lossy_card_leads_with_what_was_lost(place: Path) -> None:
+    card = card_of(place / "out" / "lossy")
+    assert card.index("What was given up: ") < card.index("## ")
+    assert "given up" not in card_of(place / "out" / "large")
+    assert "nothing that was learned is lost" in card_of(place / "out" / "large")
+
+
+def test_text_of_others_is_no_markup(place: Path) -> None:
+    manifest = json.loads((place / "out" / "large" / "growkit.json").read_text())
+    manifest["verification"]["negative_control"] = "a <script> | `b`\n## c"
+    card = model_card(manifest)
+    assert "<script>" not in card
+    assert "\n## c" not in card
+
+
+def test_the_base_model_comes_by_every_way(place: Path, make: Callable[..., Path]) -> None:
+    out, source = place / "ways", str(make("llama"))
+    out.mkdir()
+
+    def base(name: str) -> Any:
+        return ModelCard(card_of(out / name)).data.to_dict().get("base_model")
+
+    def done(*arguments: str) -> int:
+        return CliRunner().invoke(app, list(arguments)).exit_code
+
+    option = ["--base-model", BASE]
+    assert not done("grow", source, str(out / "a"), "--hidden", "x2", "--no-verify", *option)
+    assert not done("run", str(out / "a" / "growkit.json"), "--output", str(out / "b"))
+    assert not done(
+        "run", str(out / "a/growkit.json"), "--output", str(out / "c"), *option[:1], "o/n"
+    )
+    assert not done("grow", source, str(out / "d"), "--hidden", "x2", "--no-verify")
+    recipe = out / "r.yaml"
+    recipe.write_text(
+        f"source: {json.dumps(source)}\nsteps: [{{grow: hypercloning, ffn: x2}}]\n"
+        f"output: {json.dumps(str(out / 'e'))}\nverify: false\nbase_model: true/x\n"
+    )
+    assert load_recipe(recipe).base_model == "true/x"
+    assert not done("run", str(recipe))
+    assert [base(name) for name in "abcde"] == [BASE, BASE, "o/n", None, "true/x"]
+    shutil.rmtree(out)
+
+
+def test_names_are_refused_where_the_hub_does() -> None:
+    """But for names without an organisation, which a folder may have as well."""
+
+    def ours(name: str) -> bool:
+        try:
+            growkit.grow("nowhere", "out", hidden="x2", base_model=name, dry_run=True)
+        except InputError as error:
+            return "on the Hub" not in str(error)
+        raise AssertionError
+
+    def theirs(name: str) -> bool:
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            return False
+        return name.count("/") == 1
+
+    choose = random.Random(0)
+    names = [
+        "a/b",
+        "a/b.git",
+        "a--b/c",
+        "a..b/c",
+        "/a/b",
+        "./a",
+        "a/",
+        "/b",
+        "a",
+        "",
+        "é/b",
+        "a/b\n",
+    ]
+    names += ["".join(choose.choices("ab-._/" + string.digits[:2], k=6)) for _ in range(400)]
+    taken = [name for name in names if ours(name)]
+    assert taken
+    assert all(map(theirs, taken))
+    refused = [name for name in names if theirs(name) and name not in taken and name.isascii()]
+    assert refused == []

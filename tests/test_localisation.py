@@ -1,0 +1,164 @@
+"""Faults are found where they are, whatever the family, and however its spaces grew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import GemmaConfig, GPT2Config, MixtralConfig, PreTrainedConfig, Qwen3Config
+
+import growkit
+from growkit import operations
+from growkit.algebra.expansion import following, padded, uneven
+from growkit.engine.calls import CallError
+from growkit.families.description import component_of
+from growkit.families.family import families
+from growkit.proof.comparison import _asked
+from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
+from tests.conftest import save_model, save_random, seeded
+from tests.test_odd_sizes import ByHand
+
+QUICK = {"prompts": 1, "length": 12}
+LLAMA_LIKE = {
+    "vocab_size": 29,
+    "hidden_size": 16,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 2}
+GPT2 = {"vocab_size": 29, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+KINDS: dict[str, tuple[PreTrainedConfig, str, dict[str, str]]] = {
+    "gemma": (
+        GemmaConfig(**LLAMA_LIKE),
+        "x4",
+        {
+            "model.layers.1.post_attention_layernorm.weight": "post_attention_layernorm",
+            "model.layers.1.self_attn.v_proj.weight": "v_proj",
+            "model.norm.weight": "norm",
+        },
+    ),
+    "gpt2": (
+        GPT2Config(**GPT2, bos_token_id=None, eos_token_id=None),
+        "x2",
+        {
+            "transformer.h.1.ln_1.weight": "ln_1",
+            "transformer.h.1.attn.c_attn.weight": "c_attn",
+            "transformer.h.1.attn.c_proj.weight": "c_proj",
+            "transformer.h.1.ln_2.bias": "ln_2",
+            "transformer.h.1.mlp.c_fc.weight": "mlp",
+            "transformer.wpe.weight": "embedding",
+        },
+    ),
+    "mixtral": (
+        MixtralConfig(**LLAMA_LIKE, **EXPERTS),
+        "x2",
+        {
+            "model.layers.1.block_sparse_moe.gate.weight": "router",
+            "model.layers.1.block_sparse_moe.experts.1.w2.weight": "experts",
+            "model.layers.1.input_layernorm.weight": "input_layernorm",
+        },
+    ),
+    "qwen3": (
+        Qwen3Config(**LLAMA_LIKE),
+        "x2",
+        {
+            "model.layers.1.self_attn.q_norm.weight": "q_norm",
+            "model.layers.1.self_attn.o_proj.weight": "o_proj",
+            "model.layers.1.mlp.up_proj.weight": "mlp",
+        },
+    ),
+}
+
+
+def spoil(folder: Path, name: str, factor: float) -> Callable[[], None]:
+    """Multiply a tensor of a folder; returns what undoes that."""
+    file = folder / "model.safetensors"
+    before, tensors = file.read_bytes(), load_file(file)
+    tensors[name] = (tensors[name] * factor).contiguous()
+    save_file(tensors, file, {"format": "pt"})
+    return lambda: (file.write_bytes(before), None)[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_components_of_every_family(kind: str, tmp_path: Path) -> None:
+    config, factor, components = KINDS[kind]
+    source, out = save_random(tmp_path / "source", config), tmp_path / "out"
+    growkit.grow(source, out, hidden=factor, verify=False)
+    assert growkit.verify(source, out, **QUICK)["fault"] is None
+    for name in seeded(kind).sample(sorted(components), 2):
+        undo = spoil(out, name, 1.5)
+        fault = growkit.verify(source, out, **QUICK)["fault"]
+        undo()
+        assert fault is not None
+        layer = 1 if ".1." in name else None
+        found = (fault["layer"], fault["component"], fault["tensor"])
+        assert found == (layer, components[name], name)
+
+
+def test_every_tensor_has_a_component() -> None:
+    for family in families().values():
+        for tensor in (*family.tensors, *(each for form in family.other_forms for each in form)):
+            inside = component_of(tensor) not in ("embedding", "norm", "lm_head")
+            assert inside == ("{layer}" in tensor.name), tensor.name
+
+
+def test_what_logits_say_of_uneven_copies_and_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The factor is read off what modules hand on: only if these are compared copy by copy."""
+    source = save_model(tmp_path / "source", "llama", num_attention_heads=2, num_key_value_heads=2)
+    out, kv_heads = tmp_path / "out", uneven(2, 4, groups=True)
+    expansions = {
+        "ffn": uneven(24, 37, groups=False),
+        "kv_heads": kv_heads,
+        "heads": following(kv_heads, 2, 4),
+        "hidden": padded(16, 64),
+    }
+    known: dict[str, Any] = operations.operations("grow") | {"by-hand": ByHand(**expansions)}
+    monkeypatch.setattr(operations, "operations", lambda verb: known)
+    growkit.grow(source, out, method="by-hand", symmetry="break", verify=False)
+    for name, component in (("self_attn.k_proj", "k_proj"), ("mlp.up_proj", "mlp")):
+        undo = spoil(out, f"model.layers.1.{name}.weight", 1.5)
+        result = growkit.verify(source, out, **QUICK)
+        undo()
+        fault = result["fault"]
+        assert result["first_differing_layer"] == 1
+        assert fault is not None
+        assert (fault["layer"], fault["component"]) == (1, component)
+        assert fault["factor"] == pytest.approx(1.5)
+
+
+def test_gradients_of_experts_one_by_one(tmp_path: Path) -> None:
+    """The class has them in one tensor, the files in many; only they have copies here."""
+    source = save_random(tmp_path / "source", KINDS["mixtral"][0])
+    found = {}
+    for symmetry in ("keep", "break"):
+        out = tmp_path / symmetry
+        growkit.grow(source, out, ffn="x2", symmetry=symmetry, verify=False)
+        result = growkit.verify(source, out, **QUICK, trainability=True)
+        assert not any("gradients" in note for note in result["notes"])
+        found[symmetry] = result["trainability"]
+    assert found["keep"]["copied"] == found["break"]["copied"] == 2 * 2 * 2 * 8
+    assert not found["keep"]["trainable"]
+    assert "block_sparse_moe.experts" in found["keep"]["first_identical"]
+    assert found["break"]["trainable"]
+    assert found["break"]["identical_gradients"] == 0
+
+
+def test_a_skipped_mode_says_why_and_no_more() -> None:
+    def stages() -> Any:
+        raise CallError("the class cannot be run; such models cannot be proved", 1, "a reason")
+        yield
+
+    asked = [Mode(PREFILL, (None,)), Mode(DECODING, (None,))]  # type: ignore[arg-type]
+    with pytest.raises(NotAskedError) as caught:
+        list(_asked(stages(), asked))
+    assert caught.value.without(asked)[1].note == "not tried: a reason"

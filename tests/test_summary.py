@@ -1,0 +1,270 @@
+"""What stands under a verdict, what to do after a failure, and the limit for what may be lost."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import growkit
+from growkit.cli import app
+from growkit.errors import InputError
+from growkit.recipe.files import load_recipe, parse_recipe
+from growkit.report.summary import duration, headroom, size, summary, times
+from growkit.results.sentences import next_step
+from tests.conftest import save_model
+from tests.test_report import full, measured
+
+QUICK: dict[str, Any] = {"prompts": 1, "length": 12}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source, what it grew into, and what it was converted into with a loss."""
+    folder = tmp_path_factory.mktemp("pair")
+    source = save_model(folder / "source", "diffllama", head_dim=8)
+    growkit.grow(source, folder / "exact", hidden="x2", verify=False)
+    growkit.convert(source, folder / "lossy", "shared-diff", rank=1, verify=False)
+    return folder
+
+
+def words(result: Any) -> dict[str, str]:
+    return {name: str(line) for name, line in summary(result).items()}
+
+
+def test_what_people_look_for(place: Path) -> None:
+    begun = datetime.now(timezone.utc).replace(microsecond=0)
+    result = growkit.verify(place / "source", place / "exact", **QUICK)
+    found = words(result)
+    before, after = result["source_parameters"], result["parameters"]
+    assert found["parameters"] == f"{before:,} → {after:,} (× {after / before:.3g})"
+    tensors = load_file(place / "source" / "model.safetensors")
+    assert before == sum(each.numel() for each in tensors.values())
+    assert result["source_bytes"] == sum(each.nbytes for each in tensors.values())
+    assert found["tensors"] == f"{len(tensors)} of {len(tensors)} recovered (bit for bit)"
+    count = len(result["modes"])
+    assert found["ways of asking"].startswith(f"{count} of {count} tried (prefill, ")
+    assert found["headroom"].count("× below the limit") == 2
+    assert begun <= datetime.fromisoformat(result["created"]) <= datetime.now(timezone.utc)
+    assert 0 < result["seconds"] < 60
+    assert "KL" not in found
+    assert len(result["tokens_by_position"]) == len(result["kl_by_position"]) == 12
+    assert result["rounding"]["dtype"] == result["native"]["dtype"]
+    assert 0 < (result["rounding"]["relative"] or 0) < (result["native"]["tolerance"] or 0)
+    assert result["loss_source_native"] == pytest.approx(result["loss_source"], rel=1e-4)
+    assert result["loss_source_native"] != result["loss_source"]
+
+
+def test_what_was_lost_is_said(place: Path) -> None:
+    result = growkit.verify(place / "source", place / "lossy", **QUICK)
+    assert result["lost"]
+    found = words(result)
+    assert next(iter(found)) == "KL"
+    recovered, every = result["tensors_recovered"], result["source_tensors"]
+    assert recovered is not None
+    assert every is not None
+    assert 0 < recovered < every
+    assert "headroom" not in found
+    assert growkit.verify(place / "source", place / "exact", **QUICK)["lost"] is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (60.0, "60 × below the limit"),
+        (1.25, "1.2 × below the limit"),
+        (0.5, "2 × above the limit"),
+        (12345.0, "12,000 × below the limit"),
+        (2e9, "2e+09 × below the limit"),
+        (math.inf, "no difference at all"),
+        (0.0, "not a number"),
+    ],
+)
+def test_headroom_in_words(ratio: float, said: str) -> None:
+    assert times(ratio) == said
+
+
+def test_the_headroom_is_the_smallest_of_all_ways() -> None:
+    modes = [
+        {
+            "name": "a",
+            "relative": 1e-14,
+            "tolerance": 1e-12,
+            "native": 0.1,
+            "native_tolerance": 1.0,
+        },
+        {
+            "name": "b",
+            "relative": 1e-13,
+            "tolerance": 1e-12,
+            "native": 0.2,
+            "native_tolerance": 1.0,
+        },
+        {
+            "name": "c",
+            "relative": None,
+            "tolerance": None,
+            "native": None,
+            "native_tolerance": None,
+        },
+    ]
+    strict = measured(relative=1e-14, tolerance=1e-12)
+    result = full(strict_float64=strict, native=measured(relative=0.1, tolerance=1.0), modes=modes)
+    assert headroom(result) == pytest.approx({"in strict float64": 10, "as it runs": 5})
+    result["modes"][1]["relative"] = None  # it had a limit, so a number was expected
+    assert headroom(result)["in strict float64"] == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1540, "1.54 kB"), (999_950, "1 MB"), (6.43e9, "6.43 GB")],
+)
+def test_sizes_in_units_that_fit(count: float, said: str) -> None:
+    assert size(count) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(8.125, "8.1 s"), (125.2, "2 min 5 s"), (7300.0, "2 h 1 min")]
+)
+def test_times_in_units_that_fit(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+GOOD: dict[str, Any] = {
+    "first_lost_tensor": None,
+    "weights_recovered": True,
+    "fault": None,
+    "strict_float64": measured(relative=1e-15, tolerance=1e-12),
+    "modes": [],
+}
+NEXT: list[tuple[dict[str, Any], str]] = [
+    ({"negative_control_caught": False}, "--text FILE"),
+    ({"first_lost_tensor": "a"}, "copy the target's weights again"),
+    ({"changed": ["config.json: rope_theta"]}, "put config.json: rope_theta back"),
+    ({"weights_recovered": None, "strict_float64": measured(relative=1.0, tolerance=0.1)}, "keep"),
+    ({"native": measured(relative=2.0, tolerance=0.1)}, "--dtype float32"),
+    ({"promise": "bounded", "max_kl": 1e-9}, "--max-kl"),
+    ({"trainability": full()["trainability"] | {"trainable": False}}, "--symmetry break"),
+    ({"modes": [{"name": "generate", "note": "", "kept": False}]}, "avoid generate"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), NEXT)
+def test_every_failure_says_what_to_do_next(changes: dict[str, Any], said: str) -> None:
+    found = next_step(full(**(GOOD | changes)))
+    assert found
+    assert said in found
+    others = [next_step(full(**(GOOD | each))) or "" for each, _ in NEXT if each != changes]
+    assert not any(said in other for other in others)
+    assert next_step(full(**(GOOD | changes), kept=True)) is None
+
+
+def test_the_terminal_begins_with_the_verdict(place: Path, tmp_path: Path) -> None:
+    weights = load_file(place / "exact" / "model.safetensors")
+    spoiled = tmp_path / "spoiled"
+    spoiled.mkdir()
+    for file in (place / "exact").iterdir():
+        if file.is_file():
+            (spoiled / file.name).write_bytes(file.read_bytes())
+    weights["model.layers.1.mlp.up_proj.weight"] *= 1.01
+    save_file(weights, spoiled / "model.safetensors", {"format": "pt"})
+    quick = ["--prompts", "1", "--length", "12"]
+    done = CliRunner().invoke(app, ["verify", str(place / "source"), str(spoiled), *quick])
+    assert done.exit_code == 1
+    places = [done.stdout.index(each) for each in ("not preserved", "at fault:", "next:", "loss")]
+    assert places == sorted(places)
+    assert done.stdout.index("source's rounding") > places[-1]
+    done = CliRunner().invoke(
+        app, ["verify", str(place / "source"), str(place / "exact"), *quick], env={"COLUMNS": "80"}
+    )
+    assert done.exit_code == 0
+    assert done.stdout.startswith("preserved: ")
+    assert "next:" not in done.stdout
+
+
+# What may be lost.
+
+
+def kl_of(place: Path) -> float:
+    found = growkit.verify(place / "source", place / "lossy", **QUICK)
+    kl = found["strict_float64"]["kl_nats_per_token"]
+    assert found["kept"]
+    assert kl
+    return kl
+
+
+def test_a_limit_turns_a_loss_into_an_exit_code(place: Path) -> None:
+    kl = kl_of(place)
+    for limit, kept in ((kl * 0.99, False), (kl * 1.01, True)):
+        result = growkit.verify(place / "source", place / "lossy", max_kl=limit, **QUICK)
+        assert result["kept"] is kept
+        assert result["max_kl"] == limit
+        assert ("not as asked" in result["reason"]) is not kept
+    exact = growkit.verify(place / "source", place / "exact", max_kl=1e-6, **QUICK)
+    assert exact["kept"]
+    assert "KL" in words(exact)
+
+
+def test_by_every_way(place: Path, tmp_path: Path) -> None:
+    source, kl = str(place / "source"), kl_of(place)
+    recipe = tmp_path / "recipe.yaml"
+    proof = {"prompts": 1, "length": 12}
+
+    def code(*arguments: str) -> int:
+        return CliRunner().invoke(app, list(arguments)).exit_code
+
+    quick = ["--prompts", "1", "--length", "12"]
+    for limit, expected in ((kl / 2, 1), (kl * 2, 0)):
+        option = ["--max-kl", str(limit)]
+        assert code("verify", source, str(place / "lossy"), *quick, *option) == expected
+        out = str(tmp_path / f"converted-{expected}")
+        convert = ["convert", source, out, "--to", "shared-diff", "--rank", "1", *quick]
+        assert code(*convert, *option) == expected
+        assert Path(out + ".rejected").exists() is bool(expected)
+        out = str(tmp_path / f"run-{expected}")
+        content = {
+            "source": source,
+            "steps": [{"convert": "shared-diff", "rank": 1}],
+            "output": out,
+        }
+        recipe.write_text(json.dumps(content | {"verify": proof | {"max_kl": limit}}))
+        assert code("run", str(recipe)) == expected
+        recipe.write_text(json.dumps(content | {"output": f"{out}-2", "verify": proof}))
+        assert code("run", str(recipe), *option) == expected
+        made = Path(f"{out}-2.rejected" if expected else f"{out}-2") / "growkit.json"
+        assert load_recipe(made).verify == growkit.Settings(**proof, max_kl=limit)
+
+
+@pytest.mark.parametrize("limit", [0, -1, math.nan, math.inf, 10**400])
+def test_limits_that_are_none(limit: float) -> None:
+    with pytest.raises(InputError, match="max_kl"):
+        growkit.Settings(max_kl=limit)
+    growkit.Settings(max_kl=1)
+
+
+@pytest.mark.parametrize("limit", ["0.1", True, [1], None])
+def test_limits_of_another_kind(limit: Any) -> None:
+    content = {"source": "a", "steps": [{"grow": "hypercloning"}], "output": "b"}
+    with pytest.raises(InputError, match=r"max_kl in verify in r is .*; a number such as 0\.01"):
+        parse_recipe(content | {"verify": {"max_kl": limit}}, "r")
+    assert parse_recipe(content | {"verify": {"max_kl": 1}}, "r").verify
+
+
+def test_a_limit_needs_a_proof(place: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    arguments = ["grow", str(place / "source"), out, "--hidden", "x2", "--max-kl", "1"]
+    done = CliRunner().invoke(app, [*arguments, "--no-verify"])
+    assert done.exit_code == 2
+    assert "switched off" in done.stderr
+    assert not Path(out).exists()
+    recipe = tmp_path / "recipe.yaml"
+    content = {"source": str(place / "source"), "steps": [{"grow": "hypercloning"}], "output": out}
+    recipe.write_text(json.dumps(content | {"verify": False}))
+    assert CliRunner().invoke(app, ["run", str(recipe), "--max-kl", "1"]).exit_code == 2
+    assert CliRunner().invoke(app, [*arguments, "--dry-run"]).exit_code == 0
