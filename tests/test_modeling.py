@@ -571,7 +571,9 @@ def test_the_column_sums_follow_the_batch(
 
 def resets_empty_caches() -> bool:
     """Whether a reset of transformers leaves nothing behind; earlier versions leave zeros."""
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1))
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    )
     cache = DynamicCache(config=model.config)
     model(torch.zeros(1, 2, dtype=torch.long), past_key_values=cache)
     cache.reset()
