@@ -181,3 +181,17 @@ def test_a_skipped_mode_says_why_and_no_more() -> None:
     with pytest.raises(NotAskedError) as caught:
         list(_asked(stages(), asked))
     assert caught.value.without(asked)[1].note == "not tried: a reason"
+
+
+@pytest.mark.parametrize("recipe", [{"ffn": "x2"}, {"hidden": "x3"}, {"kv_heads": "x2"}])
+def test_a_manifest_that_says_other_sizes(recipe: dict[str, str], tmp_path: Path) -> None:
+    """What is not of the shapes that the plan makes is lost, not looked for."""
+    source = save_model(tmp_path / "source", "llama")
+    growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
+    file = tmp_path / "out" / "growkit.json"
+    manifest = json.loads(file.read_text())
+    step = {"grow": "hypercloning", "symmetry": "keep", **recipe}
+    file.write_text(json.dumps(manifest | {"recipe": manifest["recipe"] | {"steps": [step]}}))
+    result = growkit.verify(source, tmp_path / "out", prompts=1, length=12)
+    assert not result["kept"]
+    assert result["first_lost_tensor"]

@@ -104,9 +104,15 @@ class Copies:
             source = np.arange(self._after.weights.tensors[name].shape[dimension])
         if before.source is not None:
             size = self._before.checkpoint.tensors[before.tensor].shape[dimension]
-            place = np.full(size + 1, NOTHING)
+            place = np.full(max(size, source.max(initial=0) + 1) + 1, NOTHING)
             place[before.source] = np.arange(len(before.source))
             source = place[source]
+        grown, size = (
+            each.weights.tensors[tensor].shape[dimension]
+            for each, tensor in ((self._after, name), (self._before, of))
+        )
+        if len(source) != grown or source.max(initial=NOTHING) >= size:
+            return None  # the target is not what its manifest says
         return Copied(torch.from_numpy(source), after.factor / before.factor)
 
     def module(self, module: str) -> str | None:
