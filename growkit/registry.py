@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from functools import cache
 from importlib import import_module
 
 
@@ -12,7 +13,11 @@ def members(package: str, attribute: str) -> dict[str, object]:
     A new module in the package is found by being there; nothing else needs to name it. Modules
     without the attribute are what the others share.
     """
-    path = import_module(package).__path__
+    return dict(_members(package, attribute, tuple(import_module(package).__path__)))
+
+
+@cache
+def _members(package: str, attribute: str, path: tuple[str, ...]) -> dict[str, object]:
     modules = {
         info.name: import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(path)
     }

@@ -20,6 +20,7 @@ from growkit.checkpoint.tensors import parts
 from growkit.engine.in_blocks import InBlocks, lend, suits, take_back
 from growkit.engine.spool import Spool
 from growkit.errors import InputError
+from growkit.planner import plan
 from growkit.planning.plan import Planned
 from growkit.recipe.files import parse_recipe
 from tests.conftest import seeded
@@ -125,9 +126,9 @@ def test_parts_are_parts_of_the_whole(
     recipe = {"source": str(source), "output": str(tmp_path / "out"), "steps": steps}
     planned: Any = Checkpoint(source)
     chance = seeded(1)
-    for plan in parse_recipe(recipe, "recipe").plan(planned).plans:
-        before, planned = planned, Planned(planned, plan)
-        for rule in plan.rules:
+    for each in plan(parse_recipe(recipe, "recipe"), planned).lineage.plans:
+        before, planned = planned, Planned(planned, each)
+        for rule in each.rules:
             whole = planned.read(rule.target)
             assert planned.by_rows(rule.target) == rule.transform.local
             for _ in range(3):

@@ -108,7 +108,7 @@ def test_all_inputs_alike_are_held_to_the_optimum(text: str, tmp_path: Path) -> 
     options: dict[str, Any] = {"rank": 2, "calibration": text, "dtype": "float32"}
     for shrinkage in (0, 1):
         way = plan(MODEL, shrinkage=shrinkage, **options)
-        check = next(check for each in way.plans for check in each.checks)
+        check = next(check for each in way.lineage.plans for check in each.checks)
         weights = [Checkpoint(MODEL).read(name).float() for name in check.sources]
         shared(MODEL, tmp_path / "out", shrinkage=1 - shrinkage, **options)
         stored = load_file(tmp_path / "out" / "model.safetensors")

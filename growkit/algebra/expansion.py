@@ -44,7 +44,7 @@ class Expansion:
         assert self.source.shape == self.share.shape
         assert self.source.max(initial=-1) < self.size
         assert self.source.min(initial=0) >= NOTHING
-        assert len(np.setdiff1d(np.arange(self.size), self.source)) == 0, "a coordinate is lost"
+        assert self.counts.all(), "a coordinate is lost"
 
     @cached_property
     def counts(self) -> Index:

@@ -404,7 +404,7 @@ def _undone(
             return None
         backs.append(back)
         sources.append(group.sources)
-    order = torch.from_numpy(np.argsort(np.concatenate(sources)))
+    order = torch.from_numpy(np.argsort(np.concatenate(sources))).to(backs[0].device)
     return backs[0] if len(backs) == 1 else torch.cat(backs, position).index_select(position, order)
 
 
@@ -412,7 +412,7 @@ def _taken(tensor: Tensor, position: int, places: Index) -> Tensor:
     """Some coordinates of a dimension; a view, if they follow each other."""
     if len(places) and bool((np.diff(places) == 1).all()):
         return tensor.narrow(position, int(places[0]), len(places))
-    return tensor.index_select(position, torch.from_numpy(places))
+    return tensor.index_select(position, torch.from_numpy(places).to(tensor.device))
 
 
 def _original(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor | None:

@@ -53,7 +53,7 @@ FAMILY = Family(
     constants={"one": 1, "two": 2},
     tensors=(
         Tensor("backbone.embeddings.weight", "vocab -> hidden"),
-        Tensor(LAYER + "norm.weight", "hidden", norm=NORM),
+        Tensor(LAYER + "norm.weight", "hidden", norm=NORM, component="input_layernorm"),
         Tensor(MIXER + "in_proj.weight", "two.inner <- hidden"),
         Tensor(MIXER + "in_proj.bias", "two.inner", _bias),
         Tensor(MIXER + "conv1d.weight", "inner, one, kernel"),

@@ -212,10 +212,11 @@ class _Looked:
             if copied is not None and len(copied.source) == width:
                 rows = copied.expected(given)
                 return rows / copied.factor if role is Role.READ else rows
-            source = self._before.get(prefixes[0] + tensor.removeprefix(prefixes[1]))
-            index = sizes.of(source, role) if source else None
+            # What the source holds in several matrices has the rows that it has in one.
+            source = self._before.get(prefixes[0] + tensor.removeprefix(prefixes[1]), described)
+            index = sizes.of(source, role)
             if index is not None and int(index.max()) < given.shape[1]:
-                return given[:, torch.from_numpy(index)]
+                return given[:, torch.from_numpy(index).to(given.device)]
         return None
 
     def _copied(self, name: str, of: str, place: int, dimension: Dimension) -> Copied | None:

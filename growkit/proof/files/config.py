@@ -23,6 +23,14 @@ OF_THE_SAVING = frozenset(
 )
 """Keys that say how a file came about; or are compared elsewhere."""
 
+SHARED = frozenset(
+    {
+        *("vocab_size", "max_position_embeddings", "rope_parameters", "sliding_window"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "dtype"),
+    }
+)
+"""Keys that mean the same in every class that has them."""
+
 SIZES = frozenset(
     {
         *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -34,7 +42,7 @@ SIZES = frozenset(
         *("v_head_dim", "num_experts", "num_local_experts", "n_routed_experts"),
         *("num_kv_heads", "n_head_kv", "block_ff_dim", "mlp_hidden_size", "max_window_layers"),
     }
-).union(key for family in families().values() for key in family.size_keys if key != "vocab_size")
+).union(key for family in families().values() for key in family.size_keys if key not in SHARED)
 """Keys that a larger model of the same function may have other numbers for."""
 
 OF_TRAINING = re.compile(
@@ -52,14 +60,6 @@ JUDGED = re.compile(
 
 SWITCHES = frozenset(DIFF.choices) | {"lambda_init", "shared_rank", "num_noise_heads"}
 """The variants of differential attention, likewise."""
-
-SHARED = frozenset(
-    {
-        *("vocab_size", "max_position_embeddings", "rope_parameters", "sliding_window"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "dtype"),
-    }
-)
-"""Keys that mean the same in every class that has them."""
 
 
 def different_settings(first: Config, second: Config) -> tuple[list[str], list[str]]:
