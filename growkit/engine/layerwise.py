@@ -88,6 +88,7 @@ class Layerwise:
         self._load_buffers()
         self._noted: list[Noted] = []
         self._batches: dict[int, Batch] = {}  # by the index of the first call
+        self._length = 1
         self._caches: list[Any] = []
         self._handed = Handed()  # what layers hand on along with hidden states, or its stand-ins
         self._along: list[tuple[Any, ...]] = []  # the same of the last layer that ran, by call
@@ -212,17 +213,27 @@ class Layerwise:
         name, head = self._head
 
         def run(hidden: Tensor) -> Tensor:
-            formed = self._noted[0].form.formed(hidden)
+            # No more tokens at a time than in the first call: a class may have no more positions.
+            whole = len(hidden) - len(hidden) % self._length if self._batches else 0
+            form, parts = self._noted[0].form, []
+            if whole:
+                prompts = hidden[:whole].split(self._length)
+                batch = torch.cat([form.formed(each) for each in prompts])
+                parts.append(logits_of(batch, (len(prompts), self._length)))
+            for rest in hidden[whole:].split(self._length):
+                if len(rest):
+                    parts.append(logits_of(form.formed(rest), (1, len(rest))))
+            return torch.cat(parts)
 
+        def logits_of(formed: Tensor, tokens: Sequence[int]) -> Tensor:
             def stand_in(*args: Any, **kwargs: Any) -> Any:
                 return self._handed.with_state(formed)
 
-            ids = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
+            ids = torch.zeros(*tokens, dtype=torch.long, device=self.device)
             with self._standing_aside(stand_in), self._guarded():
-                output = self.model(input_ids=ids, use_cache=False)
-                logits = output.logits[0]
+                logits = self.model(input_ids=ids, use_cache=False).logits
             assert isinstance(logits, Tensor)
-            return logits
+            return logits.flatten(0, 1)
 
         matrix = self._lender.lent(head, {"weight": f"{name}.weight"}, head=True)
         matrix_of = dict(self._embedding[1].named_parameters())["weight"]
@@ -288,6 +299,7 @@ class Layerwise:
         """Run every call up to the first layer, and note what the layers are called with."""
         self._noted = []
         self._caches = []
+        self._length = len(calls[0].ids)
         self._along = [()] * len(calls)
         caches: list[tuple[Any, Any]] = []
         states = []
@@ -320,8 +332,11 @@ class Layerwise:
             inputs = {
                 key: torch.cat([call.inputs[key] for call in batch]) for key in batch[0].inputs
             }
-            with self._guarded(first):
-                state, arguments = self._noting(Call(ids, inputs), None)
+            try:
+                with self._guarded(first):
+                    state, arguments = self._noting(Call(ids, inputs), None)
+            except CallError:  # a class may take one prompt at a time
+                return
             if form.axis == 1 and state.shape == (count, *form.shape[1:]):
                 yield first, Batch(count, arguments)
 
