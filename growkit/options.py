@@ -142,8 +142,8 @@ def expanded(function: Callable[..., Any], verb: str | None = None) -> Callable[
             fields; one of type ``Given``, an option for each option of the verb's operations.
         verb: the verb, where there is one.
     """
-    signature = inspect.signature(function)
-    hints = get_type_hints(function, include_extras=True)
+    signature = inspect.signature(function, eval_str=True)
+    hints = {name: each.annotation for name, each in signature.parameters.items()}
     groups = {
         name: _options(hints[name], verb)
         for name in signature.parameters
