@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import growkit
 from growkit import InputError, surgery
 from growkit.checkpoint import exchange, flushing, publishing
+from growkit.checkpoint.made import write_manifest
 from growkit.checkpoint.scratch import LOCK, Scratch
 from growkit.cli import app
 from tests.conftest import folder_bytes, save_model, seeded
@@ -661,3 +662,21 @@ def test_a_kill_between_two_names(tmp_path: Path) -> None:
     assert kills.world.state() == "none"
     kills.check_finished()
     kills.world.check_next_run()
+
+
+def test_a_folder_that_cannot_be_listed_gets_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest that leaves files out would say that they are not growkit's."""
+    (tmp_path / "config.json").write_text("{}")
+
+    def fails(path: Any) -> Any:
+        raise OSError(30, "Read-only file system", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", fails)
+        with pytest.raises(OSError, match="Read-only"):
+            write_manifest(tmp_path, {}, {})
+    assert not (tmp_path / "growkit.json").exists()
+    write_manifest(tmp_path, {}, {})
+    assert json.loads((tmp_path / "growkit.json").read_text())["files"].keys() == {"config.json"}

@@ -7,7 +7,7 @@ system calls them, device and inode.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -84,9 +84,14 @@ class Inputs:
                 )
 
 
-def below(folder: Path) -> Iterator[Path]:
-    """Everything in a folder; links are not followed."""
-    for where, folders, files in os.walk(folder):
+def below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path]:
+    """Everything in a folder; links are not followed.
+
+    Args:
+        folder: the folder.
+        onerror: called for what cannot be listed, which else is passed over.
+    """
+    for where, folders, files in os.walk(folder, onerror=onerror):
         for name in (*folders, *files):
             yield Path(where, name)
 

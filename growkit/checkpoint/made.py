@@ -49,8 +49,17 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any], known: Mapping[str
 
 
 def contents(folder: Path) -> Contents:
-    """Everything in a folder; links are not followed."""
-    return {path.relative_to(folder).as_posix(): state_of(path.lstat()) for path in below(folder)}
+    """Everything in a folder; links are not followed.
+
+    Raises:
+        OSError: some of it cannot be listed.
+    """
+    found = below(folder, onerror=_refuse)
+    return {path.relative_to(folder).as_posix(): state_of(path.lstat()) for path in found}
+
+
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def as_made(folder: Path, *, partly: bool = False) -> bool:
