@@ -220,6 +220,10 @@ def verify(
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
+    from growkit.engine.texts import read_text
+
+    if settings.text:
+        read_text(settings.text)  # before seconds of imports
     from growkit.proof.verdict import proof_bytes
     from growkit.proof.verdict import verify as prove
     from growkit.report.saving import check_report, write_report

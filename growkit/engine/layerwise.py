@@ -344,7 +344,7 @@ class Layerwise:
         """What the first layer is given, and what all of them are called with."""
         try:
             state, arguments = self._noting(call, cache)
-        except Exception:
+        except Exception:  # a class may do anything with a tensor where it unpacks a tuple, say
             if index or not self._handed.alone:
                 raise
             # The class, then, wants more of its layers than a tensor.

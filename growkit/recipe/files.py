@@ -68,7 +68,9 @@ def _yaml(file: Path) -> Any:
     try:
         with open_regular(file) as stream:
             text = read(stream, MOST_BYTES + 1, file).decode("utf-8")
-    except (InputError, UnicodeDecodeError) as error:
+    except InputError as error:  # which names the file
+        raise InputError(f"recipe {error}{hint}") from None
+    except UnicodeDecodeError as error:
         raise InputError(f"recipe {file} cannot be read ({reason(error)}){hint}") from None
     if len(text) > MOST_BYTES:
         raise InputError(f"recipe {file} is larger than {MOST_BYTES >> 10} KiB; give a recipe")
