@@ -109,4 +109,5 @@ def _holds(was: Any, now: Any) -> bool:
     names: Mapping[str, str] = {name: short for short, name in TORCH_NAMES.items()}
     if was is None or now is None:
         return True
-    return was in names and now in names and not rounds(names[was], names[now])
+    both = [names[each] for each in (was, now) if isinstance(each, str) and each in names]
+    return len(both) == 2 and not rounds(*both)
