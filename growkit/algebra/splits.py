@@ -151,11 +151,17 @@ def _joined(parts: list[Tensor]) -> Tensor:
     """``join``, all at once."""
     left = (len(parts) + 1) // 2
     dtype = parts[0].dtype
-    arithmetic = _arithmetic(dtype)
-    first, second = join(parts[:left]).to(arithmetic), join(parts[left:]).to(arithmetic)
+    first, second = join(parts[:left]), join(parts[left:])
+    if first.element_size() == 1:  # float8 has no arithmetic
+        first, second = first.float(), second.float()
     total = first + second
-    # What the sum is off by, exactly (Knuth, The Art of Computer Programming 2, 4.2.2).
-    rest = total - first
-    off = (first - (total - rest)) + (second - rest)
-    exact = (off == 0) & (total.to(dtype).to(arithmetic) == total)
-    return total.masked_fill_(~exact, torch.nan).to(dtype)
+    # A sum that is rounded is off by multiples of the last place of the smaller part. What is left
+    # of it without the larger one is then off by as much, and only numbers beyond the next power
+    # of two, all larger than the smaller part, could be rounded so far.
+    pairs = [(total - first, second), (total - second, first)]
+    if first.dtype != dtype:
+        pairs.append((total.to(dtype).to(total.dtype), total))
+    if not all(one.equal(other) for one, other in pairs):
+        for one, other in pairs:
+            total = total.masked_fill(one != other, torch.nan)
+    return total.to(dtype)

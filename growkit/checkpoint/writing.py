@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
 
+from growkit.checkpoint.memory import keep_freed
 from growkit.checkpoint.tensors import (
     FLOAT_BYTES,
     TensorInfo,
@@ -26,8 +27,8 @@ from growkit.errors import InputError
 WORKERS = 2
 """Tensors made side by side: one computes while another is on its way to the disk."""
 
-LARGE = 24 << 20
-"""Bytes; below the 32 MiB up to which glibc raises its threshold."""
+KEPT = 48 << 20
+"""Bytes that are kept for the next blocks."""
 
 SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -131,9 +132,7 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
-    # glibc returns freed blocks to the system, and takes every page anew for the next, unless a
-    # larger one was freed before: then it keeps them.
-    torch.empty(LARGE, dtype=torch.uint8)
+    keep_freed(KEPT)
 
 
 def _write_tensor(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from growkit.checkpoint.memory import give_back, keep_freed
 from growkit.checkpoint.tensors import (
     AT_ONCE,
     STORED_NAMES,
@@ -23,7 +22,9 @@ from growkit.engine import experts
 from growkit.engine.in_blocks import InBlocks, Rows, lend, suits, take_back
 
 LARGE = 1 << 30
-"""Bytes of a checkpoint from which on memory is worth more than the time to get it again."""
+"""Bytes of a checkpoint from which on memory is worth more than the time to get it again; of
+smaller ones, as much is kept for the next layer."""
+
 
 
 class Lender:
@@ -47,6 +48,8 @@ class Lender:
         self._dtype, self._device = dtype, device
         tensors = weights.tensors
         self._large = total_bytes(tensors) >= LARGE or any(map(experts.suits, tensors.values()))
+        if not self._large:
+            keep_freed(LARGE)
         self._fetched: dict[str, Tensor] = {}
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -125,7 +128,7 @@ class Lender:
                 experts.take_back(owner, last)
                 owner._parameters[last] = empty[key]
             if self._large:
-                _return_memory()
+                give_back()
 
     def _info(self, name: str) -> TensorInfo:
         return self._weights.tensors[self._stored(name)]
@@ -204,13 +207,3 @@ def _parameter(owner: nn.Module, last: str) -> nn.Parameter:
 def _torch_dtype(info: TensorInfo) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, STORED_NAMES[info.dtype])
     return dtype
-
-
-def _return_memory() -> None:
-    """Give the system back what is free.
-
-    glibc keeps what lies between tensors that are still in use, a fifth of the peak (measured).
-    """
-    if sys.platform == "linux":
-        with suppress(AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
