@@ -334,7 +334,7 @@ def grow_moments(
         order: the power in which gradients stand in the moments.
         where: see ``grow``.
     """
-    copied = [replace(each, role=Role.WRITTEN) for each in maps]
+    copied = [replace(each, role=Role.WRITTEN, source=_gathering(each)) for each in maps]
     grown = grow(read, copied, "", Shares(None), where)
     for position, (mapped, each) in enumerate(zip(maps, where, strict=True)):
         if mapped.role is Role.WRITTEN:
@@ -342,6 +342,12 @@ def grow_moments(
             shares = torch.from_numpy(mapped.shares[each] ** order).view(shape)
             grown = grown * shares.to(grown.dtype)
     return grown
+
+
+def _gathering(mapped: IndexMap) -> Index:
+    """Whose gradients each coordinate would have gathered: none, where nothing stood so far."""
+    fresh = mapped.fresh
+    return mapped.source if fresh is None else np.where(fresh, NOTHING, mapped.source)
 
 
 def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
