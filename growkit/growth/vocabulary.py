@@ -78,7 +78,8 @@ def with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None:
         {},
         dropped=dropped,
         duplicates=duplicates,
-        lost=f"{new - old} new tokens share the softmax: only logits of the {old} old ones stay",
+        lost=f"{new - old} new tokens share the softmax: logits of the {old} old ones stay, but their "
+        "probabilities do not",
     )
     plan.check(source, family.patterns(config), family.sizes(config))
     return plan
