@@ -470,6 +470,25 @@ def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]
                     yield [_taken(rows, 0, copy).reshape(len(copy), -1) for copy in group.targets]
 
 
+def zeros_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[tuple[IndexMap, Tensor]]:
+    """What stands where a grown tensor has zeros because nothing is copied there.
+
+    Only what is written has such zeros; those that are read stand for what is never there.
+
+    Args:
+        tensor: see ``copies_in``.
+        maps: of every dimension.
+
+    Yields:
+        The map of every dimension with such coordinates, and [coordinates, everything else].
+    """
+    for position, mapped in enumerate(maps):
+        places = np.flatnonzero(mapped.source == NOTHING)
+        if mapped.role is Role.WRITTEN and len(places):
+            zeros = _taken(tensor.movedim(position, 0), 0, places)
+            yield mapped, zeros.reshape(len(places), -1)
+
+
 def shape_of(maps: Sequence[IndexMap]) -> tuple[int, ...]:
     """The shape of the target."""
     return tuple(len(each) for each in maps)

@@ -70,7 +70,7 @@ class Factors:
         grows = self._grows(tensor)
         what = f"{tensor.name} of a {self._family.name} model"
         if not by_two:
-            whole = "" if tensor.scale else " or by whole copies"
+            whole = "" if tensor.scale else f", by whole copies{self._multiples(tensor)}"
             raise InputError(
                 f"{what} would be multiplied by {factor:.6g}, which rounds; {grows} can grow by "
                 f"powers of four{whole}, or as asked with {BOUNDED}"
@@ -136,6 +136,13 @@ class Factors:
         if norm.centred:
             raise self._refusal(norm.over, "and take away the mean, which zeros do not keep")
         return float(expansion.counts.sum()) / len(expansion.source)
+
+    def _multiples(self, tensor: Tensor) -> str:
+        """The whole multiples that are nearest to what was asked for."""
+        axis = tensor.norm.over if tensor.norm else ""
+        old, new = self._old.get(axis, 1), self._new.get(axis, 1)
+        least = new // old * old
+        return f" (to {least} or {least + old})" if new > least else ""
 
     def _grows(self, tensor: Tensor) -> str:
         grown = sorted(axis for axis in self._expansions if axis in tensor.pattern)

@@ -78,7 +78,7 @@ def with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None:
         {},
         dropped=dropped,
         duplicates=duplicates,
-        lost=f"{new - old} new tokens share the softmax: logits of the {old} old ones stay, but their "
+        lost=f"{new - old} new tokens share the softmax: logits of the {old} old ones stay, their "
         "probabilities do not",
     )
     plan.check(source, family.patterns(config), family.sizes(config))
