@@ -138,8 +138,8 @@ class _Growing:
         times = f", times {factor:.6g}" if factor != 1 else ""
         if rounds:
             why += f"{times}, rounded once"
-            made = Rounded(name, maps, why, name, self._shares, factor, offset=tensor.offset)
-            return Rule(name, grown, made)
+            rounded = Rounded(name, maps, why, name, self._shares, factor, offset=tensor.offset)
+            return Rule(name, grown, rounded)
         if tensor.offset:
             wholes = partial(self._in_wholes, tensor, int(factor))
             made = Mapped(name, wholes, why, name, self._shares, offset=tensor.offset)
