@@ -18,8 +18,12 @@ from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, OlmoConf
 from typer.testing import CliRunner
 
 import growkit
+from growkit.algebra.axes import Pattern
+from growkit.algebra.expansion import filled_up, index_map, padded
+from growkit.algebra.law import grow_moments
 from growkit.cli import app
 from growkit.errors import InputError
+from growkit.growth import copying
 from growkit.recipe.files import load_recipe
 from growkit.results.proof import VerifyResult
 from tests.conftest import relative_error, save_random, seeded
@@ -158,6 +162,34 @@ def test_zeros_learn(make: Make, tmp_path: Path) -> None:
         assert bool((new.reshape(len(new), -1).amax(-1) > 0).all()) or new.numel() == 0, name
 
 
+def test_zeros_that_nothing_learns_are_found(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: zeros that are read by zeros, as in an MLP that is filled up with neurons."""
+    source = make("llama", **HEADS, num_hidden_layers=1)
+    monkeypatch.setattr(copying, "placed_copies", lambda *_: {"ffn": padded(24, 30)})
+    settings = growkit.Settings(prompts=1, length=12, trainability=True)
+    result = growkit.grow(source, tmp_path / "out", ffn=30, verify=settings)
+    assert result["kept"] is False
+    assert "no gradient at all for zeros in model.layers.0.mlp" in proof_of(result)["reason"]
+
+
+def test_what_reads_zeros_has_gathered_nothing() -> None:
+    """The moments of weights that were copied for zeros: their gradients are zero so far."""
+    form = Pattern.parse("ffn <- hidden").dimensions
+    grown = {"hidden": filled_up(4, 6)}
+    maps = [index_map(each, {"hidden": 4, "ffn": 3}, grown) for each in form]
+    assert maps[1].source.tolist() == [0, 1, 2, 3, 0, 1]
+    moments = torch.arange(1.0, 13).view(3, 4)
+
+    def read(rows: slice, columns: slice | None = None) -> torch.Tensor:
+        return moments[rows][:, columns or slice(None)]
+
+    found = grow_moments(read, maps, 1, [slice(0, 3), slice(0, 6)])
+    assert found[:, :4].equal(moments)
+    assert not found[:, 4:].any()
+
+
 def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
     source, out = (
         save_random(tmp_path / "source", GemmaConfig(**SMALL, head_dim=6)),
@@ -167,6 +199,12 @@ def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
     assert (result["promise"], result["kept"]) == ("bounded", True), result["verification"]
     assert proof_of(result)["trainability"]["trainable"]  # type: ignore[index]
     assert 0 < relative_error(source, out) < 1e-5
+
+
+def test_uneven_copies_do_not_keep_a_mean_over_neurons(make: Make, tmp_path: Path) -> None:
+    source = make("diff_transformer", hidden_act="poly_norm")
+    with pytest.raises(InputError, match="ffn cannot grow like this: norms .* whole copies"):
+        growkit.grow(source, tmp_path / "out", ffn=37, promise="bounded", verify=False)
 
 
 def test_zeros_do_not_keep_a_mean_that_is_taken_away(tmp_path: Path) -> None:

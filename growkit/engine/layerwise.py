@@ -165,7 +165,8 @@ class Layerwise:
         """The part of the softmax that goes to tokens whose logits are not wanted.
 
         Args:
-            hidden: what the last layer hands on, [tokens, hidden].
+            hidden: what the last layer hands on, [tokens, hidden]; logits of all of these are in
+                memory at once.
 
         Returns:
             The mean over these tokens.

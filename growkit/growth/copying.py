@@ -101,6 +101,7 @@ class CopyMethod:
         settled: dict[str, Value | None] = {
             "symmetry": options["symmetry"],
             "snr_db": snr_db if parting else None,
+            "new_tokens": options["new_tokens"] if "vocab" in options else None,
         }
         plans: list[Plan] = []
         lost: list[str] = []
@@ -134,7 +135,7 @@ class CopyMethod:
         grown = self.grown(family, source.config, options)
         if not grown:
             return None
-        expansions = partial(placed_copies, family, old, grown)
+        expansions = partial(placed_copies, family, source.config, old, grown)
         rounding = options["promise"] == "bounded"
         return expand(source, family, grown, expansions, shares, rounding=rounding)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
 from growkit.families.family import Family
 
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 
 def placed_copies(
-    family: Family, old: Mapping[str, int], new: Mapping[str, int]
+    family: Family, config: Config, old: Mapping[str, int], new: Mapping[str, int]
 ) -> dict[str, Expansion]:
     """The expansion of every axis that grows.
 
     Args:
         family: of the model.
+        config: of the source.
         old: size of every axis in the source.
         new: of every axis that grows, its size in the target, which the class can have.
 
@@ -33,8 +35,9 @@ def placed_copies(
     from growkit.algebra.expansion import filled_up, in_blocks, side_by_side, uneven
 
     grouped = family.grouped
+    complete = family.complete(config)
     normed = {norm.over for norm in family.norms} | {
-        tensor.norm.over for tensor in family.tensors if tensor.norm
+        tensor.norm.over for tensor in family.tensors if tensor.norm and tensor.when(complete)
     }
     apart = _apart(family, old, new)
     found: dict[str, Expansion] = {}

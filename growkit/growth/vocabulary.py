@@ -60,8 +60,8 @@ def with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None:
     dropped, duplicates = unused_tensors(source, family)
     grown = {**sizes, "vocab": new}
     config = family.resized(source.config, grown)
-    filled = WithMean if options["new_tokens"] == "mean" else Mapped
-    why = f"{new - old} new tokens, at {'the mean' if filled is WithMean else 'zero'}"
+    mean = options["new_tokens"] == "mean"
+    why = f"{new - old} new tokens, at {'the mean' if mean else 'zero'}"
     rules = []
     for name, tensor, _ in family.members(source.config):
         pattern, info = Pattern.parse(tensor.pattern), source.tensors[name]
@@ -70,7 +70,7 @@ def with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None:
             continue
         assert pattern.dimensions[0].axes == {"vocab"}, "rows stand for tokens"
         maps = partial(_maps, pattern.notation, tuple(sizes.items()), new)
-        made = filled(name, maps, why)
+        made = MoreRows(name, maps, why, mean=mean)
         rules.append(Rule(name, TensorInfo(pattern.shape(grown), info.dtype), made))
     plan = Plan(
         config,
@@ -95,39 +95,43 @@ def _maps(notation: str, sizes: tuple[tuple[str, int], ...], new: int) -> tuple[
 
 
 @dataclass(frozen=True, eq=False)
-class WithMean(Mapped):
-    """A tensor with more rows, each the mean of those that it had, rounded once.
+class MoreRows(Mapped):
+    """A tensor with more rows: zeros, or each the mean of those that it had, rounded once.
 
     Attributes:
-        means: the mean, once it was needed: the whole tensor is read for it.
+        mean: whether they are the mean.
+        found: the mean, once it was needed: the whole tensor is read for it.
     """
 
-    means: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def _old(self) -> int:
-        return self.maps[0].size
+    mean: bool = False
+    found: dict[str, Tensor] = field(default_factory=dict)
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
         made = super().part(source, where)
         rows, *others = where
-        if rows.stop > self._old:
-            if self.source not in self.means:
-                self.means[self.source] = _mean(partial(source.read, self.source), self._old)
-            mean = self.means[self.source][tuple(others)]
-            made[max(self._old - rows.start, 0) :] = mean
+        if self.mean and rows.stop > self._old:
+            if self.source not in self.found:
+                self.found[self.source] = _mean(partial(source.read, self.source), self._old)
+            made[max(self._old - rows.start, 0) :] = self.found[self.source][tuple(others)]
         return made
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
-        """See ``Transform``; with the first rows, the new ones are looked at."""
-        if of.start == 0:
-            mean = _mean(rows, self._old).double()
+        """See ``Transform``; with the first rows, the new ones are looked at.
+
+        A gradient has rows for tokens that occur alone, and none of these are new.
+        """
+        if of.start == 0 and len(rows(slice(self._old, self._old + 1))):
+            expected = _mean(rows, self._old).double() if self.mean else 0.0
             for begin in range(self._old, len(self.maps[0]), AT_A_TIME):
                 new = rows(slice(begin, min(begin + AT_A_TIME, len(self.maps[0]))))
-                if not bool((new.double() == mean).all()):
+                if not bool((new.double() == expected).all()):
                     return None
         return rows(of)
+
+    @property
+    def _old(self) -> int:
+        return self.maps[0].size
 
 
 def _mean(rows: Rows, count: int) -> Tensor:

@@ -21,7 +21,7 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.engine.calls import Call
-from growkit.engine.heads import distance_of
+from growkit.engine.heads import TOKENS_FIRST, distance_of
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
@@ -407,7 +407,7 @@ class _Proof:
                 )
             share = None
             if self.more_tokens and compared.ends:
-                share = self._target.others(compared.ends[1])
+                share = self._target.others(compared.ends[1][:TOKENS_FIRST])
             if probe.wanted:
                 self._target.gradients(probe.call.ids, probe.given, gradients.look)
         named = self._target.model.named_parameters()
