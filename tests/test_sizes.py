@@ -203,7 +203,7 @@ def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
 
 def test_uneven_copies_do_not_keep_a_mean_over_neurons(make: Make, tmp_path: Path) -> None:
     source = make("diff_transformer", hidden_act="poly_norm")
-    with pytest.raises(InputError, match="ffn cannot grow like this: norms .* whole copies"):
+    with pytest.raises(InputError, match=r"ffn cannot grow like this: norms .* whole copies"):
         growkit.grow(source, tmp_path / "out", ffn=37, promise="bounded", verify=False)
 
 
