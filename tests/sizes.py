@@ -44,7 +44,7 @@ OTHERS: dict[str, Kind] = {
     "llama": Kind(lambda c: softmax(c, "attention_bias", "mlp_bias", **HEADS)),
     "mistral": Kind(lambda c: softmax(c, **HEADS)),
     "qwen3": Kind(lambda c: softmax(c, "attention_bias", **HEADS)),
-    "mixtral": Kind(lambda c: softmax(c, **HEADS, num_local_experts=4)),
+    "mixtral": Kind(lambda c: softmax(c, **HEADS, num_local_experts=4, intermediate_size=16)),
     "gemma": Kind(lambda c: softmax(c, **HEADS), hidden=(4,)),
     "gpt2": Kind(
         lambda c: (
