@@ -26,6 +26,7 @@ LARGE = 1 << 30
 smaller ones, as much is kept for the next layer."""
 
 
+
 class Lender:
     """Lends the weights of a checkpoint to the modules of a model.
 
