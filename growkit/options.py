@@ -15,7 +15,7 @@ import typer
 from growkit.checkpoint.folder import check_name
 from growkit.errors import InputError, plain
 from growkit.operations import operations
-from growkit.planning.operation import SizeOption
+from growkit.planning.operation import SizeOption, Switch
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE
 from growkit.settings import FEW, LONG, MANY, SHORT, Settings
 
@@ -197,13 +197,14 @@ def _options_of_operations(verb: str) -> dict[str, inspect.Parameter]:
         of = "" if len(having) == len(every) else f" (for {' and '.join(having)})"
         shown = typer.Option(
             "--" + name.replace("_", "-"),
-            metavar="|".join(option.values) or option.form,
+            metavar="|".join(option.values) or option.form or None,
             help=f"{option.help[0].upper()}{option.help[1:]}{of}.",
             rich_help_panel="Sizes: a factor (x2) or a size (2048)"
             if isinstance(option, SizeOption)
             else "Options of the operation; of several values the first is the default",
         )
-        added[name] = _option(name, None, Annotated[str | None, shown])
+        kind = bool if isinstance(option, Switch) else str
+        added[name] = _option(name, None, Annotated[kind | None, shown])
     return added
 
 

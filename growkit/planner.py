@@ -51,6 +51,7 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
     promises, lost = ["exact"], []
     steps: list[Step] = []
     kl_by_rank: Mapping[int, float] = {}
+    by_rounding = True
     for step in recipe.steps:
         taken = _take(step, grown, recipe.seed)
         kl_by_rank = taken.kl_by_rank or kl_by_rank
@@ -61,8 +62,9 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
             grown = Planned(grown, each)
         promises.append(taken.promise)
         lost += [taken.lost] if taken.lost else []
+        by_rounding &= taken.by_rounding or taken.promise == "exact"
     promise = max(promises, key=PROMISES.index)
-    lineage = Lineage(wide, plans, promise, "; ".join(lost))
+    lineage = Lineage(wide, plans, promise, "; ".join(lost), by_rounding=by_rounding)
     return Prepared(lineage, tuple(steps), kl_by_rank)
 
 

@@ -34,14 +34,19 @@ class Expansion:
         source: for each target coordinate the source coordinate that it copies, or ``NOTHING``.
         share: for each target coordinate what reads it: ``SPLIT``, or a factor of the weight (1 for
             all of it, 0 for none).
+        like: for each target coordinate that copies nothing, the source coordinate whose readers
+            are copied for it, so that what comes to stand there can be learned; ``NOTHING`` for no
+            reader. None where nothing is read like that.
     """
 
     size: int
     source: Index
     share: Factors
+    like: Index | None = None
 
     def __post_init__(self) -> None:
         assert self.source.shape == self.share.shape
+        assert self.like is None or (self.source == NOTHING)[self.like != NOTHING].all()
         assert self.source.max(initial=-1) < self.size
         assert self.source.min(initial=0) >= NOTHING
         assert self.counts.all(), "a coordinate is lost"
@@ -85,6 +90,14 @@ def padded(size: int, target: int) -> Expansion:
     return placed(size, [*range(size), *[NOTHING] * (target - size)])
 
 
+def filled_up(size: int, target: int) -> Expansion:
+    """As many whole copies as fit, followed by zeros that are read like the first coordinates."""
+    place = np.arange(target)
+    copied = place < target // size * size
+    source = np.where(copied, place % size, NOTHING)
+    return replace(_split(size, source), like=np.where(copied, NOTHING, place % size))
+
+
 def following(groups: Expansion, size: int, target: int) -> Expansion:
     """Members of groups, copied beside their group: query heads with their key-value head.
 
@@ -121,14 +134,16 @@ class IndexMap:
     Attributes:
         role: whether the tensor writes the dimension (then shares mean nothing) or reads it.
         size: its length in the source.
-        source: as in ``Expansion``.
+        source: as in ``Expansion``; or, of what reads it, that of ``like``.
         share: as in ``Expansion``.
+        fresh: where weights are copied for what is still zero; None for nowhere.
     """
 
     role: Role
     size: int
     source: Index
     share: Factors
+    fresh: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -249,6 +264,8 @@ def index_map(
     sizes: Mapping[str, int],
     expansions: Mapping[str, Expansion],
     order: tuple[Sequence[int], Sequence[int]] | None = None,
+    *,
+    weighs: bool = False,
 ) -> IndexMap:
     """Compose the map of a dimension from those of its axes.
 
@@ -258,19 +275,26 @@ def index_map(
         expansions: of every grown axis; axes that are left out stay.
         order: where source and target store the coordinates in another order than the dimension
             says: for each stored coordinate the one that it would be.
+        weighs: whether what is written are weights of what stands there, as those of a norm are,
+            so that they too are copied for what is still zero.
     """
-    source, share = _composed(dimension.form, sizes, expansions)
+    reads = weighs or dimension.role is Role.READ
+    source, share = _composed(dimension.form, sizes, expansions, reads=reads)
+    fresh = None
+    if any(each.like is not None for each in expansions.values()):
+        fresh = source != _composed(dimension.form, sizes, expansions, reads=False)[0]
     if order is not None:
         before, after = (np.asarray(each, np.int64) for each in order)
         stored = np.empty(len(before) + 1, np.int64)
         stored[before] = np.arange(len(before))
         stored[-1] = NOTHING  # where NOTHING points to
         source, share = stored[source[after]], share[after]
-    return IndexMap(dimension.role, dimension.size(sizes), source, share)
+        fresh = None if fresh is None else fresh[after]
+    return IndexMap(dimension.role, dimension.size(sizes), source, share, fresh)
 
 
 def _composed(
-    form: Form, sizes: Mapping[str, int], expansions: Mapping[str, Expansion]
+    form: Form, sizes: Mapping[str, int], expansions: Mapping[str, Expansion], *, reads: bool
 ) -> tuple[Index, Factors]:
     if isinstance(form, Axis):
         grown = expansions.get(form.name)
@@ -278,18 +302,21 @@ def _composed(
             size = sizes[form.name]
             return np.arange(size), np.full(size, SPLIT)
         assert grown.size == sizes[form.name], form.name
-        return grown.source, grown.share
+        if grown.like is None or not reads:
+            return grown.source, grown.share
+        like = grown.like != NOTHING
+        return np.where(like, grown.like, grown.source), np.where(like, 1.0, grown.share)
     if isinstance(form, Sum):
         sources, shares, offset = [], [], 0
         for term in form.terms:
-            source, share = _composed(term, sizes, expansions)
+            source, share = _composed(term, sizes, expansions, reads=reads)
             sources.append(np.where(source == NOTHING, NOTHING, source + offset))
             shares.append(share)
             offset += term.size(sizes)
         return np.concatenate(sources), np.concatenate(shares)
     source, share = np.zeros(1, np.int64), np.ones(1)
     for factor in form.factors:
-        inner, inner_share = _composed(factor, sizes, expansions)
+        inner, inner_share = _composed(factor, sizes, expansions, reads=reads)
         nothing = (source == NOTHING)[:, None] | (inner == NOTHING)
         both = source[:, None] * factor.size(sizes) + inner
         source = np.where(nothing, NOTHING, both).ravel()

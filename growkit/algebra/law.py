@@ -334,7 +334,7 @@ def grow_moments(
         order: the power in which gradients stand in the moments.
         where: see ``grow``.
     """
-    copied = [replace(each, role=Role.WRITTEN) for each in maps]
+    copied = [replace(each, role=Role.WRITTEN, source=_gathering(each)) for each in maps]
     grown = grow(read, copied, "", Shares(None), where)
     for position, (mapped, each) in enumerate(zip(maps, where, strict=True)):
         if mapped.role is Role.WRITTEN:
@@ -342,6 +342,12 @@ def grow_moments(
             shares = torch.from_numpy(mapped.shares[each] ** order).view(shape)
             grown = grown * shares.to(grown.dtype)
     return grown
+
+
+def _gathering(mapped: IndexMap) -> Index:
+    """Whose gradients each coordinate would have gathered: none, where nothing stood so far."""
+    fresh = mapped.fresh
+    return mapped.source if fresh is None else np.where(fresh, NOTHING, mapped.source)
 
 
 def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
@@ -462,6 +468,25 @@ def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]
             for group in mapped.groups:
                 if len(group.targets) > 1:
                     yield [_taken(rows, 0, copy).reshape(len(copy), -1) for copy in group.targets]
+
+
+def zeros_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[tuple[IndexMap, Tensor]]:
+    """What stands where a grown tensor has zeros because nothing is copied there.
+
+    Only what is written has such zeros; those that are read stand for what is never there.
+
+    Args:
+        tensor: see ``copies_in``.
+        maps: of every dimension.
+
+    Yields:
+        The map of every dimension with such coordinates, and [coordinates, everything else].
+    """
+    for position, mapped in enumerate(maps):
+        places = np.flatnonzero(mapped.source == NOTHING)
+        if mapped.role is Role.WRITTEN and len(places):
+            zeros = _taken(tensor.movedim(position, 0), 0, places)
+            yield mapped, zeros.reshape(len(places), -1)
 
 
 def shape_of(maps: Sequence[IndexMap]) -> tuple[int, ...]:

@@ -71,14 +71,22 @@ class Layerwise:
         dtype: what its weights are cast to.
         device: where it runs.
         attention: transformers' attention implementation; None for the class's own choice.
+        tokens: number of tokens, the first of the vocabulary, whose logits are wanted; None for
+            all.
 
     Raises:
         InputError: transformers does not know the model, or the tensors do not fit the class.
     """
 
     def __init__(
-        self, weights: Weights, dtype: torch.dtype, device: torch.device, attention: str | None
+        self,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        attention: str | None,
+        tokens: int | None = None,
     ) -> None:
+        self._tokens = tokens
         choose_kernels()
         self.model, self._weights, self._stored = empty_model(weights, dtype, attention)
         self._lender = Lender(self._weights, self._stored, dtype, device)
@@ -151,7 +159,20 @@ class Layerwise:
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
         """From what the last layer hands on, [tokens, hidden], to logits, [tokens, vocabulary]."""
         with self._behind_the_layers() as run:
-            yield torch.no_grad()(run)
+            yield torch.no_grad()(lambda hidden: run(hidden)[:, : self._tokens])
+
+    def others(self, hidden: Tensor) -> float:
+        """The part of the softmax that goes to tokens whose logits are not wanted.
+
+        Args:
+            hidden: what the last layer hands on, [tokens, hidden]; logits of all of these are in
+                memory at once.
+
+        Returns:
+            The mean over these tokens.
+        """
+        with self._behind_the_layers() as run, torch.no_grad():
+            return float(run(hidden).softmax(-1)[:, self._tokens :].sum(-1).mean())
 
     def gradients(self, ids: Tensor, given: Spool, look: Callable[[str, Tensor], None]) -> None:
         """The gradient of every parameter, from the last layer to the first, one at a time.

@@ -19,8 +19,9 @@ def _fixed(config: Config) -> Mapping[str, str]:
         return {}
     return {
         "hidden": "cannot grow: its head is tied to the embedding, and the norm before it has no "
-        "weight that could take back what the head reads more than once; write the embedding as "
-        "lm_head.weight as well and set tie_word_embeddings to false"
+        "weight that could take back what the head reads more than once; give it a head of its "
+        "own with --untie, or write the embedding as lm_head.weight and set tie_word_embeddings "
+        "to false"
     }
 
 

@@ -1,28 +1,27 @@
-"""Growth by whole copies: from what people ask of sizes to the expansion of every space.
+"""Growth by copies: from what people ask of sizes to plans.
 
 Shared by every method whose growth is a choice of copies (``growkit.algebra.law``).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING
 
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
 from growkit.families.family import Family, stored_family
 from growkit.growth.expanding import expand
-from growkit.planning.operation import Change, Option, Row, SizeOption
-from growkit.planning.plan import Plan
-
-if TYPE_CHECKING:
-    from growkit.algebra.expansion import Expansion
-
+from growkit.growth.placing import placed_copies
+from growkit.growth.sizes import check_whole, factor
+from growkit.growth.untying import UNTIE, untied
+from growkit.growth.vocabulary import NEW_TOKENS, VOCAB, with_vocabulary
+from growkit.planning.operation import Change, Option, Row, SizeOption, Value
+from growkit.planning.plan import Plan, Planned
 
 DEFAULT_SNR_DB = 10.0
 MOST_SNR_DB = 300
@@ -46,6 +45,13 @@ SYMMETRY = Option(
     "how weights are split among copies: at random (break), so that these can part in training, or "
     "evenly (keep), as HyperCloning was published, so that they stay equal",
     ("break", "keep"),
+    kinds=(str,),
+)
+PROMISE = Option(
+    "promise",
+    "what may become of the function: nothing (exact); or, where a size can be had in no other "
+    "way, one rounding of some tensors (bounded)",
+    ("exact", "bounded"),
     kinds=(str,),
 )
 SNR_DB = Option(
@@ -73,16 +79,14 @@ class CopyMethod:
     @property
     def options(self) -> tuple[Option, ...]:
         """See ``growkit.planning.operation.Operation``."""
-        return (*self.sizes, SYMMETRY, SNR_DB)
+        return (*self.sizes, VOCAB, NEW_TOKENS, UNTIE, PROMISE, SYMMETRY, SNR_DB)
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
         """See ``growkit.planning.operation.Operation``."""
         old = family.sizes(config)
         if not old.get("noise_heads"):
             return True  # nothing that the DIFF Transformer could do for it
-        copies = self.copies(family, config, options)
-        new = {axis: size * copies.get(axis, 1) for axis, size in old.items()}
-        return family.expresses(config, new)
+        return family.expresses(config, {**old, **self.grown(family, config, options)})
 
     def portable(
         self, family: Family, config: Config, options: Mapping[str, str]
@@ -94,48 +98,80 @@ class CopyMethod:
         """See ``growkit.planning.operation.Operation``."""
         snr_db = float(options.get("snr_db", DEFAULT_SNR_DB))
         parting = options["symmetry"] == "break"
-        settled = {"symmetry": options["symmetry"], "snr_db": snr_db if parting else None}
+        settled: dict[str, Value | None] = {
+            "symmetry": options["symmetry"],
+            "snr_db": snr_db if parting else None,
+            "new_tokens": options["new_tokens"] if "vocab" in options else None,
+        }
+        plans: list[Plan] = []
+        lost: list[str] = []
+        for prepare in (untied, with_vocabulary):
+            plan = prepare(source, options)
+            if plan:
+                lost += [plan.lost] if plan.lost else []
+                plans.append(plan)
+                source = Planned(source, plan)
         shares = Shares(snr_db if parting else None, seed)
-        return Change([self._plan(source, options, shares)], settled=settled)
+        plan = self._plan(source, options, shares)
+        plans += [plan] if plan else []
+        if not plans:
+            names = ", ".join("--" + option.name.replace("_", "-") for option in self.sizes)
+            raise InputError(f"nothing would grow; give at least one of {names} a factor like x2")
+        if plan and plan.in_effect:
+            lost.append(rounded_by(plan))
+            return Change(plans, "bounded", "; ".join(lost), settled, by_rounding=True)
+        return Change(plans, "exact", "; ".join(lost), settled)
 
-    def _plan(self, source: Weights, options: Mapping[str, str], shares: Shares) -> Plan:
+    def _plan(self, source: Weights, options: Mapping[str, str], shares: Shares) -> Plan | None:
+        """What copies, if anything does."""
         family = stored_family(source)
+        old = family.sizes(source.config)
         for axis in self.needs:
-            if not family.sizes(source.config).get(axis):
+            if not old.get(axis):
                 raise InputError(
                     f"{self.name} grows models with {axis}, but {source.where()} is a "
                     f"{family.name} model without; choose another method"
                 )
-        copies = self.copies(family, source.config, options)
-        old = family.sizes(source.config)
-        grown = {axis: old[axis] * count for axis, count in copies.items()}
-        return expand(source, family, grown, partial(_whole, family, old, copies), shares)
+        grown = self.grown(family, source.config, options)
+        if not grown:
+            return None
+        expansions = partial(placed_copies, family, source.config, old, grown)
+        rounding = options["promise"] == "bounded"
+        return expand(source, family, grown, expansions, shares, rounding=rounding)
 
-    def copies(self, family: Family, config: Config, options: Mapping[str, str]) -> dict[str, int]:
-        """The number of copies of every axis that grows.
+    def grown(self, family: Family, config: Config, options: Mapping[str, str]) -> dict[str, int]:
+        """The new size of every axis that grows.
 
         Raises:
-            InputError: a size is no whole multiple, or nothing grows.
+            InputError: a size cannot be had.
         """
         present = family.sizes(config)
-        factors: dict[str, int] = {}
-        copies: dict[str, int] = {}
+        ratios: dict[str, Fraction] = {}
+        grown: dict[str, int] = {}
         for option in self.sizes:
             axes = _axes(family, present, option)
             size = options.get(option.name)
-            if size is None:
-                factors[option.name] = factors[option.follows] if option.follows else 1
-            elif not axes:
-                raise InputError(f"a {family.name} model has no {option.name} to grow")
-            else:
+            ratio = ratios[option.follows] if option.follows else Fraction(1)
+            if size is not None:
+                if not axes:
+                    raise InputError(f"a {family.name} model has no {option.name} to grow")
                 current = _current_size(family, config, option, axes)
-                factors[option.name] = factor(option.name, size, current)
-            copies |= dict.fromkeys(axes, factors[option.name])
-        copies = {axis: count for axis, count in copies.items() if count > 1}
-        if not copies:
-            names = ", ".join("--" + option.name.replace("_", "-") for option in self.sizes)
-            raise InputError(f"nothing would grow; give at least one of {names} a factor like x2")
-        return copies
+                ratio = factor(option.name, size, current)
+                named = {axis: present[axis] * ratio for axis in axes if axis in option.axes}
+                check_whole(option.name, size, named)
+            # What follows stays where that would make it no whole number.
+            sizes = {axis: present[axis] * ratio for axis in axes}
+            whole = {axis: int(new) for axis, new in sizes.items() if new.denominator == 1}
+            grown |= {axis: new for axis, new in whole.items() if new != present[axis]}
+            ratios[option.name] = ratio if len(whole) == len(axes) else Fraction(1)
+        return grown
+
+
+def rounded_by(plan: Plan) -> str:
+    """What a plan rounds, in words."""
+    names = list(plan.in_effect)
+    tensors = f"{len(names)} tensors" if len(names) > 1 else "a tensor"
+    return f"one rounding of every element of {tensors} (first {names[0]})"
 
 
 def as_factors(
@@ -159,31 +195,6 @@ def as_factors(
     return factors
 
 
-def factor(name: str, size: str, current: int) -> int:
-    """The number of copies that turns ``current`` into ``size``.
-
-    Raises:
-        InputError: the size is not understood, or not a whole multiple of the current one.
-    """
-    text = size.strip().lower()
-    match = re.fullmatch(r"(x?)([0-9]{1,12})", text)
-    if not match or int(match[2]) == 0:
-        raise InputError(
-            f"{name} {size!r} is not understood; write a whole factor like x2 or a size "
-            f"like {2 * current}"
-        )
-    if match[1]:
-        return int(match[2])
-    wanted = int(match[2])
-    if wanted % current:
-        below = max(wanted // current, 1) * current
-        raise InputError(
-            f"{name} {wanted} is not a whole multiple of the present {current}; "
-            f"choose {below} or {below + current}"
-        )
-    return wanted // current
-
-
 def _axes(family: Family, present: Mapping[str, int], option: SizeOption) -> list[str]:
     """The axes of a model that an option grows: those it names, and those that grow with them."""
     return [axis for axis in present if family.kinds.get(axis, axis) in option.axes]
@@ -202,15 +213,3 @@ def _current_size(family: Family, config: Config, option: SizeOption, axes: list
             return int(complete[key])
     distinct = [axis for axis in axes if axis not in family.same]
     return sum(sizes[axis] for axis in distinct or axes)
-
-
-def _whole(
-    family: Family, sizes: Mapping[str, int], copies: Mapping[str, int]
-) -> dict[str, Expansion]:
-    """Whole copies of every axis."""
-    from growkit.algebra.expansion import in_blocks, side_by_side
-
-    return {
-        axis: (side_by_side if axis in family.grouped else in_blocks)(sizes[axis], count)
-        for axis, count in copies.items()
-    }

@@ -21,6 +21,7 @@ from growkit.families.description import Tensor as Described
 from growkit.families.family import Family
 from growkit.growth.factors import Factors
 from growkit.planning.plan import Plan, Rule, unused_tensors
+from growkit.planning.rounding import Rounded
 from growkit.planning.transforms import Kept, Mapped
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def expand(
     sizes: Mapping[str, int],
     expansions: Callable[[], Mapping[str, Expansion]],
     shares: Shares,
+    *,
+    rounding: bool = False,
 ) -> Plan:
     """Plan a growth.
 
@@ -43,6 +46,8 @@ def expand(
         expansions: gives the expansion of each of these axes, once their sizes are known to be
             possible.
         shares: how weights are split over copies.
+        rounding: whether tensors may be rounded once, where nothing exact is to be had; the plan
+            then has them ``in_effect``.
 
     Raises:
         InputError: the checkpoint is not what its config says, or the model class cannot have
@@ -58,18 +63,20 @@ def expand(
     made = expansions()
     assert {axis: len(each.source) for axis, each in made.items()} == dict(sizes)
     _check_groups(family, old, made)
-    factors = Factors(family, old, new, made)
+    factors = Factors(family, old, new, made, rounding=rounding)
     config = factors.config(source.config, config)
     growing = _Growing(old, new, made, shares)
+    rules = tuple(
+        growing.rule(name, tensor, source.tensors[name], *factors.of(tensor))
+        for name, tensor, _ in family.members(source.config)
+    )
     plan = Plan(
         config=config,
-        rules=tuple(
-            growing.rule(name, tensor, source.tensors[name], factors.of(tensor))
-            for name, tensor, _ in family.members(source.config)
-        ),
+        rules=rules,
         copies={axis: int(each.counts.max(initial=0)) for axis, each in made.items()},
         dropped=dropped,
         duplicates=duplicates,
+        in_effect={r.target: r.why for r in rules if isinstance(r.transform, Rounded)},
     )
     plan.check(source, family.patterns(config), family.sizes(config))
     return plan
@@ -115,38 +122,49 @@ class _Growing:
     ) -> None:
         self._old, self._new = old, new
         self._expansions, self._shares = expansions, shares
-        self._made: dict[tuple[Dimension, Order | None], IndexMap] = {}
+        self._made: dict[tuple[Dimension, Order | None, bool], IndexMap] = {}
 
-    def rule(self, name: str, tensor: Described, info: TensorInfo, factor: float) -> Rule:
-        """How a tensor grows, and what it is multiplied by."""
+    def rule(
+        self, name: str, tensor: Described, info: TensorInfo, factor: float, rounds: bool
+    ) -> Rule:
+        """How a tensor grows, what it is multiplied by, and whether that rounds."""
         pattern = Pattern.parse(tensor.pattern)
         grown = TensorInfo(pattern.shape(self._new), info.dtype)
-        if all(each.axes.isdisjoint(self._expansions) for each in pattern.dimensions):
+        kept = all(each.axes.isdisjoint(self._expansions) for each in pattern.dimensions)
+        if kept and not rounds:
             return Rule(name, grown, Kept(name, factor) if factor != 1 else Kept(name))
-        maps = partial(self._maps, pattern, tensor.order)
+        maps = partial(self._maps, tensor)
         why = self._why(pattern)
+        times = f", times {factor:.6g}" if factor != 1 else ""
+        if rounds:
+            why += f"{times}, rounded once"
+            rounded = Rounded(name, maps, why, name, self._shares, factor, offset=tensor.offset)
+            return Rule(name, grown, rounded)
         if tensor.offset:
-            wholes = partial(self._in_wholes, pattern, int(factor))
+            wholes = partial(self._in_wholes, tensor, int(factor))
             made = Mapped(name, wholes, why, name, self._shares, offset=tensor.offset)
             return Rule(name, grown, made)
-        why += f", times {factor:g}" if factor != 1 else ""
-        return Rule(name, grown, Mapped(name, maps, why, name, self._shares, factor))
+        return Rule(name, grown, Mapped(name, maps, why + times, name, self._shares, factor))
 
-    def _in_wholes(self, pattern: Pattern, count: int) -> tuple[IndexMap, ...]:
+    def _in_wholes(self, tensor: Described, count: int) -> tuple[IndexMap, ...]:
         """Of a tensor to which something is added, parts would be another number's parts."""
-        return tuple(each.in_wholes(count) for each in self._maps(pattern, None))
+        return tuple(each.in_wholes(count) for each in self._maps(tensor))
 
-    def _maps(self, pattern: Pattern, order: Order | None) -> tuple[IndexMap, ...]:
-        first, *others = pattern.dimensions
-        return (self._map(first, order), *(self._map(each, None) for each in others))
+    def _maps(self, tensor: Described) -> tuple[IndexMap, ...]:
+        first, *others = Pattern.parse(tensor.pattern).dimensions
+        weighs = tensor.norm is not None
+        mapped = self._map(first, tensor.order, weighs)
+        return (mapped, *(self._map(each, None, weighs) for each in others))
 
-    def _map(self, dimension: Dimension, order: Order | None) -> IndexMap:
+    def _map(self, dimension: Dimension, order: Order | None, weighs: bool) -> IndexMap:
         from growkit.algebra.expansion import index_map
 
-        if (dimension, order) not in self._made:
+        if (dimension, order, weighs) not in self._made:
             orders = (order(self._old), order(self._new)) if order else None
-            self._made[dimension, order] = index_map(dimension, self._old, self._expansions, orders)
-        return self._made[dimension, order]
+            self._made[dimension, order, weighs] = index_map(
+                dimension, self._old, self._expansions, orders, weighs=weighs
+            )
+        return self._made[dimension, order, weighs]
 
     def _why(self, pattern: Pattern) -> str:
         """What happens to a tensor, in words."""

@@ -4,7 +4,8 @@ A norm takes the mean over a space. Copies of everything leave it as it is; zero
 make it smaller, and what comes out larger: the weight takes that back, and what is added to the
 mean (eps, a key of the config) becomes smaller in proportion. Powers of two are exact, so zeros
 that make a space four times as large round nothing. Uneven copies change a mean in a way that
-depends on what goes in, which no weight takes back.
+depends on what goes in, which no weight takes back. Other numbers of zeros round the weights of
+norms once, which only the promise *bounded* allows.
 
 A class may also multiply tensors by a number that it computes from sizes.
 """
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from growkit.algebra.expansion import Expansion
 
 
+BOUNDED = "--promise bounded"
+"""How people allow that tensors are rounded once."""
+
+
 class Factors:
     """The factors of a growth.
 
@@ -33,6 +38,7 @@ class Factors:
         old: size of every axis in the source.
         new: likewise in the target.
         expansions: of every axis that grows.
+        rounding: whether tensors may be rounded once.
     """
 
     def __init__(
@@ -41,31 +47,39 @@ class Factors:
         old: Mapping[str, int],
         new: Mapping[str, int],
         expansions: Mapping[str, Expansion],
+        *,
+        rounding: bool = False,
     ) -> None:
         self._family = family
         self._old, self._new, self._expansions = old, new, expansions
+        self._rounding = rounding
 
-    def of(self, tensor: Tensor) -> float:
-        """What a tensor is multiplied by.
+    def of(self, tensor: Tensor) -> tuple[float, bool]:
+        """What a tensor is multiplied by, and whether that rounds.
 
         Raises:
-            InputError: that would round, or there is no such number.
+            InputError: it would round, but must not; or there is no such number.
         """
         factor = math.sqrt(self._mean(tensor.norm)) if tensor.norm else 1.0
         if tensor.scale:
             factor *= tensor.scale(self._old) / tensor.scale(self._new)
-        if math.frexp(factor)[0] != 0.5:
+        by_two = math.frexp(factor)[0] == 0.5
+        fits = not tensor.offset or 1 <= factor <= self._copies_read(tensor)
+        if self._rounding or (by_two and fits):
+            return factor, not (by_two and fits)
+        grows = self._grows(tensor)
+        what = f"{tensor.name} of a {self._family.name} model"
+        if not by_two:
+            whole = "" if tensor.scale else f", by whole copies{self._multiples(tensor)}"
             raise InputError(
-                f"{tensor.name} of a {self._family.name} model would be multiplied by "
-                f"{factor:.6g}, which rounds; {self._grows(tensor)} can grow by powers of four"
+                f"{what} would be multiplied by {factor:.6g}, which rounds; {grows} can grow by "
+                f"powers of four{whole}, or as asked with {BOUNDED}"
             )
-        if tensor.offset and not 1 <= factor <= self._copies_read(tensor):
-            raise InputError(
-                f"{tensor.name} of a {self._family.name} model, to which its class adds "
-                f"{tensor.offset:g}, would be multiplied by {factor:g}, which rounds; "
-                f"{self._grows(tensor)} can grow by whole copies"
-            )
-        return factor
+        raise InputError(
+            f"{what}, to which its class adds {tensor.offset:g}, would be multiplied by "
+            f"{factor:g}, which rounds; {grows} can grow by whole copies, or as asked with "
+            f"{BOUNDED}"
+        )
 
     def _copies_read(self, tensor: Tensor) -> float:
         """How many copies of everything are read, of which some could be read as a whole."""
@@ -94,6 +108,8 @@ class Factors:
         if not changed:
             return config
         for key, means in changed.items():
+            if self._rounding and len(means) == 2:  # where nothing grows, eps is next to nothing
+                means.pop(1.0, None)
             if len(means) > 1:
                 raise self._refusal(
                     " and ".join(means.values()), f"{key} serves norms over both, that change apart"
@@ -120,6 +136,13 @@ class Factors:
         if norm.centred:
             raise self._refusal(norm.over, "and take away the mean, which zeros do not keep")
         return float(expansion.counts.sum()) / len(expansion.source)
+
+    def _multiples(self, tensor: Tensor) -> str:
+        """The whole multiples that are nearest to what was asked for."""
+        axis = tensor.norm.over if tensor.norm else ""
+        old, new = self._old.get(axis, 1), self._new.get(axis, 1)
+        least = new // old * old
+        return f" (to {least} or {least + old})" if new > least else ""
 
     def _grows(self, tensor: Tensor) -> str:
         grown = sorted(axis for axis in self._expansions if axis in tensor.pattern)

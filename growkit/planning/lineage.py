@@ -76,13 +76,20 @@ class Lineage:
         plans: of all steps, in order.
         promise: the weakest of what the steps promise of the function.
         lost: what is lost, in one line; empty if nothing is.
+        by_rounding: whether nothing is lost but by rounding.
     """
 
     def __init__(
-        self, source: Weights, plans: Sequence[Plan], promise: str = "exact", lost: str = ""
+        self,
+        source: Weights,
+        plans: Sequence[Plan],
+        promise: str = "exact",
+        lost: str = "",
+        *,
+        by_rounding: bool = False,
     ) -> None:
         self.source, self.plans = source, tuple(plans)
-        self.promise, self.lost = promise, lost
+        self.promise, self.lost, self.by_rounding = promise, lost, by_rounding
 
     @cached_property
     def stages(self) -> tuple[Weights, ...]:

@@ -83,6 +83,25 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Switch(Option):
+    """An option without a value: it is on where it is given."""
+
+    kinds: tuple[type, ...] = (bool,)
+
+    def read(self, value: Value | None) -> str | None:
+        """See ``Option``."""
+        if value is None:
+            return None
+        self.check_kind(value, self.name)
+        return "on" if value else None
+
+    def check_kind(self, value: object, where: str) -> None:
+        """See ``Option``."""
+        if not isinstance(value, bool):
+            raise InputError(f"{where} is {value!r}; true or false was expected")
+
+
+@dataclass(frozen=True)
 class SizeOption(Option):
     """A size that a growth can change: a factor like ``x2``, or a size like ``2048``.
 
@@ -125,6 +144,8 @@ class Change:
         settled: options that were found out or left to their defaults, as they would be given to
             get the same again; None for those that have served.
         kl_by_rank: what ranks cost that were tried on the way, nats per token.
+        by_rounding: whether nothing but rounding is lost, so that the target is held to what
+            rounding does to the source itself.
     """
 
     plans: list[Plan]
@@ -132,6 +153,7 @@ class Change:
     lost: str = ""
     settled: Mapping[str, Value | None] = field(default_factory=dict)
     kl_by_rank: Mapping[int, float] = field(default_factory=dict)
+    by_rounding: bool = False
 
 
 class Operation(Protocol):

@@ -87,6 +87,7 @@ class Plan:
         in_effect: source tensors that live on in what others are computed to, and how; only the
             logits can show that they are kept.
         checks: what must hold of targets that are not repeatable.
+        lost: what it takes from the function, in one line; empty if nothing.
     """
 
     config: Config
@@ -96,6 +97,7 @@ class Plan:
     duplicates: Mapping[str, str] = field(default_factory=dict)
     in_effect: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
+    lost: str = ""
 
     @cached_property
     def by_target(self) -> Mapping[str, Rule]:

@@ -153,6 +153,16 @@ class Strict:
         found = self.compared.distances.values()
         return all(each.relative < self.tolerance for each in found)  # false for a NaN
 
+    def within(self, limit: float | None) -> bool:
+        """Whether nothing differs by more than may be, however the models are asked.
+
+        Args:
+            limit: relative to the scale of the logits; None for any number.
+        """
+        found = [each.relative for each in self.compared.distances.values()]
+        most = math.inf if limit is None else limit
+        return all(math.isfinite(each) and each <= most for each in found)
+
     @property
     def caught(self) -> bool:
         """The deliberate fault was noticed."""
@@ -208,15 +218,19 @@ class Native:
         found = self.compared.prefill
         return finite((found.loss_target if target else found.loss_source) / found.predictions)
 
-    def measured(self, exact: bool) -> Measured:
-        """The figures, as they are reported; without a tolerance if nothing exact is promised."""
-        tolerance = self.tolerance if exact else None
-        why = (
+    @property
+    def why(self) -> str:
+        """Where the tolerance comes from."""
+        return (
             f"{self.margin} times what rounding to {self.dtype} does to the source itself, "
             f"{self.own.relative:.1e}"
         )
+
+    def measured(self, exact: bool) -> Measured:
+        """The figures, as they are reported; without a tolerance if nothing exact is promised."""
+        tolerance = self.tolerance if exact else None
         return self.compared.prefill.measured(
-            self.dtype, self.device, tolerance, why if tolerance is not None else None
+            self.dtype, self.device, tolerance, self.why if tolerance is not None else None
         )
 
 
@@ -228,8 +242,18 @@ def within_limit(distance: Distance, max_kl: float | None) -> tuple[bool, str]:
     return False, f"{kl:.6g} nats per token of KL are more than the {max_kl:.6g} allowed"
 
 
-def other_reason(weights: Recovered, strict: Strict, lineage: Lineage) -> str:
-    """The verdict on what was asked to be another function."""
+def other_reason(
+    weights: Recovered, strict: Strict, lineage: Lineage, limit: float | None, dtype: str
+) -> str:
+    """The verdict on what was asked to be another function.
+
+    Args:
+        weights: what the algebra half found.
+        strict: what the comparison found.
+        lineage: how the target was made.
+        limit: what the logits may differ by, relative to their scale; None for any number.
+        dtype: whose rounding explains as much.
+    """
     if weights.lost:
         return f"not as asked: tensor {weights.lost} is not what the recipe makes"
     if weights.changed:
@@ -239,6 +263,11 @@ def other_reason(weights: Recovered, strict: Strict, lineage: Lineage) -> str:
     distance = strict.distance
     if not math.isfinite(distance.relative):
         return "not usable: the new model computes NaN or infinite logits"
+    if not strict.within(limit):
+        return (
+            f"not as asked: the logits differ by {_strict_error(strict)}; what rounding to {dtype} "
+            f"does to the source itself explains {limit:.1e}"
+        )
     unchecked = f"; {weights.unchecked} tensors could not be checked" if weights.unchecked else ""
     return (
         f"{lineage.promise}, as asked for ({lineage.lost}): "

@@ -63,8 +63,8 @@ def _check_sizes(steps: tuple[Step, ...], after: Checkpoint) -> None:
     most = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
     for step in steps:
         for option in step.operation.options:
-            digits = str(step.options.get(option.name, "")).removeprefix("x")
             if not isinstance(option, SizeOption):
                 continue
-            if len(digits) > len(str(most)) or (digits.isdigit() and int(digits) > most):
-                raise InputError(f"no tensor of the target is of size {digits[:20]}")
+            for digits in str(step.options.get(option.name, "")).removeprefix("x").split("/"):
+                if len(digits) > len(str(most)) or (digits.isdigit() and int(digits) > most):
+                    raise InputError(f"no tensor of the target is of size {digits[:20]}")

@@ -13,7 +13,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from growkit.planning.plan import Plan
+from growkit.algebra.expansion import IndexMap
+from growkit.algebra.law import zeros_in
+from growkit.planning.plan import Plan, Rule
+from growkit.planning.transforms import Mapped
 from growkit.results.proof import CopyDistance, Trainability
 
 EQUAL = 1e-9
@@ -57,6 +60,7 @@ class Gradients:
         self._as_stored = as_stored
         self._largest: dict[str, float] = {}
         self._copied: list[_Copied] = []
+        self._zeros: dict[IndexMap, tuple[str, Tensor]] = {}
 
     def look(self, name: str, gradient: Tensor) -> None:
         """Take the gradient of a parameter into account."""
@@ -68,6 +72,7 @@ class Gradients:
             if grown and rule:
                 copied = rule.transform.copies(grown[1])
                 self._copied += [_Copied.of(grown[0], copies) for copies in copied]
+                self._look_at_zeros(rule, grown[1])
 
     @property
     def symmetry(self) -> list[CopyDistance]:
@@ -79,6 +84,8 @@ class Gradients:
         counts = [each.count(self._rounding) for each in self._copied]
         stuck = [each.name for each, count in zip(self._copied, counts, strict=True) if count[0]]
         silent = sorted(name for name in names if self._silent(name))
+        zeros = self._zeros.values()
+        silent += [f"zeros in {name}" for name, largest in zeros if not bool(largest.all())]
         return Trainability(
             trainable=not stuck and not silent,
             copied=sum(len(each.scale) for each in self._copied),
@@ -87,6 +94,13 @@ class Gradients:
             first_identical=stuck[0] if stuck else None,
             silent_parameters=silent[:MOST_NAMES],
         )
+
+    def _look_at_zeros(self, rule: Rule, gradient: Tensor) -> None:
+        """Zeros that no tensor of their space has a gradient for would stay zero for ever."""
+        if isinstance(rule.transform, Mapped):
+            for space, zeros in zeros_in(gradient, rule.transform.maps):
+                name, so_far = self._zeros.get(space, (rule.target, zeros.new_zeros(len(zeros))))
+                self._zeros[space] = name, so_far.maximum(zeros.abs().amax(1))
 
     @property
     def _rounding(self) -> float:

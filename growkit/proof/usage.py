@@ -43,11 +43,12 @@ def used(
     Yields:
         What was tried, and how it went.
     """
+    tokens = before.config["vocab_size"]
     sizes = [8 * total_parameters(each.tensors) for each in (before, after)]
     prompt = prompt[:SHORT]
     ways: tuple[tuple[str, Callable[[Checkpoint], Any], Callable[..., ModeResult]], ...] = (
         ("save and reload", partial(_reloaded, prompt=prompt, device=device), _same_weights),
-        ("generate", partial(_generated, prompt=prompt, device=device), _same_text),
+        ("generate", partial(_generated, prompt, device, tokens), _same_text),
     )
     for name, run, judge in ways:
         if sum(sizes) > MOST_BYTES:
@@ -102,8 +103,15 @@ def _same_weights(found: tuple[bool, float], *_: Any, exact: bool) -> ModeResult
     return result("save and reload", note, relative=finite(error), kept=same)
 
 
-def _generated(model: Checkpoint, prompt: Tensor, device: torch.device) -> list[int]:
-    """What a model says, greedily, whatever its folder says of sampling and of ends."""
+def _generated(prompt: Tensor, device: torch.device, tokens: int, model: Checkpoint) -> list[int]:
+    """What a model says, greedily, whatever its folder says of sampling and of ends.
+
+    Args:
+        prompt: token ids, [tokens].
+        device: where to run.
+        tokens: number of tokens, the first of the vocabulary, that it may choose among.
+        model: the checkpoint.
+    """
     from transformers import GenerationConfig
 
     loaded: Any = load(model.folder, torch.float64, device, "eager")
@@ -113,7 +121,10 @@ def _generated(model: Checkpoint, prompt: Tensor, device: torch.device) -> list[
         count = max(1, min(NEW_TOKENS, longest - len(prompt)))
     else:
         count = NEW_TOKENS
-    greedily = GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0)
+    others = list(range(tokens, model.config["vocab_size"])) or None
+    greedily = GenerationConfig(
+        max_new_tokens=count, do_sample=False, pad_token_id=0, suppress_tokens=others
+    )
     with _using(model, "generate"):
         ids = prompt[None].to(device)
         everything = torch.ones_like(ids)

@@ -21,7 +21,7 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.engine.calls import Call
-from growkit.engine.heads import distance_of
+from growkit.engine.heads import TOKENS_FIRST, distance_of
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
@@ -170,13 +170,17 @@ def _proved(
     asked, strict = proof.asked(modes(prompts.windows, after.config))
     native = proof.native(asked, strict)
     in_use = list(used(before, after, prompts.windows[0], place, exact))
+    by_rounding = not exact and origin.lineage is not None and origin.lineage.by_rounding
     if exact:
         kept = strict.kept and native.kept and all(way["kept"] is not False for way in in_use)
         reason = exact_reason(weights, strict, native, in_use)
     else:
-        kept = math.isfinite(strict.distance.relative)
         assert origin.lineage is not None
-        reason = other_reason(weights, strict, origin.lineage)
+        limit = native.tolerance if by_rounding else None
+        kept = strict.within(limit)
+        reason = other_reason(weights, strict, origin.lineage, limit, native.dtype)
+    if origin.unknown and proof.more_tokens and not strict.within(native.tolerance):
+        raise _other_vocabulary(before, after, f"they are {reason}")
     learns = strict.trainability
     able = not (settings.trainability and learns and not learns["trainable"])
     if learns and kept and weights.kept and strict.caught and not able:
@@ -200,7 +204,7 @@ def _proved(
         notes=[*weights.notes, *strict.notes],
         unknown_files=list(beside.unknown),
         strict_float64=distance.measured(
-            "float64", _name(place), *((strict.tolerance, strict.why) if exact else (None, None))
+            "float64", _name(place), *_limit(strict, native, exact=exact, by_rounding=by_rounding)
         ),
         native=native.measured(exact),
         rounding=native.own.measured(native.dtype, native.device, None, None),
@@ -243,6 +247,17 @@ def _proved(
     )
 
 
+def _limit(
+    strict: Strict, native: Native, *, exact: bool, by_rounding: bool
+) -> tuple[float | None, str | None]:
+    """What logits may differ by in strict float64, and why."""
+    if exact:
+        return strict.tolerance, strict.why
+    if by_rounding and native.tolerance is not None:
+        return native.tolerance, native.why
+    return None, None
+
+
 def rehearse(settings: Settings, source: Checkpoint, config: Config) -> None:
     """Raise what ``verify`` would raise, as far as that is known before the target is written.
 
@@ -277,12 +292,16 @@ def _check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
             raise InputError(
                 f"vocab_size is {size!r} in {checkpoint.folder}; a whole number was expected"
             )
+    if after.config["vocab_size"] < before.config["vocab_size"]:
+        raise _other_vocabulary(before, after, "only a target may have more tokens")
+
+
+def _other_vocabulary(before: Checkpoint, after: Checkpoint, why: str) -> InputError:
     sizes = [checkpoint.config["vocab_size"] for checkpoint in (before, after)]
-    if sizes[0] != sizes[1]:
-        raise InputError(
-            f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; "
-            "only models of the same vocabulary can be compared"
-        )
+    return InputError(
+        f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; only "
+        f"models of the same vocabulary can be compared: {why}"
+    )
 
 
 def _device(name: str) -> torch.device:
@@ -315,13 +334,15 @@ class _Proof:
         layers = [max(_layers(each.config), 1) for each in (before, after)]
         total = total_bytes(before.tensors) + total_bytes(after.tensors)
         self._advance = lambda: advance(total // (max(layers) + 1))
+        self.more_tokens = after.config["vocab_size"] > before.config["vocab_size"]
         with strict_float64():
             self._source, self._target = self._both(torch.float64, None)
 
     def _both(self, dtype: torch.dtype, attention: str | None) -> tuple[Layerwise, Layerwise]:
+        tokens = self.before.config["vocab_size"] if self.more_tokens else None
         return (
             Layerwise(self.before, dtype, self.device, attention),
-            Layerwise(self.after, dtype, self.device, attention),
+            Layerwise(self.after, dtype, self.device, attention, tokens),
         )
 
     def weights(self, beside: Beside, notes: Sequence[str]) -> Recovered:
@@ -384,6 +405,9 @@ class _Proof:
                     f"the model in {self.before.folder} answers everything with logits of zero; "
                     "nothing can be proved of it, correct its weights"
                 )
+            share = None
+            if self.more_tokens and compared.ends:
+                share = self._target.others(compared.ends[1][:TOKENS_FIRST])
             if probe.wanted:
                 self._target.gradients(probe.call.ids, probe.given, gradients.look)
         named = self._target.model.named_parameters()
@@ -398,8 +422,18 @@ class _Proof:
             trainable,
             gradients.symmetry,
             promised,
-            _unseen(stored.lost),
+            [*self._shared(share), *_unseen(stored.lost)],
         )
+
+    def _shared(self, share: float | None) -> list[str]:
+        """What new tokens take from the old ones, whose logits alone were compared."""
+        if share is None:
+            return []
+        old, new = (each.config["vocab_size"] for each in (self.before, self.after))
+        return [
+            f"of the {new} tokens, the logits of the source's {old} were compared; the others take "
+            f"{share:.2g} of the softmax"
+        ]
 
     @cached_property
     def _hidden(self) -> Copied | None:

@@ -47,7 +47,8 @@ class Trainability(TypedDict):
             would stay the same for ever.
         without_gradient: how many of them get none, on the text that was tried.
         first_identical: the first tensor with such a row; null if there is none.
-        silent_parameters: names of parameters whose gradient is zero, the first few.
+        silent_parameters: names of parameters whose gradient is zero, the first few; and of those
+            in which there are zeros that nothing can learn.
     """
 
     trainable: bool
@@ -190,7 +191,7 @@ class VerifyResult(TypedDict):
             tolerance.
         max_kl: nats per token of KL in strict float64 above which the target is not kept; null
             for no limit.
-        lost: what was given up, in one line; null where the same function is promised.
+        lost: what was given up, in one line; null if nothing was.
         loss_source: mean negative log-likelihood of the source in nats per token, strict float64.
         loss_target: the same of the target.
         loss_source_native: the same of the source as it runs, in the storage dtype on the device.

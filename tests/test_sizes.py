@@ -1,0 +1,282 @@
+"""Sizes that are no multiples, heads of their own, and more tokens, as people ask for them.
+
+``python -m tests.sizes`` takes models of every family.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, OlmoConfig, Qwen3Config
+from typer.testing import CliRunner
+
+import growkit
+from growkit.algebra.axes import Pattern
+from growkit.algebra.expansion import filled_up, index_map, padded
+from growkit.algebra.law import grow_moments
+from growkit.cli import app
+from growkit.errors import InputError
+from growkit.growth import copying
+from growkit.recipe.files import load_recipe
+from growkit.results.proof import VerifyResult
+from tests.conftest import relative_error, save_random, seeded
+from tests.sizes import KINDS, asked, error, grown, model
+
+Make = Callable[..., Path]
+QUICK = growkit.Settings(prompts=1, length=12)
+SMALL: dict[str, Any] = {
+    "vocab_size": 29,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+HEADS = {"hidden_size": 48, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6}
+NORM = "model.layers.0.input_layernorm.weight"
+
+
+def proof_of(result: growkit.GrowResult) -> VerifyResult:
+    found = result["verification"]
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("kind", seeded(3).sample(sorted(KINDS), 2))
+def test_a_growth_of_any_family(kind: str, tmp_path: Path) -> None:
+    seed = sorted(KINDS).index(kind)
+    source, case = model(tmp_path / "source", kind, seed)
+    wanted = seeded(seed).choice(asked(kind, case.config, seeded(seed)))
+    grown(source, tmp_path / "out", wanted, case.dtype)
+
+
+@pytest.mark.parametrize(("tied", "kv_heads"), [(True, None), (False, "x1")])
+def test_heads_and_widths_that_are_no_multiples(
+    tied: bool, kv_heads: str | None, make: Make, tmp_path: Path
+) -> None:
+    """The MLP from 172 to 400, heads from 8 to 12, their key-value heads with them or not."""
+    source = make("llama", **HEADS, intermediate_size=172, tie_word_embeddings=tied)
+    out = tmp_path / "out"
+    result = growkit.grow(source, out, ffn=400, heads=12, kv_heads=kv_heads, verify=QUICK)
+    assert (result["promise"], result["kept"], result["lost"]) == ("exact", True, None)
+    assert proof_of(result)["trainability"]["trainable"]  # type: ignore[index]
+    assert relative_error(source, out) < 1e-12
+    config = json.loads((out / "config.json").read_text())
+    assert config["num_key_value_heads"] == (4 if kv_heads else 6)
+    tensors = load_file(out / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][-1] *= 1.5  # one of three copies
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    assert not growkit.verify(source, out, prompts=1, length=12)["kept"]
+
+
+def test_what_follows_stays_where_it_would_be_no_whole_number(make: Make, tmp_path: Path) -> None:
+    source = make("llama", **{**HEADS, "num_key_value_heads": 1})
+    growkit.grow(source, tmp_path / "out", heads=12, verify=False)
+    assert relative_error(source, tmp_path / "out") < 1e-12
+    sizes = growkit.inspect(tmp_path / "out")["sizes"]
+    assert (sizes["heads"], sizes["kv_heads"]) == (12, 1)
+
+
+def test_sizes_that_cannot_be_had_are_refused(make: Make, tmp_path: Path) -> None:
+    source = make("llama", **HEADS)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"ffn": 23}, "less than the present 24, and nothing is taken away; choose 24 or more"),
+        ({"ffn": "x23/24"}, "less than the present 24"),
+        ({"ffn": "x10/7"}, "would make ffn 34.2857; choose"),
+        ({"ffn": "400/3"}, "not understood"),
+        ({"heads": 10, "kv_heads": "x1"}, "no multiple of num_key_value_heads 4"),
+        ({"hidden": 72}, "rounds; hidden can grow .* whole copies.* --promise bounded"),
+        ({"vocab": 20}, "less than the present 29"),
+        ({"vocab": 10**9}, "choose a smaller size"),
+        ({"untie": True}, "has a head of its own already"),
+        ({"untie": 1}, "true or false was expected"),
+    ]
+    for sizes, why in refused:
+        with pytest.raises(InputError, match=why):
+            growkit.grow(source, tmp_path / "out", verify=False, **sizes)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("tied", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_zeros_that_round_are_bounded(
+    tied: bool, dtype: torch.dtype, make: Make, tmp_path: Path
+) -> None:
+    """Hidden from 48 to 72, where nothing exact is to be had: norms are rounded, nothing else."""
+    source, out = make("llama", **HEADS, tie_word_embeddings=tied, dtype=dtype), tmp_path / "out"
+    plan = growkit.grow(source, out, hidden=72, promise="bounded", dry_run=True)
+    assert plan["promise"] == "bounded"
+    assert str(plan["lost"]).startswith("one rounding of every element of 5 tensors")
+    result = growkit.grow(source, out, hidden=72, promise="bounded", verify=QUICK)
+    found = proof_of(result)
+    assert (result["promise"], result["kept"]) == ("bounded", True)
+    assert found["weights_recovered"]
+    assert found["trainability"]["trainable"]  # type: ignore[index]
+    limit = found["strict_float64"]["tolerance"]
+    assert limit is not None
+    assert 0 < relative_error(source, out) < limit
+    manifest = json.loads((out / "growkit.json").read_text())
+    assert manifest["recipe"]["steps"][0]["promise"] == manifest["promise"] == "bounded"
+    # The control: what is far from its rounding is not as asked, nor what is not made again.
+    tensors = load_file(out / "model.safetensors")
+    tensors[NORM] *= 1.5
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    assert NORM in growkit.verify(source, out, prompts=1, length=12)["reason"]
+
+
+def test_a_bound_that_is_not_kept_is_rejected(make: Make, tmp_path: Path) -> None:
+    """Where eps is most of the mean, a norm inside of heads notices that it has changed."""
+    config = Qwen3Config(**{**SMALL, "rms_norm_eps": 1.0, "head_dim": 6})
+    source = save_random(tmp_path / "source", config)
+    result = growkit.grow(source, tmp_path / "out", hidden=24, promise="bounded", verify=QUICK)
+    assert result["kept"] is False
+    assert "rounding to float32 does to the source itself" in proof_of(result)["reason"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_zeros_learn(make: Make, tmp_path: Path) -> None:
+    """After real steps, no new coordinate is what it was, wherever it stands."""
+    source, out = make("llama", **HEADS, tie_word_embeddings=True), tmp_path / "out"
+    growkit.grow(source, out, hidden=72, promise="bounded", verify=False)
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    before = {name: each.detach().clone() for name, each in loaded.named_parameters()}
+    optimizer = torch.optim.SGD(loaded.parameters(), lr=0.3)
+    for seed in range(3):
+        ids = torch.randint(29, (2, 32), generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        loaded(ids, labels=ids).loss.backward()
+        optimizer.step()
+    for name, parameter in loaded.named_parameters():
+        moved = (parameter - before[name]).abs()
+        new = moved[..., 48:] if parameter.shape[-1] == 72 else moved[48:]
+        assert bool((new.reshape(len(new), -1).amax(-1) > 0).all()) or new.numel() == 0, name
+
+
+def test_zeros_that_nothing_learns_are_found(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: zeros that are read by zeros, as in an MLP that is filled up with neurons."""
+    source = make("llama", **HEADS, num_hidden_layers=1)
+    monkeypatch.setattr(copying, "placed_copies", lambda *_: {"ffn": padded(24, 30)})
+    settings = growkit.Settings(prompts=1, length=12, trainability=True)
+    result = growkit.grow(source, tmp_path / "out", ffn=30, verify=settings)
+    assert result["kept"] is False
+    assert "no gradient at all for zeros in model.layers.0.mlp" in proof_of(result)["reason"]
+
+
+def test_what_reads_zeros_has_gathered_nothing() -> None:
+    """The moments of weights that were copied for zeros: their gradients are zero so far."""
+    form = Pattern.parse("ffn <- hidden").dimensions
+    grown = {"hidden": filled_up(4, 6)}
+    maps = [index_map(each, {"hidden": 4, "ffn": 3}, grown) for each in form]
+    assert maps[1].source.tolist() == [0, 1, 2, 3, 0, 1]
+    moments = torch.arange(1.0, 13).view(3, 4)
+
+    def read(rows: slice, columns: slice | None = None) -> torch.Tensor:
+        return moments[rows][:, columns or slice(None)]
+
+    found = grow_moments(read, maps, 1, [slice(0, 3), slice(0, 6)])
+    assert found[:, :4].equal(moments)
+    assert not found[:, 4:].any()
+
+
+def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
+    source, out = (
+        save_random(tmp_path / "source", GemmaConfig(**SMALL, head_dim=6)),
+        tmp_path / "out",
+    )
+    result = growkit.grow(source, out, hidden="x2", promise="bounded", verify=QUICK)
+    assert (result["promise"], result["kept"]) == ("bounded", True), result["verification"]
+    assert proof_of(result)["trainability"]["trainable"]  # type: ignore[index]
+    assert 0 < relative_error(source, out) < 1e-5
+
+
+def test_uneven_copies_do_not_keep_a_mean_over_neurons(make: Make, tmp_path: Path) -> None:
+    source = make("diff_transformer", hidden_act="poly_norm")
+    with pytest.raises(InputError, match=r"ffn cannot grow like this: norms .* whole copies"):
+        growkit.grow(source, tmp_path / "out", ffn=37, promise="bounded", verify=False)
+
+
+def test_zeros_do_not_keep_a_mean_that_is_taken_away(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 29, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    source = save_random(tmp_path / "source", config)
+    with pytest.raises(InputError, match="which zeros do not keep; choose whole copies"):
+        growkit.grow(source, tmp_path / "out", hidden=24, promise="bounded", verify=False)
+
+
+def test_a_head_of_its_own_lets_a_model_grow(tmp_path: Path) -> None:
+    source = save_random(tmp_path / "source", OlmoConfig(**SMALL, tie_word_embeddings=True))
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="--untie"):
+        growkit.grow(source, out, hidden="x2", verify=False)
+    result = growkit.grow(source, out, hidden="x2", untie=True, verify=QUICK)
+    assert (result["promise"], result["kept"]) == ("exact", True)
+    assert relative_error(source, out) < 1e-12
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
+    assert "lm_head.weight" in load_file(out / "model.safetensors")
+    # A recipe in a manifest makes it again.
+    recipe = load_recipe(out / "growkit.json", output=str(tmp_path / "again"))
+    growkit.run(replace(recipe, verify=None))
+    one, other = (folder / "model.safetensors" for folder in (out, tmp_path / "again"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(("rows", "tied"), [("mean", True), ("zero", False)])
+def test_more_tokens(rows: str, tied: bool, make: Make, tmp_path: Path) -> None:
+    source, out = make("llama", tie_word_embeddings=tied, dtype=torch.bfloat16), tmp_path / "out"
+    result = growkit.grow(source, out, vocab=37, new_tokens=rows, hidden="x2", verify=QUICK)
+    assert (result["promise"], result["kept"]) == ("exact", True)
+    assert str(result["lost"]).startswith("8 new tokens share the softmax")
+    assert "the logits of the source's 29 were compared; the others take 0." in str(
+        proof_of(result)["reason"]
+    )
+    assert error(source, out) < 1e-12
+    tensors = load_file(out / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    old, new = embedding[:29].double(), embedding[29:]
+    expected = old.mean(0).bfloat16() if rows == "mean" else torch.zeros(32).bfloat16()
+    torch.testing.assert_close(new, expected.expand(8, -1))
+    # Without a manifest the old tokens are compared; with it, the new rows are as well.
+    tensors["model.embed_tokens.weight"][-1] += 0.25
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    lost = growkit.verify(source, out, prompts=1, length=12)
+    assert lost["first_lost_tensor"] == "model.embed_tokens.weight"
+    (out / "growkit.json").unlink()
+    assert growkit.verify(source, out, prompts=1, length=12)["kept"]
+    tensors["model.embed_tokens.weight"][:29] *= 1.5
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"vocab_size is 29 .* and 37 .* not preserved"):
+        growkit.verify(source, out, prompts=1, length=12)
+
+
+@pytest.mark.usage
+def test_more_tokens_in_use(make: Make, tmp_path: Path) -> None:
+    """Logits that are all below zero: the old tokens still say the same among themselves."""
+    source = make("llama")
+    result = growkit.grow(source, tmp_path / "out", vocab=64, new_tokens="zero", verify=QUICK)
+    ways = {mode["name"]: mode["kept"] for mode in proof_of(result)["modes"]}
+    assert ways["generate"] is ways["save and reload"] is True
+
+
+def test_on_the_command_line(make: Make, tmp_path: Path) -> None:
+    source = make("llama", **HEADS, tie_word_embeddings=True)
+    sizes = ["--hidden", "72", "--ffn", "40", "--heads", "12", "--vocab", "32", "--untie"]
+    line = ["grow", str(source), str(tmp_path / "out"), *sizes, "--promise", "bounded"]
+    dry = CliRunner().invoke(app, [*line, "--dry-run"])
+    assert dry.exit_code == 0, dry.output
+    assert "promise: bounded" in dry.output
+    assert "3 new tokens share the softmax" in dry.output
+    assert "one rounding" in dry.output
+    assert CliRunner().invoke(app, [*line, "--no-verify"]).exit_code == 0
+    assert growkit.inspect(tmp_path / "out")["sizes"]["vocab"] == 32
