@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from growkit.families.description import Tensor
+from growkit.families.experts import Experts
 from growkit.families.granite import FAMILY as GRANITE
 from growkit.families.llama import ATTENTION, skeleton
 
@@ -30,8 +31,9 @@ FAMILY = replace(
     model_types=("granitemoe",),
     architecture="GraniteMoeForCausalLM",
     axes={**GRANITE.axes, "num_local_experts": ("experts",)},
-    defaults={**GRANITE.defaults, "num_local_experts": 8},
+    defaults={**GRANITE.defaults, "num_local_experts": 8, "num_experts_per_tok": 2},
     constants={"two": 2},
+    experts=Experts(width="ffn"),
     tensors=_tensors("router.layer.weight", "input_linear.weight", "output_linear.weight"),
     other_forms=(_tensors("router.weight", "experts.gate_up_proj", "experts.down_proj"),),
 )
