@@ -17,7 +17,7 @@ from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
 from growkit.families.family import Family, stored_family
 from growkit.growth.expanding import expand
-from growkit.planning.operation import Change, Option, Row, SizeOption, Value
+from growkit.planning.operation import Change, Option, Row, SizeOption
 from growkit.planning.plan import Plan
 
 if TYPE_CHECKING:
@@ -57,17 +57,6 @@ SNR_DB = Option(
 )
 
 
-def shares_of(options: Mapping[str, str], seed: int) -> tuple[Shares, dict[str, Value | None]]:
-    """How weights are split, and the options that say so, as they would be given."""
-    snr_db = float(options.get("snr_db", DEFAULT_SNR_DB))
-    parting = options["symmetry"] == "break"
-    settled: dict[str, Value | None] = {
-        "symmetry": options["symmetry"],
-        "snr_db": snr_db if parting else None,
-    }
-    return Shares(snr_db if parting else None, seed), settled
-
-
 @dataclass(frozen=True)
 class CopyMethod:
     """A growth method that copies whole spaces: its sizes say which, and what follows what.
@@ -103,7 +92,10 @@ class CopyMethod:
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        shares, settled = shares_of(options, seed)
+        snr_db = float(options.get("snr_db", DEFAULT_SNR_DB))
+        parting = options["symmetry"] == "break"
+        settled = {"symmetry": options["symmetry"], "snr_db": snr_db if parting else None}
+        shares = Shares(snr_db if parting else None, seed)
         return Change([self._plan(source, options, shares)], settled=settled)
 
     def _plan(self, source: Weights, options: Mapping[str, str], shares: Shares) -> Plan:

@@ -18,9 +18,9 @@ matrices may be c times any parts that sum to the expert's: exact random splits 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Role
@@ -28,14 +28,16 @@ from growkit.algebra.shares import Shares
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights
 from growkit.errors import InputError
 from growkit.families.family import Family, stored_family
-from growkit.growth.copying import SNR_DB, SYMMETRY, factor, shares_of
-from growkit.growth.routing import EXPERTS, NUMBER, TOP_K, Place, check_number, places
-from growkit.planning.operation import Change, Option, Row
+from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
+from growkit.growth.routing import EXPERTS, NUMBER, TOP_K, Place, asked_for, places
+from growkit.planning.operation import Change, Option, Row, Value
 from growkit.planning.plan import Plan, Rule, unused_tensors
 from growkit.planning.sections import Section
 from growkit.planning.transforms import Kept, Mapped, Transform
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from growkit.algebra.expansion import IndexMap
 
 
@@ -66,21 +68,18 @@ class MoreExperts:
                 "--method upcycle makes experts of its MLP"
             )
         present = family.sizes(source.config)
-        copies = factor(EXPERTS, options[EXPERTS], present[EXPERTS])
-        if copies == 1:
-            raise InputError(
-                f"nothing would grow: there are {present[EXPERTS]} experts; choose "
-                f"{2 * present[EXPERTS]}"
-            )
-        check_number(present[EXPERTS] * copies, present["layers"])
-        shares, settled = shares_of(options, seed)
-        if shares.snr_db is not None and copies & (copies - 1):
+        wanted = asked_for(options[EXPERTS], present[EXPERTS], present["layers"])
+        copies = wanted // present[EXPERTS]
+        parting = options["symmetry"] == "break"
+        snr_db = float(options.get("snr_db", DEFAULT_SNR_DB)) if parting else None
+        if parting and copies & (copies - 1):
             raise InputError(
                 f"{copies} copies of an expert part exactly only if their number is a power of "
                 "two; choose one, or --symmetry keep for copies that stay the same"
             )
         config, follows = _config(source, family, copies, options.get("top_k"))
-        plan = _Copying(source, family, present, copies, shares).plan(config)
+        plan = _Copying(source, family, present, copies, Shares(snr_db, seed)).plan(config)
+        settled: dict[str, Value | None] = {"symmetry": options["symmetry"], "snr_db": snr_db}
         if follows:
             return Change([plan], settled=settled)
         lost = "copies of some experts are chosen in the place of others, since top_k was given"
@@ -132,7 +131,10 @@ class _Copying:
         dropped, duplicates = unused_tensors(self.source, self.family)
         sizes = self.family.sizes(config)
         rules = []
-        for place in places(self.family, config):
+        found = list(places(self.family, config))
+        if not any(each.expert is not None or EXPERTS in each.tensor.pattern for each in found):
+            raise InputError(f"no layer of {self.source.where()} has experts to copy")
+        for place in found:
             transform = self._made(place)
             (of,) = transform.sources
             info = TensorInfo(place.pattern.shape(sizes), self.source.tensors[of].dtype)
@@ -159,31 +161,40 @@ class _Copying:
             of = place.of_expert(number)
             if not parting:
                 return Kept(of, why=f"copy {copy + 1} of {self.copies} of an expert")
-            rows, columns = self.source.tensors[of].shape
-            maps = partial(_one_by_one, rows, columns, self.copies)
-            whole = Mapped(of, maps, why, of, self.shares, times)
-            return Section(whole, (copy * rows, 0), f"part {copy + 1} of {self.copies} of {why}")
-        first, *others = place.pattern.dimensions
-        if first.axes != {EXPERTS}:
+            shape = self.source.tensors[of].shape
+            whole = Mapped(of, self._maps(shape, parting), why, of, self.shares, times)
+            begin = (copy * shape[0], *(0 for _ in shape[1:]))
+            return Section(whole, begin, f"part {copy + 1} of {self.copies} of {why}")
+        if place.pattern.dimensions[0].axes != {EXPERTS}:
             return Kept(place.name)
-        shape = self.source.tensors[place.name].shape
-        role = Role.READ if parting else Role.WRITTEN
-        roles = (role, *(each.role for each in others))
-        maps = partial(_stacked, shape, roles, self.copies)
-        return Mapped(place.name, maps, why, place.name, self.shares, times)
+        maps = self._maps(self.source.tensors[place.name].shape, parting)
+        kind = _OfRouter if place.pattern.axes(Role.WRITTEN) == {EXPERTS} else Mapped
+        return kind(place.name, maps, why, place.name, self.shares, times)
+
+    def _maps(self, shape: tuple[int, ...], parting: bool) -> Callable[[], tuple[IndexMap, ...]]:
+        """Copies of all rows, or experts, in blocks: the same again, or parts of one."""
+        return partial(_in_blocks, shape, Role.READ if parting else Role.WRITTEN, self.copies)
 
 
-def _one_by_one(rows: int, columns: int, copies: int) -> tuple[IndexMap, ...]:
-    """The maps of the parts of one matrix, one below the other."""
-    return _stacked((rows, columns), (Role.READ, Role.WRITTEN), copies)
+class _OfRouter(Mapped):
+    """Copies that part with the experts they belong to.
+
+    One that is not chosen on a prompt may have the gradient of its copies there.
+    """
+
+    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
+        """Nothing is asked of them alone."""
+        return iter(())
 
 
-def _stacked(shape: tuple[int, ...], roles: tuple[Role, ...], copies: int) -> tuple[IndexMap, ...]:
+@lru_cache(maxsize=64)  # layers are alike
+def _in_blocks(shape: tuple[int, ...], role: Role, copies: int) -> tuple[IndexMap, ...]:
     """The maps of a tensor whose first dimension is copied, in blocks."""
     from growkit.algebra.expansion import IndexMap, in_blocks
 
     numbers = (copies, *(1 for _ in shape[1:]))
     made = (in_blocks(size, number) for size, number in zip(shape, numbers, strict=True))
+    roles = (role, *(Role.WRITTEN for _ in shape[1:]))
     return tuple(
         IndexMap(role, each.size, each.source, each.share)
         for role, each in zip(roles, made, strict=True)

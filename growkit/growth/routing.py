@@ -38,17 +38,40 @@ TOP_K = Option(
 )
 
 
-def check_number(experts: int, layers: int) -> None:
-    """Refuse more experts than any model has, before anything is made for each.
+def asked_for(size: str, present: int, layers: int) -> int:
+    """The number of experts that is meant, before anything is made for each.
+
+    Args:
+        size: a factor or a number.
+        present: the number of experts that there are; 1 for an MLP.
+        layers: number of layers.
 
     Raises:
-        InputError: there would be too many.
+        InputError: the number is not understood, no multiple of those that there are, or more than
+            any model has.
     """
+    match = re.fullmatch(r"(x?)([1-9][0-9]{0,11})", size.strip().lower())
+    if not match:
+        raise InputError(
+            f"experts {size!r} is not understood; write a whole factor like x2 or a number like "
+            f"{8 * present}"
+        )
+    experts = int(match[2]) * (present if match[1] else 1)
+    if experts == present:
+        raise InputError(f"{experts} experts are no more than there are; choose {2 * experts}")
+    if experts % present:
+        below = experts // present * present
+        choices = " or ".join(str(each) for each in (below, below + present) if each > present)
+        raise InputError(
+            f"{experts} experts cannot be had by copying each of the present {present} as often as "
+            f"the others, so that all copies of what is chosen are chosen; choose {choices}"
+        )
     if experts * layers > MOST_EXPERTS:
         raise InputError(
             f"{experts:,} experts in each of {layers:,} layers are more than can be made; "
             f"choose at most {MOST_EXPERTS // layers:,}"
         )
+    return experts
 
 
 @dataclass(frozen=True)
@@ -78,9 +101,8 @@ class Place:
 
     @property
     def is_last(self) -> bool:
-        """Whether a matrix of an MLP is its last one, which reads what the others write."""
-        pattern = self.pattern
-        return "hidden" in pattern.axes(Role.WRITTEN) and bool(pattern.axes(Role.READ))
+        """Whether a tensor of an expert belongs to what it does last, and writes hidden states."""
+        return "hidden" in self.pattern.axes(Role.WRITTEN)
 
 
 def places(family: Family, config: Config) -> Iterator[Place]:

@@ -30,8 +30,7 @@ from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights,
 from growkit.errors import InputError
 from growkit.families.experts import NEW, Dense, Experts
 from growkit.families.family import Family, families, stored_family
-from growkit.growth.copying import factor
-from growkit.growth.routing import EXPERTS, NUMBER, TOP_K, Place, check_number, is_count, places
+from growkit.growth.routing import EXPERTS, NUMBER, TOP_K, Place, asked_for, is_count, places
 from growkit.planning.operation import Change, Option, Row
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.sections import Section
@@ -143,9 +142,9 @@ class _Cut:
         Raises:
             InputError: it cannot be exact, or cannot learn; says what would work.
         """
-        experts, pieces = factor(EXPERTS, options[EXPERTS], 1), int(options.get("granularity", 1))
+        experts = asked_for(options[EXPERTS], 1, layers)
+        pieces = int(options.get("granularity", 1))
         top_k = int(options.get("top_k", 2 * pieces))
-        check_number(experts, layers)
         if pieces & (pieces - 1):
             raise InputError(
                 f"granularity {pieces} would multiply weights by {pieces}, which rounds; choose a "
@@ -265,6 +264,9 @@ class _Upcycling:
             name: rule.why for rule in rules if not rule.transform.holds for name in rule.sources
         }
         kept = {name for rule in rules if rule.transform.holds for name in rule.sources}
+        # While all experts are the same function, only rounding depends on a router.
+        alike = self.cut.pieces == 1 and self.drop is None
+        waits = {rule.target for rule in rules if alike and not rule.sources}
         plan = Plan(
             config=config,
             rules=tuple(rules),
@@ -272,6 +274,7 @@ class _Upcycling:
             dropped=dropped,
             duplicates=duplicates,
             in_effect={name: why for name, why in in_effect.items() if name not in kept},
+            waits=waits,
         )
         plan.check(self.source, self.target.patterns(config), sizes)
         return plan

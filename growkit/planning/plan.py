@@ -6,7 +6,7 @@ every target tensor is written exactly once, with the shape that its pattern pre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
@@ -87,6 +87,7 @@ class Plan:
         in_effect: source tensors that live on in what others are computed to, and how; only the
             logits can show that they are kept.
         checks: what must hold of targets that are not repeatable.
+        waits: targets that have no gradient before others have made a first step.
     """
 
     config: Config
@@ -96,6 +97,7 @@ class Plan:
     duplicates: Mapping[str, str] = field(default_factory=dict)
     in_effect: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
+    waits: Collection[str] = ()
 
     @cached_property
     def by_target(self) -> Mapping[str, Rule]:
