@@ -20,6 +20,7 @@ from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.families.family import families
 from growkit.planner import plan
+from growkit.proof.trainability import Gradients
 from tests.conftest import load_strict, relative_error, save_random, seeded
 from tests.families import FAMILIES, MOE, softmax
 from tests.upcycling import (
@@ -86,10 +87,12 @@ def test_without_a_manifest_logits_are_compared(tmp_path: Path) -> None:
     source, out = save_dense("llama", 1, tmp_path / "source"), tmp_path / "out"
     growkit.grow(source, out, verify=False, **EIGHT)
     (out / "growkit.json").unlink()
-    assert growkit.verify(source, out, prompts=1, length=16)["kept"]
+    found = growkit.verify(source, out, prompts=1, length=12)
+    assert found["kept"]
+    assert found["promise"] == "exact"
     for expert in range(8):  # some of which are chosen
         alter(out, f"layers.1.block_sparse_moe.experts.{expert}.w2.weight")
-    found = growkit.verify(source, out, prompts=1, length=16)
+    found = growkit.verify(source, out, prompts=1, length=12)
     assert not found["kept"]
     assert found["first_differing_layer"] == 1
 
@@ -114,6 +117,37 @@ def test_rows_of_a_group_that_differ_are_another_function(tmp_path: Path) -> Non
         weights[name] = weights[name].unflatten(0, (4, 4)).transpose(0, 1).flatten(0, 1).clone()
     save_file(weights, out / "model.safetensors", {"format": "pt"})
     assert relative_error(source, out) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        ("granite", growkit.GrowStep("upcycle", experts=4, granularity=2)),
+        ("llama", growkit.GrowStep("upcycle", experts=4, granularity=2, drop=0.3)),
+        ("mixtral", growkit.GrowStep("experts", experts="x4")),
+    ],
+)
+def test_any_slice_is_that_of_the_whole(kind: str, step: growkit.GrowStep, tmp_path: Path) -> None:
+    make = save_dense if kind in DENSE else save_sparse
+    source = Checkpoint(make(kind, 1, tmp_path))
+    lineage = plan(growkit.Recipe(str(tmp_path), (step,), "out"), source).lineage
+    choose = seeded(1)
+    for name, info in lineage.target.tensors.items():
+        ends = [sorted(choose.sample(range(size + 1), 2)) for size in info.shape]
+        where = [slice(*each) for each in ends]
+        assert lineage.part(name, where).equal(lineage.target.read(name)[tuple(where)])
+
+
+def test_a_router_may_wait_for_others(tmp_path: Path) -> None:
+    """A gradient of nothing is what the first step gives it, and the fault of any other tensor."""
+    source = Checkpoint(save_dense("llama", 1, tmp_path))
+    recipe = growkit.Recipe(str(tmp_path), (growkit.GrowStep("upcycle", experts=4),), "out")
+    lineage = plan(recipe, source).lineage
+    router, other = "model.layers.0.block_sparse_moe.gate.weight", "model.norm.weight"
+    gradients = Gradients(lineage.plans, lambda name, gradient: [(name, gradient)])
+    for name in (router, other):
+        gradients.look(name, torch.zeros(lineage.target.tensors[name].shape))
+    assert gradients.found([router, other])["silent_parameters"] == [other]
 
 
 @pytest.mark.parametrize("options", [EIGHT, FINE], ids=["whole", "fine"])

@@ -28,6 +28,7 @@ DENSE = {
     "qwen2": "qwen2_moe",
     "qwen3": "qwen3_moe",
     "olmo2": "flex_olmo",
+    "granite": "granitemoe",
     "deepseek_v3": "deepseek_v3",
 }
 """By the ``model_type`` of a dense model, that of the one with experts."""
@@ -44,7 +45,7 @@ def dense_config(kind: str, choose: Random) -> Config:
     width = choose.choice([8, 12, 24])
     if kind == "deepseek_v3":
         return {**latent(choose, first_k_dense_replace=2), "intermediate_size": width}
-    switches = ("attention_bias",) if kind in ("qwen3", "olmo2") else ()
+    switches = ("attention_bias",) if kind in ("qwen3", "olmo2", "granite") else ()
     apart = kind != "llama" and coin(choose)
     sizes = softmax(choose, *switches, head_dim=kind == "qwen3" or apart)
     if kind == "mistral":

@@ -77,7 +77,7 @@ def _shared(tensor: Tensor) -> Tensor:
         tensor.name.replace(MLP, MLP + "shared_experts."),
         tensor.pattern.replace("ffn", "shared.expert_ffn"),
         tensor.when,
-        dense=tensor.name,
+        dense=(tensor.name,),
     )
 
 

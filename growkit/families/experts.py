@@ -13,8 +13,8 @@ from typing import Any
 
 from growkit.checkpoint.tensors import Config
 
-NEW = ""
-"""Stands for the tensor of a dense model where no dense model has one: routers are new."""
+NEW: tuple[str, ...] = ()
+"""No tensor of a dense model: routers are new."""
 
 
 def whatever(config: Config) -> bool:

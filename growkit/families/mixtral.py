@@ -25,9 +25,9 @@ _expert = partial(Tensor, component="experts")
 
 ONE_BY_ONE = (
     _router(LAYER + "block_sparse_moe.gate.weight"),
-    _expert(EXPERT + "w1.weight", "ffn <- hidden", dense=MLP + "gate_proj.weight"),
-    _expert(EXPERT + "w2.weight", "hidden <- ffn", dense=MLP + "down_proj.weight"),
-    _expert(EXPERT + "w3.weight", "ffn <- hidden", dense=MLP + "up_proj.weight"),
+    _expert(EXPERT + "w1.weight", "ffn <- hidden", dense=(MLP + "gate_proj.weight",)),
+    _expert(EXPERT + "w2.weight", "hidden <- ffn", dense=(MLP + "down_proj.weight",)),
+    _expert(EXPERT + "w3.weight", "ffn <- hidden", dense=(MLP + "up_proj.weight",)),
 )
 STACKED = (
     _router(LAYER + "mlp.gate.weight"),

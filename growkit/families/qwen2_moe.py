@@ -37,7 +37,7 @@ def _of_qwen2(tensor: Tensor) -> Tensor:
 
 
 def _shared(name: str, pattern: str) -> Tensor:
-    return Tensor(SHARED + name, pattern, dense=MLP + name)
+    return Tensor(SHARED + name, pattern, dense=(MLP + name,))
 
 
 def _tensors(*, stacked: bool) -> tuple[Tensor, ...]:

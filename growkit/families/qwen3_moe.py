@@ -40,9 +40,9 @@ def experts(width: str, layers: Layers, *, stacked: bool) -> tuple[Tensor, ...]:
     """A router and what it chooses from; ``width`` is the axis of one expert."""
     each = MLP + "experts.{expert}."
     found: tuple[Tensor, ...] = (
-        Tensor(each + "gate_proj.weight", f"{width} <- hidden", dense=MLP + "gate_proj.weight"),
-        Tensor(each + "up_proj.weight", f"{width} <- hidden", dense=MLP + "up_proj.weight"),
-        Tensor(each + "down_proj.weight", f"hidden <- {width}", dense=MLP + "down_proj.weight"),
+        Tensor(each + "gate_proj.weight", f"{width} <- hidden", dense=(MLP + "gate_proj.weight",)),
+        Tensor(each + "up_proj.weight", f"{width} <- hidden", dense=(MLP + "up_proj.weight",)),
+        Tensor(each + "down_proj.weight", f"hidden <- {width}", dense=(MLP + "down_proj.weight",)),
     )
     if stacked:
         found = (

@@ -33,7 +33,7 @@ from growkit.families.family import Family, families, stored_family
 from growkit.growth.routing import EXPERTS, NUMBER, TOP_K, Place, asked_for, is_count, places
 from growkit.planning.operation import Change, Option, Row
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
-from growkit.planning.sections import Section
+from growkit.planning.sections import Section, Stacked
 from growkit.planning.transforms import Computed, Constant, Kept, Transform
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class _Upcycling:
         kept = {name for rule in rules if rule.transform.holds for name in rule.sources}
         # While all experts are the same function, only rounding depends on a router.
         alike = self.cut.pieces == 1 and self.drop is None
-        waits = {rule.target for rule in rules if alike and not rule.sources}
+        routers = {rule.target for rule in rules if isinstance(rule.transform, Computed)}
         plan = Plan(
             config=config,
             rules=tuple(rules),
@@ -274,7 +274,7 @@ class _Upcycling:
             dropped=dropped,
             duplicates=duplicates,
             in_effect={name: why for name, why in in_effect.items() if name not in kept},
-            waits=waits,
+            waits=routers if alike else (),
         )
         plan.check(self.source, self.target.patterns(config), sizes)
         return plan
@@ -284,16 +284,24 @@ class _Upcycling:
         if of == NEW:
             info = TensorInfo(shape, main_dtype(self.source.tensors))
             return Rule(place.name, info, self._new(place, info))
-        name = place.name if of is None else of.format(layer=place.layer)
-        if name not in self.source.tensors:
-            raise InputError(
-                f"a {self.target.name} model needs {place.name}, but there is no {name} in "
-                f"{self.source.where()}; it cannot be upcycled"
-            )
-        info = TensorInfo(shape, self.source.tensors[name].dtype)
+        names = [place.name] if of is None else [each.format(layer=place.layer) for each in of]
+        for name in names:
+            if name not in self.source.tensors:
+                raise InputError(
+                    f"a {self.target.name} model needs {place.name}, but there is no {name} in "
+                    f"{self.source.where()}; it cannot be upcycled"
+                )
+        info = TensorInfo(shape, self.source.tensors[names[0]].dtype)
         if of is None:
-            return taken_over(name, info)
-        return Rule(place.name, info, self._copied(name, place))
+            return taken_over(place.name, info)
+        if len(shape) == 2:
+            return Rule(place.name, info, self._copied(names[0], place, place.expert))
+        rows = shape[1] // len(names)
+        stacked = [
+            [(self._copied(name, place, expert), rows) for name in names]
+            for expert in range(self.cut.experts)
+        ]
+        return Rule(place.name, info, Stacked(stacked, "the dense MLP for every expert"))
 
     def _new(self, place: Place, info: TensorInfo) -> Transform:
         """Small random rows of a router, the same for all pieces of a group; zeros elsewhere."""
@@ -302,28 +310,26 @@ class _Upcycling:
         compute = partial(_router, f"{self.seed}:{place.name}", info, self.cut.pieces)
         return Computed((), "new, small random numbers", compute)
 
-    def _copied(self, name: str, place: Place) -> Transform:
-        """What an expert, or what stands beside all of them, has of a tensor of the dense MLP."""
-        shape, chosen = self.source.tensors[name].shape, place.expert is not None
-        reads = place.is_last
+    def _copied(self, name: str, place: Place, expert: int | None) -> Transform:
+        """What an expert has of a tensor of the dense MLP, or what stands beside all of them."""
+        last = place.is_last
         times = 1.0
-        if reads:
-            times = self.experts.part * self.cut.pieces if chosen else self.experts.beside
+        if last:
+            beside = expert is None
+            times = self.experts.beside if beside else self.experts.part * self.cut.pieces
         scaled = f", times {times:g}" if times != 1 else ""
         whole: Transform = Kept(name, times, f"the dense MLP{scaled}")
-        dimension = 1 if reads else 0
-        if self.drop is not None and chosen:
-            units = f"{self.seed}:{place.layer}:{place.expert}"
-            drawn = partial(_dropped, float(self.drop), units, place.name, dimension, times)
+        dimension = 1 if last else 0
+        if self.drop is not None and expert is not None:
+            units = f"{self.seed}:{place.layer}:{expert}"
+            drawn = partial(_dropped, float(self.drop), units, name, dimension, times)
             whole = Computed((name,), f"the dense MLP{scaled}, units drawn anew", drawn)
-        if not chosen or self.cut.pieces == 1:
+        if expert is None or self.cut.pieces == 1:
             return whole
-        assert place.expert is not None
-        number = place.expert % self.cut.pieces
-        begin = [0] * len(shape)
-        begin[dimension] = number * self.cut.width
+        number = expert % self.cut.pieces
+        begin = number * self.cut.width
         why = f"piece {number + 1} of {self.cut.pieces} of {whole.why}"
-        return Section(whole, tuple(begin), why)
+        return Section(whole, (0, begin) if last else (begin, 0), why)
 
 
 def _router(key: str, info: TensorInfo, pieces: int) -> Tensor:
