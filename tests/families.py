@@ -208,6 +208,11 @@ FAMILIES: dict[str, Kind] = {
     "olmoe": Kind(
         lambda c: softmax(c, "attention_bias", **MOE, num_experts=4, head_dim=False), apart=False
     ),
+    "flex_olmo": Kind(
+        lambda c: softmax(
+            c, "attention_bias", **MOE, num_experts=4, norm_topk_prob=coin(c), hidden_size=16
+        )
+    ),
     "granitemoe": Kind(
         lambda c: softmax(
             c, "attention_bias", **MOE, num_local_experts=4, hidden_size=16, logits_scaling=1.3

@@ -114,6 +114,9 @@ class Workplace:
             kind = "low-rank" if "shared-diff" in words or "run" in words else "diff"
             differential = DIFFERENTIAL.intersection(words) or "run" in words
             shutil.copytree(self._models / (kind if differential else "my-llama"), "SRC")
+        if "experts" in words:  # of which there must be some
+            shutil.rmtree("SRC")
+            growkit.grow("my-llama", "SRC", method="upcycle", experts=2, verify=False)
         if "run" in words and made:
             growkit.convert("SRC", "OUT", "shared-diff", rank="auto", energy=0.9, verify=False)
         elif made:
@@ -366,7 +369,10 @@ def test_the_reference_is_that_of_the_command_line() -> None:
     """``python -m tests.reference`` writes it."""
     assert PAGES["reference.md"].endswith(reference.options())
     assert len(reference.commands()) > 5
-    assert "| `--hidden` | `xN\\|SIZE` | Hidden size. |" in reference.options()
+    assert (
+        "| `--hidden` | `xN\\|SIZE` | Hidden size (for group-diff and hypercloning). |"
+        in reference.options()
+    )
 
 
 def test_switches_of_the_table_are_those_of_the_config() -> None:

@@ -15,7 +15,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
 from growkit.engine.class_weights import ClassWeights
 from growkit.engine.loader import loading
-from growkit.engine.oracle import experts_implementation, parsed, quiet, readable
+from growkit.engine.oracle import experts_implementation, fit_experts, parsed, quiet, readable
 from growkit.errors import InputError, foreign
 
 
@@ -59,6 +59,7 @@ def empty_model(
             experts_implementation=experts_implementation(dtype),
             trust_remote_code=False,
         )
+    fit_experts(model)
     model.eval()
     _keep_wide(model, dtype)
     if isinstance(weights, Checkpoint):

@@ -81,6 +81,7 @@ def load(
                 f"tensor {name} of {folder} holds NaN or infinity in {dtype}; "
                 "a model like that cannot be proved"
             )
+    fit_experts(model)
     model.eval().to(device)
     assert isinstance(model, nn.Module)
     return model
@@ -164,6 +165,17 @@ def parsed(config: Config, name: str = "config.json") -> Any:
 def experts_implementation(dtype: torch.dtype) -> str | None:
     """Transformers' way to multiply with experts; None for the class's own choice."""
     return "eager" if dtype == torch.float64 else None  # fast products of groups have no float64
+
+
+def fit_experts(model: Any) -> None:
+    """Have a model multiply with one expert at a time where all together cannot be.
+
+    Fast products of groups want rows of whole multiples of 16 bytes, and refuse all others.
+    """
+    stacked = (each for each in model.parameters() if each.dim() == 3)
+    odd = any(each.shape[-1] * each.element_size() % 16 for each in stacked)
+    if odd and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
 
 
 @contextmanager

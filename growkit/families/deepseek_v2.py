@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from growkit.checkpoint.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor
+from growkit.families.experts import Experts
 from growkit.families.family import Axes, Family
 from growkit.families.llama import (
     ATTENTION,
@@ -76,6 +77,7 @@ def _shared(tensor: Tensor) -> Tensor:
         tensor.name.replace(MLP, MLP + "shared_experts."),
         tensor.pattern.replace("ffn", "shared.expert_ffn"),
         tensor.when,
+        dense=(tensor.name,),
     )
 
 
@@ -94,6 +96,13 @@ def mla_with_experts(
         ),
     )
 
+
+EXPERTS = Experts(
+    width="expert_ffn",
+    scaling="routed_scaling_factor",
+    groups=("n_group", "topk_group"),
+    float32=True,
+)
 
 FAMILY = Family(
     name="DeepSeek-V2",
@@ -121,9 +130,13 @@ FAMILY = Family(
         "first_k_dense_replace": 0,
         "n_shared_experts": 2,
         "n_routed_experts": 64,
+        "num_experts_per_tok": None,
+        "n_group": None,
+        "topk_group": None,
         "rms_norm_eps": 1e-6,
     },
     constants={"two": 2},
+    experts=EXPERTS,
     tensors=mla_with_experts(_mlp_bias, stacked=False),
     other_forms=(mla_with_experts(_mlp_bias, stacked=True),),
     multiples=(

@@ -53,6 +53,9 @@ class Tensor:
         offset: what the class adds to the tensor, before it multiplies it.
         component: the part of a model that it belongs to, for people who look for a fault; None
             for the one that its name says (``component_of``).
+        dense: for families with experts, the tensors of a dense model that become this one, one
+            below the other (or ``growkit.families.experts.NEW``); None for the one of the same
+            name.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Tensor:
     scale: Callable[[Mapping[str, int]], float] | None = None
     offset: float = 0.0
     component: str | None = None
+    dense: tuple[str, ...] | None = None
 
 
 def component_of(tensor: Tensor) -> str:

@@ -14,6 +14,7 @@ from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
 from growkit.families.description import DiffForm, Multiple, Norm, Tensor
+from growkit.families.experts import Experts
 from growkit.registry import members
 
 MOST_LAYERS = 10_000
@@ -69,6 +70,7 @@ class Family:
         architecture: the class that ``config.json`` names, for models that growkit makes.
         loads_with: what runs its folders, where that is not transformers as it is.
         form: in what way its models are DIFF Transformers; None if they are not.
+        experts: how its models use experts; None if they have none.
         auto_map: where transformers finds the classes in the folder's own code.
         write_code: puts the model's code into a folder, for models that transformers lacks.
     """
@@ -99,6 +101,7 @@ class Family:
     architecture: str | None = None
     loads_with: str | None = None
     form: DiffForm | None = None
+    experts: Experts | None = None
     auto_map: Mapping[str, str] | None = None
     write_code: Callable[[Path], None] | None = None
 

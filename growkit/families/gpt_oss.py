@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from growkit.families.description import Tensor
+from growkit.families.experts import Experts
 from growkit.families.llama import ATTENTION, MLP, skeleton
 from growkit.families.llama import FAMILY as LLAMA
 
@@ -27,9 +28,11 @@ FAMILY = replace(
         "head_dim": 64,
         "attention_bias": True,
         "num_local_experts": 128,
+        "num_experts_per_tok": 4,
         "rms_norm_eps": 1e-5,
     },
     constants={"two": 2},
+    experts=Experts(width="ffn"),
     tensors=skeleton(
         (*_attention, Tensor(ATTENTION + "sinks", "heads")),
         (

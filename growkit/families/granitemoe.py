@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from growkit.families.description import Tensor
+from growkit.families.experts import NEW, Dense, Experts
 from growkit.families.granite import FAMILY as GRANITE
-from growkit.families.llama import ATTENTION, skeleton
+from growkit.families.llama import ATTENTION, MLP, skeleton
 
 MOE = "model.layers.{layer}.block_sparse_moe."
 
@@ -17,9 +18,13 @@ MOE = "model.layers.{layer}.block_sparse_moe."
 def _tensors(router: str, reading: str, writing: str) -> tuple[Tensor, ...]:
     attention = tuple(each for each in GRANITE.tensors if each.name.startswith(ATTENTION))
     experts = (
-        Tensor(MOE + router, "experts <- hidden"),
-        Tensor(MOE + reading, "experts: two.ffn <- hidden"),
-        Tensor(MOE + writing, "experts: hidden <- ffn"),
+        Tensor(MOE + router, "experts <- hidden", dense=NEW),
+        Tensor(
+            MOE + reading,
+            "experts: two.ffn <- hidden",
+            dense=(MLP + "gate_proj.weight", MLP + "up_proj.weight"),
+        ),
+        Tensor(MOE + writing, "experts: hidden <- ffn", dense=(MLP + "down_proj.weight",)),
     )
     return skeleton(attention, experts)
 
@@ -30,8 +35,9 @@ FAMILY = replace(
     model_types=("granitemoe",),
     architecture="GraniteMoeForCausalLM",
     axes={**GRANITE.axes, "num_local_experts": ("experts",)},
-    defaults={**GRANITE.defaults, "num_local_experts": 8},
+    defaults={**GRANITE.defaults, "num_local_experts": 8, "num_experts_per_tok": 2},
     constants={"two": 2},
+    experts=Experts(width="ffn", dense={"granite": Dense()}),
     tensors=_tensors("router.layer.weight", "input_linear.weight", "output_linear.weight"),
     other_forms=(_tensors("router.weight", "experts.gate_up_proj", "experts.down_proj"),),
 )

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 
 from growkit.families.description import Tensor
-from growkit.families.llama import ATTENTION, skeleton
+from growkit.families.experts import NEW, Dense, Experts
+from growkit.families.llama import ATTENTION, MLP, skeleton
 from growkit.families.mistral import FAMILY as MISTRAL
 
 LAYER = "model.layers.{layer}."
@@ -19,14 +20,14 @@ EXPERT = LAYER + "block_sparse_moe.experts.{expert}."
 
 _attention = tuple(tensor for tensor in MISTRAL.tensors if tensor.name.startswith(ATTENTION))
 
-_router = partial(Tensor, pattern="experts <- hidden", component="router")
+_router = partial(Tensor, pattern="experts <- hidden", component="router", dense=NEW)
 _expert = partial(Tensor, component="experts")
 
 ONE_BY_ONE = (
     _router(LAYER + "block_sparse_moe.gate.weight"),
-    _expert(EXPERT + "w1.weight", "ffn <- hidden"),
-    _expert(EXPERT + "w2.weight", "hidden <- ffn"),
-    _expert(EXPERT + "w3.weight", "ffn <- hidden"),
+    _expert(EXPERT + "w1.weight", "ffn <- hidden", dense=(MLP + "gate_proj.weight",)),
+    _expert(EXPERT + "w2.weight", "hidden <- ffn", dense=(MLP + "down_proj.weight",)),
+    _expert(EXPERT + "w3.weight", "ffn <- hidden", dense=(MLP + "up_proj.weight",)),
 )
 STACKED = (
     _router(LAYER + "mlp.gate.weight"),
@@ -41,8 +42,23 @@ FAMILY = replace(
     architecture="MixtralForCausalLM",
     form=None,  # no DIFF Transformer has experts
     axes={**MISTRAL.axes, "num_local_experts": ("experts",)},
-    defaults={**MISTRAL.defaults, "num_local_experts": 8},
+    defaults={
+        **MISTRAL.defaults,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
     constants={"two": 2},
+    experts=Experts(
+        width="ffn",
+        dense={
+            "llama": Dense(
+                assumed={"rope_theta": 1e4, "max_position_embeddings": 2048},
+                ignored={"sliding_window": None},
+            ),
+            "mistral": Dense(assumed={"rope_theta": 1e4, "sliding_window": 4096}),
+        },
+    ),
     tensors=skeleton(_attention, ONE_BY_ONE),
     other_forms=(skeleton(_attention, STACKED),),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from growkit.families.description import Tensor, every_layer
+from growkit.families.experts import Experts
 from growkit.families.llama import FAMILY as LLAMA
 from growkit.families.llama import MLP
 from growkit.families.olmo2 import QK_NORMS
@@ -31,9 +32,10 @@ FAMILY = replace(
     form=None,  # no DIFF Transformer has experts
     axes={**LLAMA.axes, "num_experts": ("experts",)},
     aliases=QWEN3_MOE.aliases,
-    defaults={**LLAMA.defaults, "rms_norm_eps": 1e-5, "num_experts": 64},
+    defaults={**LLAMA.defaults, "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
     derived=frozenset({"head_dim"}),
     constants={"two": 2},
+    experts=Experts(width="ffn"),  # no dense class has its norms where it has them
     tensors=_tensors(stacked=False),
     other_forms=(_tensors(stacked=True),),
 )

@@ -9,10 +9,18 @@ from dataclasses import replace
 
 from growkit.checkpoint.tensors import Config
 from growkit.families.description import Tensor, always
+from growkit.families.experts import NEW, Dense, Experts
 from growkit.families.llama import ATTENTION, MLP
 from growkit.families.qwen2 import FAMILY as QWEN2
+from growkit.families.qwen3_moe import (
+    EVERYWHERE,
+    ONE_WINDOW,
+    dense,
+    experts,
+    only,
+    sparse,
+)
 from growkit.families.qwen3_moe import FAMILY as QWEN3_MOE
-from growkit.families.qwen3_moe import dense, experts, only, sparse
 
 SHARED = MLP + "shared_expert."
 
@@ -28,12 +36,16 @@ def _of_qwen2(tensor: Tensor) -> Tensor:
     return replace(tensor, when=_qkv_bias if bias and tensor.when is always else tensor.when)
 
 
+def _shared(name: str, pattern: str) -> Tensor:
+    return Tensor(SHARED + name, pattern, dense=(MLP + name,))
+
+
 def _tensors(*, stacked: bool) -> tuple[Tensor, ...]:
     shared = (
-        Tensor(SHARED + "gate_proj.weight", "shared_ffn <- hidden"),
-        Tensor(SHARED + "up_proj.weight", "shared_ffn <- hidden"),
-        Tensor(SHARED + "down_proj.weight", "hidden <- shared_ffn"),
-        Tensor(MLP + "shared_expert_gate.weight", "one <- hidden"),
+        _shared("gate_proj.weight", "shared_ffn <- hidden"),
+        _shared("up_proj.weight", "shared_ffn <- hidden"),
+        _shared("down_proj.weight", "hidden <- shared_ffn"),
+        Tensor(MLP + "shared_expert_gate.weight", "one <- hidden", dense=NEW),
     )
     return (
         *map(_of_qwen2, QWEN2.tensors),
@@ -64,8 +76,17 @@ FAMILY = replace(
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "qkv_bias": True,
+        "num_experts_per_tok": 4,
     },
     constants={"one": 1, "two": 2},
+    # A gate of zeros lets through half of the shared expert; the chosen ones compute the other.
+    experts=Experts(
+        width="expert_ffn",
+        dense={"qwen2": Dense(only=ONE_WINDOW)},
+        config=EVERYWHERE,
+        part=0.5,
+        sizes=lambda width, pieces: {"shared_ffn": width},
+    ),
     tensors=_tensors(stacked=False),
     other_forms=(_tensors(stacked=True),),
 )

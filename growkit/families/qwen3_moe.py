@@ -12,10 +12,17 @@ from dataclasses import replace
 
 from growkit.checkpoint.tensors import Config
 from growkit.families.description import Tensor
+from growkit.families.experts import NEW, Dense, Experts
 from growkit.families.llama import MLP
 from growkit.families.qwen3 import FAMILY as QWEN3
 
 Layers = Callable[[Config, int], bool]
+
+EVERYWHERE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+"""Every layer has experts, and the weights of those that are chosen sum to one."""
+
+ONE_WINDOW = {"use_sliding_window": (False, None)}
+"""The classes with experts do not look through windows in the same layers."""
 
 
 def sparse(config: Config, layer: int) -> bool:
@@ -33,16 +40,16 @@ def experts(width: str, layers: Layers, *, stacked: bool) -> tuple[Tensor, ...]:
     """A router and what it chooses from; ``width`` is the axis of one expert."""
     each = MLP + "experts.{expert}."
     found: tuple[Tensor, ...] = (
-        Tensor(each + "gate_proj.weight", f"{width} <- hidden"),
-        Tensor(each + "up_proj.weight", f"{width} <- hidden"),
-        Tensor(each + "down_proj.weight", f"hidden <- {width}"),
+        Tensor(each + "gate_proj.weight", f"{width} <- hidden", dense=(MLP + "gate_proj.weight",)),
+        Tensor(each + "up_proj.weight", f"{width} <- hidden", dense=(MLP + "up_proj.weight",)),
+        Tensor(each + "down_proj.weight", f"hidden <- {width}", dense=(MLP + "down_proj.weight",)),
     )
     if stacked:
         found = (
             Tensor(MLP + "experts.gate_up_proj", f"experts: two.{width} <- hidden"),
             Tensor(MLP + "experts.down_proj", f"experts: hidden <- {width}"),
         )
-    router = Tensor(MLP + "gate.weight", "experts <- hidden")
+    router = Tensor(MLP + "gate.weight", "experts <- hidden", dense=NEW)
     return only(layers, (router, *found))
 
 
@@ -77,8 +84,14 @@ FAMILY = replace(
         "num_experts": 128,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
+        "num_experts_per_tok": 8,
     },
     constants={"two": 2},
+    experts=Experts(
+        width="expert_ffn",
+        dense={"qwen3": Dense(only=ONE_WINDOW)},
+        config=EVERYWHERE,
+    ),
     tensors=_tensors(stacked=False),
     other_forms=(_tensors(stacked=True),),
 )

@@ -6,7 +6,7 @@ every target tensor is written exactly once, with the shape that its pattern pre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
@@ -88,6 +88,7 @@ class Plan:
             logits can show that they are kept.
         checks: what must hold of targets that are not repeatable.
         lost: what it takes from the function, in one line; empty if nothing.
+        waits: targets that have no gradient before others have made a first step.
     """
 
     config: Config
@@ -98,6 +99,7 @@ class Plan:
     in_effect: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     lost: str = ""
+    waits: Collection[str] = ()
 
     @cached_property
     def by_target(self) -> Mapping[str, Rule]:

@@ -97,7 +97,7 @@ def _comparable(before: Checkpoint, after: Checkpoint) -> tuple[AsClass, AsClass
     families = [
         DIFF if lacks_class(each.config) else stored_family(each) for each in (before, after)
     ]
-    apart = families[0].name != families[1].name
+    apart = families[0].name != families[1].name and all(each.form for each in families)
     one, other = (
         AsClass(each, as_diff=apart and family is not DIFF)
         for each, family in zip((before, after), families, strict=True)
@@ -111,6 +111,8 @@ def _differing_keys(before: Weights, after: Weights) -> list[str]:
     one, other = (family.complete(each.config) for each in (before, after))
     free = {*family.size_keys, "dtype", "torch_dtype", "architectures", "transformers_version"}
     free |= {"auto_map", "use_cache", "_name_or_path", "max_position_embeddings"}
+    if one["model_type"] != other["model_type"]:  # which have keys of their own
+        free |= {"model_type", *({*one} ^ {*other})}
     return sorted(key for key in {*one, *other} - free if one.get(key) != other.get(key))
 
 

@@ -6,7 +6,8 @@ without rotation, the gradient of a bias of keys is nothing but what rounding le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -16,7 +17,8 @@ from torch import Tensor
 from growkit.algebra.expansion import IndexMap
 from growkit.algebra.law import zeros_in
 from growkit.planning.plan import Plan, Rule
-from growkit.planning.transforms import Mapped
+from growkit.planning.sections import Section
+from growkit.planning.transforms import Kept, Mapped, Transform
 from growkit.results.proof import CopyDistance, Trainability
 
 EQUAL = 1e-9
@@ -31,6 +33,9 @@ TINY = 1e-300
 
 MOST_RANK = 256
 """Rank up to which singular values are computed."""
+
+MOST_SIBLINGS = 4
+"""Of several tensors that are copies of one, those that are compared: each with each other."""
 
 MOST_NAMES = 8
 """Parameters without gradient that are named."""
@@ -55,12 +60,14 @@ class Gradients:
         growths = [index for index, plan in enumerate(plans) if plan.copies]
         self.any_copies = bool(growths)
         last = growths[-1] if growths else len(plans)
-        self._later = plans[last + 1 :]
+        self._plans, self._later = plans, plans[last + 1 :]
         self._rules = {rule.target: rule for plan in plans[last : last + 1] for rule in plan.rules}
         self._as_stored = as_stored
         self._largest: dict[str, float] = {}
         self._copied: list[_Copied] = []
         self._zeros: dict[IndexMap, tuple[str, Tensor]] = {}
+        self._waiting: set[str] = set()
+        self._siblings = _Siblings(self._rules.values())
 
     def look(self, name: str, gradient: Tensor) -> None:
         """Take the gradient of a parameter into account."""
@@ -70,9 +77,11 @@ class Gradients:
             grown = self._as_grown(*stored)
             rule = self._rules.get(grown[0]) if grown else None
             if grown and rule:
-                copied = rule.transform.copies(grown[1])
+                copied = [*rule.transform.copies(grown[1]), *self._siblings.of(*grown)]
                 self._copied += [_Copied.of(grown[0], copies) for copies in copied]
                 self._look_at_zeros(rule, grown[1])
+            if self._waits(stored[0]):
+                self._waiting.add(name)
 
     @property
     def symmetry(self) -> list[CopyDistance]:
@@ -112,9 +121,22 @@ class Gradients:
         A bias whose matrix has a gradient is reached: what adds up to nothing there does so by the
         nature of what is computed.
         """
+        if name in self._waiting:
+            return False
         module, _, part = name.rpartition(".")
         reached = part == "bias" and self._largest.get(f"{module}.weight")
         return not self._largest.get(name) and not reached
+
+    def _waits(self, name: str) -> bool:
+        """Whether a tensor of the files learns only when others have."""
+        for plan in reversed(self._plans):
+            if name in plan.waits:
+                return True
+            sources = plan.by_target[name].sources if name in plan.by_target else ()
+            if not sources:
+                return False
+            name = sources[0]
+        return False
 
     def _as_grown(self, name: str, gradient: Tensor) -> Named | None:
         """As the growth left it: what came after it is undone; None for what is no tensor of it."""
@@ -128,6 +150,41 @@ class Gradients:
                 return None
             gradient = back
         return name, gradient
+
+
+class _Siblings:
+    """Tensors that are copies of one tensor, as experts may be."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._of = {rule.target: _copied_part(rule.transform) for rule in rules}
+        self._left = Counter(part for part in self._of.values() if part)
+        self._alone = {part for part, count in self._left.items() if count == 1}
+        self._found: dict[object, list[Tensor]] = {}
+
+    def of(self, name: str, gradient: Tensor) -> Iterator[list[Tensor]]:
+        """The gradients of some that have one, with the last of all these tensors.
+
+        A tensor that has none is not asked for: it is of an expert that nothing was sent to.
+        """
+        part = self._of[name]
+        if part is None or part in self._alone:
+            return
+        self._left[part] -= 1
+        found = self._found.setdefault(part, [])
+        if len(found) < MOST_SIBLINGS and bool(gradient.any()):
+            found.append(gradient.reshape(len(gradient), -1))
+        if not self._left[part]:
+            del self._found[part]
+            if len(found) > 1:
+                yield found
+
+
+def _copied_part(transform: Transform) -> object:
+    """What a tensor is a copy of; None if it is none."""
+    if isinstance(transform, Section):
+        whole = _copied_part(transform.whole)
+        return whole and (whole, transform.begin)
+    return (transform.source, transform.factor) if isinstance(transform, Kept) else None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""What growths into experts and of experts share: numbers of experts, and where these stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from growkit.algebra.axes import Pattern, Role
+from growkit.checkpoint.tensors import Config
+from growkit.errors import InputError
+from growkit.families.description import Tensor
+from growkit.families.family import MOST_EXPERTS, Family
+from growkit.planning.operation import Option, SizeOption
+
+
+def is_count(text: str) -> bool:
+    """Whether a text is a number of things that there are."""
+    return bool(re.fullmatch(r"[1-9][0-9]{0,5}", text))
+
+
+EXPERTS = "experts"
+"""The axis of experts."""
+
+NUMBER = SizeOption(
+    EXPERTS,
+    "experts of every layer; under experts a multiple of those that there are",
+    axes=(EXPERTS,),
+    needed=True,
+)
+TOP_K = Option(
+    "top_k",
+    "experts that a token goes through; without, two groups of pieces under upcycle, and as many "
+    "times as many as there are experts under experts",
+    form="N",
+    accepts=is_count,
+    kinds=(str, int),
+)
+
+
+def asked_for(size: str, present: int, layers: int) -> int:
+    """The number of experts that is meant, before anything is made for each.
+
+    Args:
+        size: a factor or a number.
+        present: the number of experts that there are; 1 for an MLP.
+        layers: number of layers.
+
+    Raises:
+        InputError: the number is not understood, no multiple of those that there are, or more than
+            any model has.
+    """
+    match = re.fullmatch(r"(x?)([1-9][0-9]{0,11})", size.strip().lower())
+    if not match:
+        raise InputError(
+            f"experts {size!r} is not understood; write a whole factor like x2 or a number like "
+            f"{8 * present}"
+        )
+    experts = int(match[2]) * (present if match[1] else 1)
+    if experts == present:
+        raise InputError(f"{experts} experts are no more than there are; choose {2 * experts}")
+    if experts % present:
+        below = experts // present * present
+        choices = " or ".join(str(each) for each in (below, below + present) if each > present)
+        raise InputError(
+            f"{experts} experts cannot be had by copying each of the present {present} as often as "
+            f"the others, so that all copies of what is chosen are chosen; choose {choices}"
+        )
+    if experts * layers > MOST_EXPERTS:
+        raise InputError(
+            f"{experts:,} experts in each of {layers:,} layers are more than can be made; "
+            f"choose at most {MOST_EXPERTS // layers:,}"
+        )
+    return experts
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor of a model with experts.
+
+    Attributes:
+        name: of the tensor.
+        tensor: its description.
+        layer: of the tensor; None outside of the layers.
+        expert: which one it belongs to; None if it is no single expert's.
+    """
+
+    name: str
+    tensor: Tensor
+    layer: int | None
+    expert: int | None
+
+    @property
+    def pattern(self) -> Pattern:
+        """What the tensor reads and writes."""
+        return Pattern.parse(self.tensor.pattern)
+
+    def of_expert(self, expert: int) -> str:
+        """The name of the same tensor of another expert."""
+        return self.tensor.name.format(layer=self.layer, expert=expert)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a tensor of an expert belongs to what it does last, and writes hidden states."""
+        return "hidden" in self.pattern.axes(Role.WRITTEN)
+
+
+def places(family: Family, config: Config) -> Iterator[Place]:
+    """Every tensor of a model with experts."""
+    count = family.sizes(config)[EXPERTS]
+    last, number = None, 0
+    for name, tensor, layer in family.members(config):
+        expert = None
+        if "{expert}" in tensor.name:  # of which all experts stand side by side
+            number = (number + 1) % count if last == (tensor.name, layer) else 0
+            last, expert = (tensor.name, layer), number
+        yield Place(name, tensor, layer, expert)

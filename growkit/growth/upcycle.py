@@ -1,0 +1,385 @@
+"""Upcycling: the MLP of a dense model becomes experts, and a new router chooses among them.
+
+Komatsuzaki et al., "Sparse Upcycling: Training Mixture-of-Experts from Dense Checkpoints",
+arXiv 2212.05055. The weights of the chosen experts sum to one, Σ w_i = 1.
+
+- Experts that all are the dense MLP f compute Σ w_i f = f, whatever a router says, and nothing else
+  does: if any choice and any weights are to give the same, all experts are the same function. They
+  part because they see different tokens. Until they have, a router changes nothing, and has no
+  gradient: that is zero in the first step, and grows with the experts' differences.
+- Finer experts hold one of G pieces of the hidden units, f = Σ_p f_p, each in several copies. They
+  are chosen in groups of one copy of every piece, since the router's rows are equal within a group
+  (He et al., "Upcycling Large Language Models into Mixture of Experts", arXiv 2410.07524, who call
+  G the granularity). Each has 1/G of the weight w_g of its group, so with the last matrix times G
+  the model computes Σ_g w_g Σ_p f_p = f. In a short format the numbers of two groups may be equal
+  where one of them just is chosen, and a token then gets pieces of both.
+- Where a class has shared experts beside the others, each side computes half of the MLP.
+- Drop-Upcycling (Nakamura et al., arXiv 2502.19261) draws some hidden units of every expert anew:
+  here each number from those that stood there, so that their distribution stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING
+
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.errors import InputError
+from growkit.families.experts import NEW, Dense, Experts
+from growkit.families.family import Family, families, stored_family
+from growkit.growth.routing import EXPERTS, NUMBER, TOP_K, Place, asked_for, is_count, places
+from growkit.planning.operation import Change, Option, Row
+from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
+from growkit.planning.sections import Section, Stacked
+from growkit.planning.transforms import Computed, Constant, Kept, Transform
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+SPREAD = 0.02
+"""Standard deviation of a new router's numbers: what classes of transformers begin with."""
+
+SHORT = ("F16", "BF16")
+"""Dtypes in which the numbers of two experts are equal more often than by accident."""
+
+
+def _is_part(text: str) -> bool:
+    try:
+        return 0 < float(text) <= 1
+    except ValueError:
+        return False
+
+
+class Upcycle:
+    """See the module."""
+
+    name = "upcycle"
+    paper = "https://arxiv.org/abs/2212.05055"
+    rows: tuple[Row, ...] = ()
+    options = (
+        NUMBER,
+        TOP_K,
+        Option(
+            "granularity",
+            "pieces into which the MLP is cut, with a copy of each in every group of experts; 1 "
+            "without, where every expert is the whole MLP",
+            form="N",
+            accepts=is_count,
+            kinds=(str, int),
+        ),
+        Option(
+            "drop",
+            "part of the hidden units of every expert that is drawn anew (Drop-Upcycling), which "
+            "makes another function; 0.5 in the paper",
+            form="PART",
+            accepts=_is_part,
+        ),
+    )
+
+    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
+        """See ``growkit.planning.operation.Operation``."""
+        return True
+
+    def portable(
+        self, family: Family, config: Config, options: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """See ``growkit.planning.operation.Operation``."""
+        return options
+
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
+        family = stored_family(source)
+        target, experts, dense = _with_experts(family, source)
+        old = family.sizes(source.config)
+        cut = _Cut.of(options, old["ffn"], old["layers"])
+        config = _config(source, family, target, dense, cut)
+        upcycling = _Upcycling(source, target, experts, cut, options.get("drop"), seed)
+        plan = upcycling.plan(config, *unused_tensors(source, family))
+        settled = {"top_k": cut.top_k}
+        if "drop" in options:
+            lost = f"{float(options['drop']):.0%} of the hidden units of every expert, drawn anew"
+            return Change([plan], "different", lost, settled)
+        dtype = main_dtype(source.tensors)
+        if cut.pieces > 1 and dtype in SHORT and not experts.float32:
+            lost = (
+                f"tokens for which two groups of experts get the same number in "
+                f"{TORCH_NAMES[dtype]} may get pieces of both; --dtype float32 makes it exact"
+            )
+            return Change([plan], "bounded", lost, settled)
+        return Change([plan], settled=settled)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a dense MLP becomes experts.
+
+    Attributes:
+        experts: how many there are.
+        top_k: how many of them a token goes through.
+        pieces: how many make up the MLP.
+        ffn: width of the MLP.
+    """
+
+    experts: int
+    top_k: int
+    pieces: int
+    ffn: int
+
+    @property
+    def width(self) -> int:
+        """Of an expert."""
+        return self.ffn // self.pieces
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], ffn: int, layers: int) -> _Cut:
+        """What was asked for.
+
+        Raises:
+            InputError: it cannot be exact, or cannot learn; says what would work.
+        """
+        experts = asked_for(options[EXPERTS], 1, layers)
+        pieces = int(options.get("granularity", 1))
+        top_k = int(options.get("top_k", 2 * pieces))
+        if pieces & (pieces - 1):
+            raise InputError(
+                f"granularity {pieces} would multiply weights by {pieces}, which rounds; choose a "
+                "power of two"
+            )
+        for name, number in (("the MLP's width", ffn), (EXPERTS, experts), ("top_k", top_k)):
+            if number % pieces:
+                raise InputError(
+                    f"{name} {number} is no multiple of granularity {pieces}, so that the chosen "
+                    "experts would not always make up the MLP; choose numbers that are"
+                )
+        if top_k > experts:
+            raise InputError(
+                f"top_k {top_k} of {experts} experts cannot be chosen; choose at most {experts}"
+            )
+        if top_k == 1:
+            raise InputError(
+                "with top_k 1 the weight of the chosen expert is 1 whatever the router says, so "
+                "that it could never learn; choose at least 2"
+            )
+        return cls(experts, top_k, pieces, ffn)
+
+
+def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Dense]:
+    """The family that models become, and what it says of them.
+
+    Raises:
+        InputError: there is none.
+    """
+    kind = source.config["model_type"]
+    known = {
+        each: (target, target.experts, dense)
+        for target in families().values()
+        if target.experts
+        for each, dense in target.experts.dense.items()
+    }
+    found = known.get(kind)
+    if found and found[2].when(family.complete(source.config)):
+        return found
+    if family.experts:
+        raise InputError(
+            f"the {family.name} model in {source.where()} has experts already; "
+            "--method experts makes copies of them"
+        )
+    listed = ", ".join(f"{each} ({target.name})" for each, (target, *_) in sorted(known.items()))
+    raise InputError(
+        f"no class with experts computes what a {family.name} model does beside its MLP, so "
+        f"{source.where()} cannot be upcycled; these can: {listed}"
+    )
+
+
+def _config(
+    source: Weights, family: Family, target: Family, dense: Dense, cut: _Cut
+) -> dict[str, object]:
+    """The config of the model with experts; what the dense class assumed is written out.
+
+    Raises:
+        InputError: the dense model has something that the class with experts lacks.
+    """
+    assert target.experts
+    given, complete = source.config, family.complete(source.config)
+    for key, values in dense.only.items():
+        if given.get(key, values[0]) not in values:
+            raise InputError(
+                f"config.json in {source.where()} has {key} {given[key]!r}, which a {target.name} "
+                f"model cannot have; only one with {' or '.join(map(repr, values))} can be upcycled"
+            )
+    config = {key: value for key, value in given.items() if key != "auto_map"}
+    rope = given.get("rope_parameters") or {}
+    config |= {k: v for k, v in dense.assumed.items() if k not in config and k not in rope}
+    config |= {key: complete[key] for key in target.defaults if key in family.defaults}
+    config |= dict(dense.ignored) | dict(target.experts.config)
+    config |= {"model_type": target.model_types[0], target.experts.top_k: cut.top_k}
+    sizes = family.sizes(given) | {EXPERTS: cut.experts}
+    sizes |= {**target.experts.sizes(cut.ffn, cut.pieces), target.experts.width: cut.width}
+    for key, axes in target.axes_of({**target.defaults, **config}).items():
+        config[key] = sum(sizes[axis] for axis in axes)
+    for key, other in target.aliases.items():
+        if key in config:
+            config.pop(other, None)
+    target.complete(config)
+    return config
+
+
+@dataclass(frozen=True)
+class _Upcycling:
+    """How the tensors of a model with experts are made; see ``Upcycle``."""
+
+    source: Weights
+    target: Family
+    experts: Experts
+    cut: _Cut
+    drop: str | None
+    seed: int
+
+    def plan(
+        self, config: Config, dropped: Mapping[str, str], duplicates: Mapping[str, str]
+    ) -> Plan:
+        """All rules.
+
+        Raises:
+            InputError: the class with experts has no place for a tensor.
+        """
+        sizes = self.target.sizes(config)
+        rules = []
+        for place in places(self.target, config):
+            shape = place.pattern.shape(sizes)
+            rules.append(self._rule(place, shape))
+        used = {name for rule in rules for name in rule.sources}
+        for name in sorted(self.source.tensors.keys() - used - dropped.keys()):
+            raise InputError(
+                f"a {self.target.name} model has no place for tensor {name} of "
+                f"{self.source.where(name)}, so it cannot be upcycled without changing what it "
+                "computes"
+            )
+        in_effect = {
+            name: rule.why for rule in rules if not rule.transform.holds for name in rule.sources
+        }
+        kept = {name for rule in rules if rule.transform.holds for name in rule.sources}
+        # While all experts are the same function, only rounding depends on a router.
+        alike = self.cut.pieces == 1 and self.drop is None
+        routers = {rule.target for rule in rules if isinstance(rule.transform, Computed)}
+        plan = Plan(
+            config=config,
+            rules=tuple(rules),
+            copies={EXPERTS: self.cut.experts // self.cut.pieces},
+            dropped=dropped,
+            duplicates=duplicates,
+            in_effect={name: why for name, why in in_effect.items() if name not in kept},
+            waits=routers if alike else (),
+        )
+        plan.check(self.source, self.target.patterns(config), sizes)
+        return plan
+
+    def _rule(self, place: Place, shape: tuple[int, ...]) -> Rule:
+        of = place.tensor.dense
+        if of == NEW:
+            info = TensorInfo(shape, main_dtype(self.source.tensors))
+            return Rule(place.name, info, self._new(place, info))
+        names = [place.name] if of is None else [each.format(layer=place.layer) for each in of]
+        for name in names:
+            if name not in self.source.tensors:
+                raise InputError(
+                    f"a {self.target.name} model needs {place.name}, but there is no {name} in "
+                    f"{self.source.where()}; it cannot be upcycled"
+                )
+        info = TensorInfo(shape, self.source.tensors[names[0]].dtype)
+        if of is None:
+            return taken_over(place.name, info)
+        if len(shape) == 2:
+            return Rule(place.name, info, self._copied(names[0], place, place.expert))
+        rows = shape[1] // len(names)
+        stacked = [
+            [(self._copied(name, place, expert), rows) for name in names]
+            for expert in range(self.cut.experts)
+        ]
+        return Rule(place.name, info, Stacked(stacked, "the dense MLP for every expert"))
+
+    def _new(self, place: Place, info: TensorInfo) -> Transform:
+        """Small random rows of a router, the same for all pieces of a group; zeros elsewhere."""
+        if place.pattern.dimensions[0].axes != {EXPERTS} or len(info.shape) == 1:
+            return Constant(info, 0.0, "new, zero")
+        compute = partial(_router, f"{self.seed}:{place.name}", info, self.cut.pieces)
+        return Computed((), "new, small random numbers", compute)
+
+    def _copied(self, name: str, place: Place, expert: int | None) -> Transform:
+        """What an expert has of a tensor of the dense MLP, or what stands beside all of them."""
+        last = place.is_last
+        times = 1.0
+        if last:
+            beside = expert is None
+            times = self.experts.beside if beside else self.experts.part * self.cut.pieces
+        scaled = f", times {times:g}" if times != 1 else ""
+        whole: Transform = Kept(name, times, f"the dense MLP{scaled}")
+        dimension = 1 if last else 0
+        if self.drop is not None and expert is not None:
+            units = f"{self.seed}:{place.layer}:{expert}"
+            drawn = partial(_dropped, float(self.drop), units, name, dimension, times)
+            whole = Computed((name,), f"the dense MLP{scaled}, units drawn anew", drawn)
+        if expert is None or self.cut.pieces == 1:
+            return whole
+        number = expert % self.cut.pieces
+        begin = number * self.cut.width
+        why = f"piece {number + 1} of {self.cut.pieces} of {whole.why}"
+        return Section(whole, (0, begin) if last else (begin, 0), why)
+
+
+def _router(key: str, info: TensorInfo, pieces: int) -> Tensor:
+    """New rows, [experts, hidden]."""
+    import numpy as np
+    import torch
+
+    from growkit.algebra.noise import noise
+
+    experts, hidden = info.shape
+    numbers = noise(key, np.arange(experts // pieces), hidden).astype(np.float64) + 0.5
+    rows = torch.from_numpy(numbers * (SPREAD * 12**0.5 / 2**16))
+    return rows.repeat_interleave(pieces, 0).to(getattr(torch, TORCH_NAMES[info.dtype]))
+
+
+def _dropped(
+    part: float, units: str, name: str, dimension: int, times: float, weight: Tensor
+) -> Tensor:
+    """A matrix of an expert, some of whose hidden units are drawn anew.
+
+    Args:
+        part: of the hidden units.
+        units: seeds their choice, which is the same for all matrices of an expert.
+        name: seeds what is drawn.
+        dimension: of the hidden units.
+        times: factor of the matrix.
+        weight: of the dense MLP.
+    """
+    import numpy as np
+    import torch
+
+    count = weight.shape[dimension]
+    order = np.argsort(_numbers(units, (count,)), kind="stable")
+    chosen = torch.from_numpy(np.sort(order[: max(1, round(part * count))]))
+    gone = weight.index_select(dimension, chosen).contiguous()
+    drawn = torch.from_numpy(_numbers(f"{units}:{name}", gone.shape) % gone.numel())
+    anew = gone.flatten()[drawn.flatten()].view(gone.shape)
+    made = weight.index_copy(dimension, chosen, anew)
+    return made if times == 1 else (made.double() * times).to(made.dtype)
+
+
+def _numbers(key: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Whole numbers from 0 to 2⁴⁸ - 1, by counter."""
+    import numpy as np
+
+    from growkit.algebra.noise import noise
+
+    rows = np.arange(prod(shape[:-1]))
+    parts = noise(key, rows, 3 * shape[-1]).astype(np.int64).reshape(*shape, 3) + 2**15
+    return np.asarray(parts @ np.array([2**32, 2**16, 1]), np.int64)
+
+
+OPERATION = Upcycle()

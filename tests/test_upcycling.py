@@ -1,0 +1,339 @@
+"""Dense models become models with experts, and experts are copied: judged by transformers.
+
+``python -m tests.upcycling`` does the same with as many random models as one likes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING
+
+import growkit
+from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.strict import strict_float64
+from growkit.errors import InputError
+from growkit.families.family import families
+from growkit.planner import plan
+from growkit.proof.trainability import Gradients
+from tests.conftest import load_strict, relative_error, save_random, seeded
+from tests.families import FAMILIES, MOE, softmax
+from tests.upcycling import (
+    DENSE,
+    SPARSE,
+    copy_any,
+    dense_config,
+    save_dense,
+    save_sparse,
+    upcycle_any,
+)
+
+QUICK = growkit.Settings(prompts=1, length=16)
+EIGHT: dict[str, Any] = {"method": "upcycle", "experts": 8, "top_k": 2}
+FINE: dict[str, Any] = {"method": "upcycle", "experts": 16, "top_k": 4, "granularity": 4}
+IDS = torch.randint(29, (2, 24), generator=torch.Generator().manual_seed(0))
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def alter(folder: Path, ending: str) -> str:
+    """Change a tensor of this name; the name of the first one."""
+    weights = load_file(folder / "model.safetensors")
+    name = min(each for each in weights if each.endswith(ending))
+    weights[name].mul_(1.5)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return name
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DENSE if kind != "mistral"])  # see below
+def test_any_dense_model(kind: str, tmp_path: Path) -> None:
+    assert upcycle_any(kind, sorted(DENSE).index(kind), tmp_path) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3"])
+def test_more_experts_of_any_model(kind: str, tmp_path: Path) -> None:
+    assert copy_any(kind, SPARSE.index(kind), tmp_path) < 1e-12
+
+
+def test_every_pair_of_the_families_is_tried() -> None:
+    found = {kind for each in families().values() if each.experts for kind in each.experts.dense}
+    assert found == set(DENSE)
+    assert {each for each in families() if families()[each].experts} == set(SPARSE)
+
+
+@pytest.mark.parametrize("options", [EIGHT, FINE], ids=["whole", "fine"])
+def test_its_proof_holds_and_misses_nothing(options: dict[str, Any], tmp_path: Path) -> None:
+    source, out = save_dense("qwen3", 1, tmp_path / "source"), tmp_path / "out"
+    grown = growkit.grow(source, out, verify=QUICK, **options)
+    assert grown["kept"]
+    assert grown["promise"] == "exact"
+    assert grown["verification"] is not None
+    assert grown["verification"]["weights_recovered"] is True
+    name = alter(out, "experts.7.up_proj.weight")
+    found = growkit.verify(source, out, prompts=1, length=16)
+    assert not found["kept"]
+    assert found["first_lost_tensor"] == name
+
+
+def test_without_a_manifest_logits_are_compared(tmp_path: Path) -> None:
+    source, out = save_dense("llama", 1, tmp_path / "source"), tmp_path / "out"
+    growkit.grow(source, out, verify=False, **EIGHT)
+    (out / "growkit.json").unlink()
+    found = growkit.verify(source, out, prompts=1, length=12)
+    assert found["kept"]
+    assert found["promise"] == "exact"
+    for expert in range(8):  # some of which are chosen
+        alter(out, f"layers.1.block_sparse_moe.experts.{expert}.w2.weight")
+    name = alter(out, "layers.0.self_attn.o_proj.weight")
+    found = growkit.verify(source, out, prompts=1, length=12)
+    assert not found["kept"]
+    assert found["fault"] is not None
+    assert found["fault"]["tensor"] == name
+    assert found["first_differing_layer"] == 0
+
+
+def test_weights_that_do_not_sum_to_one_are_another_function(tmp_path: Path) -> None:
+    """The control of what a config is made to say."""
+    source, out = save_dense("qwen3", 2, tmp_path / "source"), tmp_path / "out"
+    growkit.grow(source, out, verify=False, **EIGHT)
+    assert relative_error(source, out) < 1e-12
+    configure(out, norm_topk_prob=False)
+    assert relative_error(source, out) > 1e-3
+
+
+def test_rows_of_a_group_that_differ_are_another_function(tmp_path: Path) -> None:
+    """The control of a router that chooses all pieces of the MLP, whatever it is given."""
+    source, out = save_dense("llama", 2, tmp_path / "source"), tmp_path / "out"
+    growkit.grow(source, out, verify=False, **FINE)
+    assert relative_error(source, out) < 1e-12
+    weights = load_file(out / "model.safetensors")
+    for name in (each for each in weights if each.endswith("gate.weight")):
+        assert weights[name][::4].equal(weights[name][3::4])
+        weights[name] = weights[name].unflatten(0, (4, 4)).transpose(0, 1).flatten(0, 1).clone()
+    save_file(weights, out / "model.safetensors", {"format": "pt"})
+    assert relative_error(source, out) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        ("granite", growkit.GrowStep("upcycle", experts=4, granularity=2)),
+        ("llama", growkit.GrowStep("upcycle", experts=4, granularity=2, drop=0.3)),
+        ("mixtral", growkit.GrowStep("experts", experts="x4")),
+    ],
+)
+def test_any_slice_is_that_of_the_whole(kind: str, step: growkit.GrowStep, tmp_path: Path) -> None:
+    make = save_dense if kind in DENSE else save_sparse
+    source = Checkpoint(make(kind, 1, tmp_path))
+    lineage = plan(growkit.Recipe(str(tmp_path), (step,), "out"), source).lineage
+    choose = seeded(1)
+    for name, info in lineage.target.tensors.items():
+        ends = [sorted(choose.sample(range(size + 1), 2)) for size in info.shape]
+        where = [slice(*each) for each in ends]
+        assert lineage.part(name, where).equal(lineage.target.read(name)[tuple(where)])
+
+
+def test_a_router_may_wait_for_others(tmp_path: Path) -> None:
+    """A gradient of nothing is what the first step gives it, and the fault of any other tensor."""
+    source = Checkpoint(save_dense("llama", 1, tmp_path))
+    recipe = growkit.Recipe(str(tmp_path), (growkit.GrowStep("upcycle", experts=4),), "out")
+    lineage = plan(recipe, source).lineage
+    router, other = "model.layers.0.block_sparse_moe.gate.weight", "model.norm.weight"
+    gradients = Gradients(lineage.plans, lambda name, gradient: [(name, gradient)])
+    for name in (router, other):
+        gradients.look(name, torch.zeros(lineage.target.tensors[name].shape))
+    assert gradients.found([router, other])["silent_parameters"] == [other]
+
+
+@pytest.mark.parametrize("options", [EIGHT, FINE], ids=["whole", "fine"])
+def test_routers_learn_and_experts_part(options: dict[str, Any], tmp_path: Path) -> None:
+    """Routers of equal experts have nothing to learn before the first step has parted these."""
+    source, out = save_dense("llama", 3, tmp_path / "source"), tmp_path / "out"
+    growkit.grow(source, out, verify=False, **options)
+    model = load_strict(out)
+    routers = [p for name, p in model.named_parameters() if name.endswith("mlp.gate.weight")]
+    experts = [p for name, p in model.named_parameters() if name.endswith("experts.down_proj")]
+    assert len(routers) == len(experts) == 2
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    first = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        with strict_float64():
+            model(IDS, labels=IDS).loss.backward()
+        first = first or [float(each.grad.abs().max()) for each in routers]
+        optimizer.step()
+    assert max(first) < 1e-12 if options is EIGHT else min(first) > 1e-9
+    for router, each in zip(routers, experts, strict=True):
+        assert int((router.grad.abs().amax(1) > 1e-9).sum()) >= len(router) - 2
+        pieces = options.get("granularity", 1)
+        copies = each.detach().unflatten(0, (-1, pieces))
+        assert float((copies[1:] - copies[:-1]).abs().amax((-1, -2)).min()) > 1e-6
+
+
+def test_experts_that_get_one_gradient_are_told_apart_from_others(tmp_path: Path) -> None:
+    settings = growkit.Settings(prompts=1, length=16, trainability=True)
+    source = save_sparse("qwen3_moe", 3, tmp_path / "source")
+    for symmetry, learns in (("break", True), ("keep", False)):
+        out = tmp_path / symmetry
+        grown = growkit.grow(
+            source, out, method="experts", experts="x2", symmetry=symmetry, verify=settings
+        )
+        assert grown["verification"] is not None
+        found = grown["verification"]["trainability"]
+        assert found is not None
+        assert found["copied"]
+        assert found["trainable"] is learns
+        assert grown["kept"] is learns
+
+
+def test_upcycled_models_are_found_to_learn(tmp_path: Path) -> None:
+    settings = growkit.Settings(prompts=1, length=16, trainability=True)
+    source = save_dense("mistral", 4, tmp_path / "source")
+    grown = growkit.grow(source, tmp_path / "out", verify=settings, **EIGHT)
+    assert grown["kept"]
+    assert relative_error(source, tmp_path / "out") < 1e-12
+    assert grown["verification"] is not None
+    assert grown["verification"]["trainability"] is not None
+    assert grown["verification"]["trainability"]["copied"]  # experts beside one another on disk
+
+
+def test_wider_experts_part_by_noise(tmp_path: Path) -> None:
+    """What is split over copies inside of an expert is split otherwise in every one."""
+    source, out = save_dense("llama", 5, tmp_path / "source"), tmp_path / "out"
+    steps = (
+        growkit.GrowStep("upcycle", experts=4),
+        growkit.GrowStep("hypercloning", ffn="x2"),
+    )
+    growkit.run(growkit.Recipe(str(source), steps, str(out), None))
+    assert relative_error(source, out) < 1e-12
+    weights = load_file(out / "model.safetensors")
+    name = "model.layers.0.block_sparse_moe.experts.{}.w2.weight"
+    assert not weights[name.format(0)].equal(weights[name.format(1)])
+
+
+def test_short_formats_bound_what_groups_promise(tmp_path: Path) -> None:
+    """In bfloat16 the numbers of two groups may be equal where one of them is chosen."""
+    source = save_dense("llama", 6, tmp_path / "source", torch.bfloat16)
+    for name, options, promise in (
+        ("whole", EIGHT, "exact"),
+        ("fine", FINE, "bounded"),
+        ("wide", {**FINE, "dtype": "float32"}, "exact"),
+    ):
+        grown = growkit.grow(source, tmp_path / name, dry_run=True, **options)
+        assert grown["promise"] == promise
+        assert bool(grown["lost"]) == (promise == "bounded")
+
+
+def test_drop_upcycling_is_another_function(tmp_path: Path) -> None:
+    source, out = save_dense("llama", 7, tmp_path / "source"), tmp_path / "out"
+    grown = growkit.grow(source, out, verify=False, drop=0.5, **EIGHT)
+    assert grown["promise"] == "different"
+    assert relative_error(source, out) > 1e-3
+    before, after = (load_file(each / "model.safetensors") for each in (source, out))
+    dense = before["model.layers.0.mlp.up_proj.weight"]
+    kept = []
+    for expert in range(2):
+        prefix = f"model.layers.0.block_sparse_moe.experts.{expert}."
+        rows = (after[prefix + "w3.weight"] == dense).all(1)
+        assert int(rows.sum()) == len(dense) // 2
+        assert bool(torch.isin(after[prefix + "w3.weight"], dense).all())  # drawn from these
+        down = before["model.layers.0.mlp.down_proj.weight"]
+        assert rows.equal((after[prefix + "w2.weight"] == down).all(0))
+        kept.append(rows)
+    assert not kept[0].equal(kept[1])
+
+
+@pytest.mark.parametrize("kind", [kind for kind, made in DENSE.items() if kind != made])
+def test_what_a_dense_class_assumes_is_written_out(kind: str, tmp_path: Path) -> None:
+    """For the class with experts assumes something else of keys that a config leaves out."""
+    source = save_dense(kind, 1, tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    said = {*dense_config(kind, seeded(1)), "model_type"} - {"max_position_embeddings"}
+    config = {key: value for key, value in config.items() if key in said}
+    (source / "config.json").write_text(json.dumps(config))
+    recipe = growkit.Recipe(str(source), (growkit.GrowStep("upcycle", experts=8),), "out")
+    made = plan(recipe, Checkpoint(source)).lineage.target.config
+    before = CONFIG_MAPPING[kind].from_dict(config).to_dict()
+    after = CONFIG_MAPPING[DENSE[kind]].from_dict(dict(made)).to_dict()
+    family = families()[DENSE[kind]]
+    assert family.experts is not None
+    meant = {*family.experts.config, "model_type", "architectures", *(family.size_keys - said)}
+    meant |= {"intermediate_size"} if family.experts.width == "ffn" else set()
+    meant |= {"bos_token_id", "eos_token_id", "pad_token_id"}  # of generating
+    shared = before.keys() & after.keys() - meant
+    assert {"rope_parameters", "max_position_embeddings", "rms_norm_eps"} <= shared
+    for key in shared | ({"sliding_window"} & after.keys()):
+        assert before.get(key) == after[key] or not (before.get(key) or after[key]), key
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "options", "why"),
+    [
+        ("llama", {}, {"experts": 8, "top_k": 1}, "could never learn; choose at least 2"),
+        ("llama", {}, {"experts": 2, "top_k": 3}, "choose at most 2"),
+        (
+            "llama",
+            {},
+            {"experts": 6, "top_k": 3, "granularity": 3},
+            "rounds; choose a power of two",
+        ),
+        ("llama", {}, {"experts": 16, "top_k": 4, "granularity": 16}, "is no multiple of gran"),
+        ("llama", {}, {"experts": 1}, "no more than there are; choose 2"),
+        ("llama", {}, {"experts": "many"}, "write a whole factor like x2 or a number like 8"),
+        ("llama", {}, {"experts": 10**9}, "are more than can be made; choose at most"),
+        ("llama", {}, {}, "experts is missing"),
+        ("llama", {"attention_bias": True}, {"experts": 8}, "no place for tensor .*bias"),
+        ("qwen3", {"use_sliding_window": True}, {"experts": 8}, "use_sliding_window True"),
+        ("olmo", {}, {"experts": 8}, r"these can: .*llama \(Mixtral\)"),
+        ("mixtral", {}, {"experts": 8}, "has experts already; --method experts"),
+    ],
+)
+def test_what_cannot_be_upcycled_is_refused_in_the_plan(
+    kind: str, changes: dict[str, Any], options: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    if kind == "olmo":
+        config = FAMILIES[kind].any(seeded(1))
+    elif kind == "mixtral":
+        config = softmax(seeded(1), **MOE, num_local_experts=4, hidden_size=16)
+    else:
+        config = dense_config(kind, seeded(1))
+    source = save_random(tmp_path / "source", CONFIG_MAPPING[kind](**{**config, **changes}), 1)
+    with pytest.raises(InputError, match=why):
+        growkit.grow(source, tmp_path / "out", method="upcycle", verify=False, **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"experts": 6}, "so that all copies of what is chosen are chosen; choose 8"),
+        ({"experts": "x3"}, "power of two; choose one, or --symmetry keep"),
+        ({"experts": 4}, "no more than there are; choose 8"),
+        ({"experts": 8, "top_k": 9}, "top_k 9 of 8 experts cannot be chosen"),
+    ],
+)
+def test_what_cannot_be_copied_is_refused_in_the_plan(
+    options: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    config = softmax(seeded(1), **MOE, num_local_experts=4, hidden_size=16)
+    source = save_random(tmp_path / "source", CONFIG_MAPPING["mixtral"](**config), 1)
+    with pytest.raises(InputError, match=why):
+        growkit.grow(source, tmp_path / "out", method="experts", verify=False, **options)
+    dense = save_dense("llama", 1, tmp_path / "dense")
+    with pytest.raises(InputError, match="has no experts to copy; --method upcycle"):
+        growkit.grow(dense, tmp_path / "out", method="experts", experts="x2", verify=False)
+
+
+def test_fewer_copies_chosen_are_another_function_by_name(tmp_path: Path) -> None:
+    source, out = save_sparse("olmoe", 1, tmp_path / "source"), tmp_path / "out"
+    grown = growkit.grow(source, out, method="experts", experts="x2", top_k=2, verify=False)
+    assert grown["promise"] == "different"
+    assert relative_error(source, out) > 1e-3
