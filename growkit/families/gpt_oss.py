@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from growkit.families.description import Tensor
+from growkit.families.layers import every, windows
 from growkit.families.llama import ATTENTION, MLP, skeleton
 from growkit.families.llama import FAMILY as LLAMA
 
@@ -28,6 +29,7 @@ FAMILY = replace(
         "attention_bias": True,
         "num_local_experts": 128,
         "rms_norm_eps": 1e-5,
+        "layer_types": windows(every(2)),
     },
     constants={"two": 2},
     tensors=skeleton(

@@ -9,12 +9,18 @@ from dataclasses import replace
 
 from growkit.checkpoint.tensors import Config
 from growkit.families.description import Tensor, always
+from growkit.families.layers import windows
 from growkit.families.llama import ATTENTION, MLP
 from growkit.families.qwen2 import FAMILY as QWEN2
 from growkit.families.qwen3_moe import FAMILY as QWEN3_MOE
-from growkit.families.qwen3_moe import dense, experts, only, sparse
+from growkit.families.qwen3_moe import arranged, dense, experts, only, sparse
 
 SHARED = MLP + "shared_expert."
+
+
+def _has_window(config: Config, layer: int) -> bool:
+    used = config.get("use_sliding_window") and layer < config.get("max_window_layers", 28)
+    return bool(used and (layer + 1) % 2)
 
 
 def _qkv_bias(config: Config) -> bool:
@@ -55,6 +61,7 @@ FAMILY = replace(
     },
     aliases=QWEN3_MOE.aliases,
     kinds={"expert_ffn": "ffn", "shared_ffn": "ffn"},
+    arranged=arranged,
     defaults={
         **QWEN2.defaults,
         "num_key_value_heads": 16,
@@ -64,6 +71,7 @@ FAMILY = replace(
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "qkv_bias": True,
+        "layer_types": windows(_has_window),
     },
     constants={"one": 1, "two": 2},
     tensors=_tensors(stacked=False),

@@ -7,7 +7,7 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/qw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from growkit.checkpoint.tensors import Config
@@ -27,6 +27,14 @@ def sparse(config: Config, layer: int) -> bool:
 def dense(config: Config, layer: int) -> bool:
     """The layer has an MLP."""
     return not sparse(config, layer)
+
+
+def arranged(config: Config, layers: Sequence[int]) -> Config:
+    """Which layers have an MLP, in a model whose layers come from these."""
+    wanted = [place for place, layer in enumerate(layers) if dense(config, layer)]
+    if wanted == [place for place in range(len(layers)) if dense(config, place)]:
+        return {}
+    return {"decoder_sparse_step": 1, "mlp_only_layers": wanted}
 
 
 def experts(width: str, layers: Layers, *, stacked: bool) -> tuple[Tensor, ...]:
@@ -69,10 +77,12 @@ FAMILY = replace(
     },
     aliases={"num_experts": "num_local_experts"},
     kinds={"expert_ffn": "ffn"},
+    arranged=arranged,
     defaults={
         **QWEN3.defaults,
         "num_key_value_heads": 4,
         "head_dim": lambda config: config["hidden_size"] // config["num_attention_heads"],
+        "layer_types": None,  # all layers look through a window, or none
         "moe_intermediate_size": 768,
         "num_experts": 128,
         "decoder_sparse_step": 1,
