@@ -5,7 +5,7 @@ Layers may come in another order, or more than once: what belongs to a layer goe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from growkit.algebra.axes import Pattern, Role
 from growkit.checkpoint.tensors import Config
@@ -27,13 +27,13 @@ def every(count: int, key: str = "") -> Callable[[Config, int], bool]:
     return lambda config, layer: bool((layer + 1) % config.get(key, count))
 
 
-def writers(tensors: Iterable[Tensor]) -> frozenset[str]:
+def writers(family: Family, config: Config) -> frozenset[str]:
     """Names of the tensors of a layer that write what it adds to the hidden states.
 
     If all of them are zero, as the class has them, the layer hands on what it is given. Those are
     the last matrices of attention and MLP with their biases; or the norms behind these.
     """
-    inside = [tensor for tensor in tensors if "{layer}" in tensor.name]
+    inside = [tensor for _, tensor, layer in family.members(config) if layer is not None]
     norms = {_module(each) for each in inside if each.norm}
     behind = {_module(each) for each in inside if each.norm and each.norm.behind}
     return frozenset(

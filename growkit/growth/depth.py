@@ -116,7 +116,7 @@ class Depth:
             family, source.config, [layer.of for layer in order], source.where()
         )
         family.check_bounds(config, "the deeper model")
-        writing = writers(each for each in family.tensors if each.when(complete))
+        writing = writers(family, source.config)
         plan = Plan(
             config=config,
             rules=tuple(_rules(family, source, config, order, writing)),

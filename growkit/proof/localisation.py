@@ -52,7 +52,7 @@ def find_fault(
     after: Checkpoint,
     lineage: Lineage | None,
     ids: Tensor,
-    layer: int,
+    layer: tuple[int, str],
     tolerance: float,
     device: torch.device,
 ) -> Fault:
@@ -63,14 +63,16 @@ def find_fault(
         after: the target.
         lineage: how the target was made, if that is known.
         ids: a prompt on which they differ, [tokens].
-        layer: index of the layer in the target.
+        layer: index of the layer in the target, and the name of that of the source beside which it
+            was compared.
         tolerance: relative error that is only rounding.
         device: where to run.
 
     Returns:
         The component, the tensor and the cause, as far as they can be told.
     """
-    unknown = Fault(layer=layer, component=None, tensor=None, cause=None, factor=None)
+    number, _ = layer
+    unknown = Fault(layer=number, component=None, tensor=None, cause=None, factor=None)
     with suppress(InputError):
         one, other = _comparable(before, after)
         keys = _differing_keys(one.weights, other.weights)
@@ -83,7 +85,7 @@ def find_fault(
                     cause = f"the configs differ in {', '.join(keys)}"
                 weight = other.stored(f"{part.module}.weight")
                 return Fault(
-                    layer=layer,
+                    layer=number,
                     component=part.component,
                     tensor=weight.tensor if weight else None,
                     cause=cause,
@@ -123,7 +125,7 @@ class _Looked:
         after: AsClass,
         copies: Copies | None,
         ids: Tensor,
-        layer: int,
+        layer: tuple[int, str],
         device: torch.device,
     ) -> None:
         self._ids, self._copies = ids, copies
@@ -143,18 +145,19 @@ class _Looked:
                 for each in (before, after)
             ]
             self._embeddings = [f"{model.names[0]}.weight" for model in models]
-            inside = models[1].names[layer + 1]
-            self._inside = self._of_source(inside, models[0]), inside
+            number, beside = layer
+            inside = models[1].names[number + 1]
+            self._inside = self._of_source(inside, beside, models[0]), inside
             self._expected, self._found = (
                 _outputs(model, name, ids) for model, name in zip(models, self._inside, strict=True)
             )
         self.first = next(iter(self._components(self._inside[1])), None)
 
-    def _of_source(self, layer: str, source: Layerwise) -> str:
-        """The source's layer that a layer of the target came from, or else that of its number."""
+    def _of_source(self, layer: str, beside: str, source: Layerwise) -> str:
+        """The source's layer that a layer of the target came from, or else that beside it."""
         origin = self._copies.module(layer) if self._copies else None
         same = [name for name in source.names if origin and origin.startswith(f"{name}.")]
-        return same[0] if same else layer
+        return same[0] if same else beside
 
     def parts(self, tolerance: float) -> Iterator[Part]:
         """What the components of the layer hand on, in the order of computation.

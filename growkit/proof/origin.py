@@ -59,11 +59,16 @@ def _settled(step: Step) -> Step:
 
 
 def _check_sizes(steps: tuple[Step, ...], after: Checkpoint) -> None:
-    """Refuse sizes that no tensor of the target has, before anything of that size is made."""
-    most = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
+    """Refuse sizes that no tensor of the target has, before anything of that size is made.
+
+    Layers are as many as there are tensors, at most.
+    """
+    widest = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
+    most = max(widest, len(after.tensors))
     for step in steps:
         for option in step.operation.options:
-            digits = str(step.options.get(option.name, "")).removeprefix("x")
+            size = str(step.options.get(option.name, "")).removeprefix("x")
+            digits = size.partition(".")[0]
             if not isinstance(option, SizeOption):
                 continue
             if len(digits) > len(str(most)) or (digits.isdigit() and int(digits) > most):

@@ -48,6 +48,8 @@ class Trainability(TypedDict):
         without_gradient: how many of them get none, on the text that was tried.
         first_identical: the first tensor with such a row; null if there is none.
         silent_parameters: names of parameters whose gradient is zero, the first few.
+        idle_layers: number of layers that hand on what they are given. What they write gets a
+            gradient at once; that of their other parameters is the one after a first step.
     """
 
     trainable: bool
@@ -56,6 +58,7 @@ class Trainability(TypedDict):
     without_gradient: int
     first_identical: str | None
     silent_parameters: list[str]
+    idle_layers: int
 
 
 class CopyDistance(TypedDict):
