@@ -211,8 +211,11 @@ class Layerwise:
                 if first_step is None:
                     continue
                 idle.append(name)
-                # What is multiplied by zero gets its gradient after the first step.
-                stepped = state.detach().clone().requires_grad_()
+                # What is multiplied by zero gets its gradient after the first step, when what the
+                # layers before hand on is another as well.
+                assert state.grad is not None
+                scale = STEP * state.detach().square().mean().sqrt()
+                stepped = (state - scale * state.grad.sign()).detach().requires_grad_()
                 self._through(index, stepped, gradient, look, first_step)
             backward(first, state.grad)
             assert rows.grad is not None
