@@ -52,7 +52,7 @@ def sparse(config: Config, layer: int) -> bool:
 
 
 def arranged(config: Config, layers: Sequence[int]) -> Config:
-    """How many layers are dense, in a model whose layers come from these; they must be the first."""
+    """How many layers are dense, in a model whose layers come from these: the first ones."""
     return {"first_k_dense_replace": sum(_dense(config, layer) for layer in layers)}
 
 

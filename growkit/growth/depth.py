@@ -4,8 +4,8 @@ Identity blocks, Wu et al., "LLaMA Pro: Progressive LLaMA with Block Expansion",
 new layer is the one before it, but what it writes is zero. What is zero gets a gradient at once,
 the rest of the layer from the first step on.
 
-Stacks, Du et al., "Stacking Your Transformers", arXiv 2405.15319, and overlapping ones, Kim et al.,
-"SOLAR 10.7B", arXiv 2312.15166, are another function, and so are layers beside copies of themselves.
+Stacks, Du et al., "Stacking Your Transformers", arXiv 2405.15319, stacks that overlap, Kim et al.,
+"SOLAR 10.7B", arXiv 2312.15166, and layers beside copies of themselves are another function.
 """
 
 from __future__ import annotations
@@ -112,9 +112,7 @@ class Depth:
         order = arrangement(family.sizes(source.config)["layers"], options)
         complete = family.complete(source.config)
         _check(family, complete, order, source.where())
-        config = relayered(
-            family, source.config, [layer.of for layer in order], source.where()
-        )
+        config = relayered(family, source.config, [layer.of for layer in order], source.where())
         family.check_bounds(config, "the deeper model")
         writing = writers(family, source.config)
         plan = Plan(
@@ -274,12 +272,12 @@ def _rules(
                 "choose --blocks identity or interpose"
             )
     rules = []
-    for name, described, place in family.members(config):
-        if place is None:
+    for name, described, number in family.members(config):
+        if number is None:
             rules.append(Rule(name, source.tensors[name], Kept(name)))
             continue
-        layer = order[place]
-        of = before[layer.of][_inside(name, described, place)]
+        layer = order[number]
+        of = before[layer.of][_inside(name, described, number)]
         info = source.tensors[of]
         rules.append(_of_layer(name, of, info, described, layer, described.name in writing))
     return rules

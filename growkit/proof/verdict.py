@@ -477,9 +477,7 @@ class _Proof:
         dtype: torch.dtype = getattr(torch, name)
         source, target = self._both(dtype, None)
         hidden, layers = self._hidden, self.origin.layers
-        compared = compare(
-            source, target, asked, self._advance, copied=hidden, layers=layers
-        )
+        compared = compare(source, target, asked, self._advance, copied=hidden, layers=layers)
         with self._source.head() as exact_head, source.head() as head:
 
             def strict_head(hidden: Tensor) -> Tensor:
