@@ -86,7 +86,10 @@ class Depth:
     """See ``growkit.planning.operation.Operation``."""
 
     name = "depth"
-    paper = "https://arxiv.org/abs/2401.02415"
+    paper = (
+        "https://arxiv.org/abs/2401.02415 (identity), https://arxiv.org/abs/2405.15319 (stack), "
+        "https://arxiv.org/abs/2312.15166 (overlap)"
+    )
     options = OPTIONS
     rows: tuple[Row, ...] = ()
 

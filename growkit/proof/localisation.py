@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.expansion import Index, in_blocks, index_map, side_by_side
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Config, Weights
+from growkit.checkpoint.tensors import Config
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import lacks_class
@@ -32,6 +32,7 @@ from growkit.families.family import Family, stored_family
 from growkit.planning.lineage import Lineage
 from growkit.proof.causes import Part, cause_of, spacing
 from growkit.proof.copies import AsClass, Copied, Copies
+from growkit.proof.files.config import SIZES
 from growkit.results.proof import Fault
 
 TOKENS = 64
@@ -75,7 +76,7 @@ def find_fault(
     unknown = Fault(layer=number, component=None, tensor=None, cause=None, factor=None)
     with suppress(InputError):
         one, other = _comparable(before, after)
-        keys = _differing_keys(one.weights, other.weights)
+        keys = _differing_keys(one, other, lineage)
         copies = Copies(lineage, one, other) if lineage else None
         looked = _Looked(one, other, copies, ids[:TOKENS], layer, device)
         for part in looked.parts(tolerance):
@@ -107,12 +108,20 @@ def _comparable(before: Checkpoint, after: Checkpoint) -> tuple[AsClass, AsClass
     return one, other
 
 
-def _differing_keys(before: Weights, after: Weights) -> list[str]:
-    """Keys of the config, other than sizes, in which two models of a family differ."""
-    family = stored_family(before)
-    one, other = (family.complete(each.config) for each in (before, after))
-    free = {*family.size_keys, "dtype", "torch_dtype", "architectures", "transformers_version"}
+def _differing_keys(before: AsClass, after: AsClass, lineage: Lineage | None) -> list[str]:
+    """Keys of the config, other than sizes, in which a target is not what it should be.
+
+    That is what the plan says, if there is one; or else what the source is.
+    """
+    expected, found = before.weights.config, after.weights.config
+    if lineage:
+        expected = after.config_of(lineage.target.config)
+    family = stored_family(after.weights)
+    one, other = (family.complete(each) for each in (expected, found))
+    free = {*SIZES, "dtype", "torch_dtype", "architectures", "transformers_version"}
     free |= {"auto_map", "use_cache", "_name_or_path", "max_position_embeddings"}
+    if family.sizes(expected)["layers"] != family.sizes(found)["layers"]:
+        free |= family.lists
     return sorted(key for key in {*one, *other} - free if one.get(key) != other.get(key))
 
 
