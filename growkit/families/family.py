@@ -28,6 +28,9 @@ MOST_ROWS = 1 << 22
 MOST_SIZE = 1 << 24
 """Of any size in a config: a hundred times that of the largest models there are."""
 
+KINDS = {bool: "true or false", int: "a whole number", list: "a list"}
+"""What keys with such defaults must be."""
+
 LISTS = frozenset({"layer_types", "mlp_layer_types"})
 """Keys that hold one entry for each layer in every class that has them."""
 
@@ -131,10 +134,11 @@ class Family:
                     f"of {', '.join(values)}"
                 )
         for key, default in self.defaults.items():
-            if isinstance(default, bool) and not isinstance(complete[key], bool):
+            kind = type(default)
+            if kind in KINDS and type(complete[key]) is not kind:
                 raise InputError(
                     f"config.json of a {self.name} model has {key} {complete[key]!r}; "
-                    "true or false was expected"
+                    f"{KINDS[kind]} was expected"
                 )
         self.check(complete)
         numbers = complete | sizes

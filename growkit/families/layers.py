@@ -6,6 +6,7 @@ Layers may come in another order, or more than once: what belongs to a layer goe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from growkit.algebra.axes import Pattern, Role
 from growkit.checkpoint.tensors import Config
@@ -65,7 +66,7 @@ def relayered(family: Family, config: Config, layers: Sequence[int], where: str)
     Raises:
         InputError: a list has no entry for each layer, or nobody knows whether it should.
     """
-    before = family.complete(config)
+    before = dict(family.complete(config))
     count = family.sizes(config)["layers"]
     key_of_count = next(key for key, axes in family.axes.items() if axes == ("layers",))
     lists = {}
@@ -88,10 +89,14 @@ def relayered(family: Family, config: Config, layers: Sequence[int], where: str)
             )
     deeper = {**config, key_of_count: len(layers)}
     for key, values in lists.items():
-        default = family.defaults.get(key)
-        assumed = default({**before, **deeper, **lists}) if callable(default) else default
-        if config.get(key) is not None or values != assumed:
+        if config.get(key) is not None or values != _assumed(family, key, before | deeper | lists):
             deeper[key] = values
     arranged = family.arranged(before, layers)
     after = family.complete(deeper)
     return deeper | {key: value for key, value in arranged.items() if value != after.get(key)}
+
+
+def _assumed(family: Family, key: str, complete: Config) -> Any:
+    """What a class makes of a config that lacks a key."""
+    default = family.defaults.get(key)
+    return default(complete) if callable(default) else default

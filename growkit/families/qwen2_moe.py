@@ -13,7 +13,7 @@ from growkit.families.layers import windows
 from growkit.families.llama import ATTENTION, MLP
 from growkit.families.qwen2 import FAMILY as QWEN2
 from growkit.families.qwen3_moe import FAMILY as QWEN3_MOE
-from growkit.families.qwen3_moe import arranged, dense, experts, only, sparse
+from growkit.families.qwen3_moe import arranged, check_step, dense, experts, only, sparse
 
 SHARED = MLP + "shared_expert."
 
@@ -62,6 +62,7 @@ FAMILY = replace(
     aliases=QWEN3_MOE.aliases,
     kinds={"expert_ffn": "ffn", "shared_ffn": "ffn"},
     arranged=arranged,
+    check=check_step,
     defaults={
         **QWEN2.defaults,
         "num_key_value_heads": 16,

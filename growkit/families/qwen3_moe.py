@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from growkit.checkpoint.tensors import Config
+from growkit.errors import InputError
 from growkit.families.description import Tensor
 from growkit.families.llama import MLP
 from growkit.families.qwen3 import FAMILY as QWEN3
@@ -27,6 +28,19 @@ def sparse(config: Config, layer: int) -> bool:
 def dense(config: Config, layer: int) -> bool:
     """The layer has an MLP."""
     return not sparse(config, layer)
+
+
+def check_step(config: Config) -> None:
+    """Refuse a step between layers with experts that is none.
+
+    Raises:
+        InputError: names it.
+    """
+    if config["decoder_sparse_step"] < 1:
+        raise InputError(
+            f"config.json has decoder_sparse_step {config['decoder_sparse_step']}; a number from 1 "
+            "upwards was expected"
+        )
 
 
 def arranged(config: Config, layers: Sequence[int]) -> Config:
@@ -78,6 +92,7 @@ FAMILY = replace(
     aliases={"num_experts": "num_local_experts"},
     kinds={"expert_ffn": "ffn"},
     arranged=arranged,
+    check=check_step,
     defaults={
         **QWEN3.defaults,
         "num_key_value_heads": 4,
