@@ -186,7 +186,10 @@ def _options(kind: Any, verb: str | None) -> dict[str, inspect.Parameter]:
 
 
 def _options_of_operations(verb: str) -> dict[str, inspect.Parameter]:
-    """One option for every option of a verb's operations; of several helps the longest."""
+    """One option for every option of a verb's operations; of several helps the longest.
+
+    Those that only one operation has name it.
+    """
     every = [operation for operation in operations(verb).values() if operation.options]
     added: dict[str, inspect.Parameter] = {}
     for name in dict.fromkeys(option.name for each in every for option in each.options):
@@ -194,7 +197,7 @@ def _options_of_operations(verb: str) -> dict[str, inspect.Parameter]:
             each.name: option for each in every for option in each.options if option.name == name
         }
         option = max(having.values(), key=lambda option: len(option.help))
-        of = "" if len(having) == len(every) else f" (for {' and '.join(having)})"
+        of = "" if len(having) > 1 else f" (for {next(iter(having))})"
         shown = typer.Option(
             "--" + name.replace("_", "-"),
             metavar="|".join(option.values) or option.form or None,

@@ -32,6 +32,9 @@ from growkit.errors import InputError, foreign, reason
 
 Named = tuple[str, nn.Module]
 
+STEP = 1e-3
+"""A first step of every number of a layer that hands on what it is given: as AdamW takes it."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -174,8 +177,13 @@ class Layerwise:
         with self._behind_the_layers() as run, torch.no_grad():
             return float(run(hidden).softmax(-1)[:, self._tokens :].sum(-1).mean())
 
-    def gradients(self, ids: Tensor, given: Spool, look: Callable[[str, Tensor], None]) -> None:
+    def gradients(
+        self, ids: Tensor, given: Spool, look: Callable[[str, Tensor], None]
+    ) -> list[str]:
         """The gradient of every parameter, from the last layer to the first, one at a time.
+
+        A layer that hands on what it is given has parameters that are multiplied by zero. Theirs is
+        the gradient after a first step of the others.
 
         Of the embedding and of the head, only the rows of tokens that occur, in the order of their
         ids: the whole may be larger than any layer.
@@ -185,7 +193,11 @@ class Layerwise:
             given: what every layer, and then the head, is given on them, each [tokens, hidden].
             look: takes the name of a parameter and its gradient; of tied parameters, that of the
                 tensor they are stored as, and the gradient of each.
+
+        Returns:
+            The names of the layers that hand on what they are given.
         """
+        idle: list[str] = []
 
         def tied_look(name: str, gradient: Tensor) -> None:
             look(self._stored(name), gradient)
@@ -214,19 +226,64 @@ class Layerwise:
             first = self._begin([call])[0]
             # Only hidden states are handed on here: whatever else there may be stays what it is.
             self._along = [self._noted[0].stand_ins]
-            for index, (name, layer) in reversed(list(enumerate(self._layers))):
+            for index, (name, _) in reversed(list(enumerate(self._layers))):
                 gradient, state = state.grad, given[index].to(self.device).requires_grad_()
-                with self._loaded(name, layer):
-                    parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
-                    with handing_over(parameters, look):
-                        output, along = self._call(index, 0, state)
-                        if any(isinstance(each, Tensor) for each in along):
-                            raise self._no_stack("layers hand on more than hidden states")
-                        backward(output, gradient)
-                    del parameters
+                first_step = self._through(index, state, gradient, look, {})
+                if first_step is None:
+                    continue
+                idle.append(name)
+                # What is multiplied by zero gets its gradient after the first step, when what the
+                # layers before hand on is another as well.
+                assert state.grad is not None
+                scale = STEP * state.detach().square().mean().sqrt()
+                stepped = (state - scale * state.grad.sign()).detach().requires_grad_()
+                self._through(index, stepped, gradient, look, first_step)
             backward(first, state.grad)
             assert rows.grad is not None
             look(embedding, of_head.pop() + rows.grad if tied else rows.grad)
+        return idle[::-1]
+
+    def _through(
+        self,
+        index: int,
+        state: Tensor,
+        gradient: Tensor | None,
+        look: Callable[[str, Tensor], None],
+        step: Mapping[str, Tensor],
+    ) -> dict[str, Tensor] | None:
+        """Run a layer, and go back through it.
+
+        Args:
+            index: of the layer.
+            state: what it is given, [tokens, hidden].
+            gradient: of what it hands on, [tokens, hidden].
+            look: takes the name of a parameter and its gradient.
+            step: a first step for some parameters, by name; nobody looks at these any more.
+
+        Returns:
+            A first step for some parameters, where the layer hands on what it is given; nobody has
+            looked at the others yet. None for all other layers.
+        """
+        name, layer = self._layers[index]
+        first_step: dict[str, Tensor] = {}
+        idle = False
+
+        def take(parameter: str, found: Tensor) -> None:
+            if idle and found.any():
+                first_step[parameter] = STEP * found.sign()
+            if parameter not in step and (not idle or parameter in first_step):
+                look(parameter, found)
+
+        with self._lender.stepped(step), self._loaded(name, layer):
+            parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
+            with handing_over(parameters, take):
+                output, along = self._call(index, 0, state)
+                if any(isinstance(each, Tensor) for each in along):
+                    raise self._no_stack("layers hand on more than hidden states")
+                idle = output.equal(state)
+                backward(output, gradient)
+            del parameters
+        return first_step if idle else None
 
     @contextmanager
     def _behind_the_layers(self) -> Iterator[Callable[[Tensor], Tensor]]:

@@ -50,13 +50,26 @@ class Lender:
         if not self._large:
             keep_freed(LARGE)
         self._fetched: dict[str, Tensor] = {}
+        self._steps: Mapping[str, Tensor] = {}
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def tensor(self, name: str, rows: slice | None = None) -> Tensor:
         """A parameter, or some rows of it, as it is stored."""
         # Files hold float32 as float32, whatever arithmetic is to be done with it.
         with torch._C.DisableTorchFunction():
-            return self._weights.read(self._stored(name), rows)
+            found = self._weights.read(self._stored(name), rows)
+            if name in self._steps:
+                found = found.double() - self._steps[name][rows or slice(None)].to(found.device)
+            return found
+
+    @contextmanager
+    def stepped(self, steps: Mapping[str, Tensor]) -> Iterator[None]:
+        """Lend some parameters, by their names in the model, as they are after a step."""
+        self._steps = steps
+        try:
+            yield
+        finally:
+            self._steps = {}
 
     def rows(self, name: str, used: Tensor) -> Tensor:
         """Some rows of a parameter as they are needed, [rows, columns]; ``used`` are in order."""

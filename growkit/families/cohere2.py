@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from growkit.families.cohere import FAMILY as COHERE
 from growkit.families.cohere import SIDE_BY_SIDE
+from growkit.families.layers import every, windows
 
 FAMILY = replace(
     COHERE,
     name="Cohere 2",
     model_types=("cohere2",),
     architecture="Cohere2ForCausalLM",
+    defaults={**COHERE.defaults, "layer_types": windows(every(4, "sliding_window_pattern"))},
     derived=frozenset({"head_dim"}),
     tensors=SIDE_BY_SIDE,
 )

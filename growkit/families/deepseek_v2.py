@@ -5,7 +5,7 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/de
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from growkit.checkpoint.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor
@@ -50,6 +50,11 @@ def _dense(config: Config, layer: int) -> bool:
 def sparse(config: Config, layer: int) -> bool:
     """The layer has experts."""
     return not _dense(config, layer)
+
+
+def arranged(config: Config, layers: Sequence[int]) -> Config:
+    """How many layers are dense, in a model whose layers come from these: the first ones."""
+    return {"first_k_dense_replace": sum(_dense(config, layer) for layer in layers)}
 
 
 ATTENTION_TENSORS = (
@@ -122,6 +127,7 @@ FAMILY = Family(
         "n_routed_experts": ("experts",),
     },
     kinds={"expert_ffn": "ffn"},
+    arranged=arranged,
     defaults={
         "num_key_value_heads": lambda config: config["num_attention_heads"],
         "tie_word_embeddings": False,

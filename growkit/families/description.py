@@ -29,11 +29,14 @@ class Norm:
         over: the axis whose coordinates the mean is taken of.
         eps: the config key of what is added to the mean; None for a number of the class.
         centred: whether the mean of the coordinates is taken away first (LayerNorm).
+        behind: whether it stands behind attention or MLP, and what it writes is added to the hidden
+            states, instead of what these write.
     """
 
     over: str
     eps: str | None
     centred: bool = False
+    behind: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
 from growkit.families.description import DiffForm, Multiple, Norm, Tensor, always
-from growkit.families.family import Axes, Family
+from growkit.families.family import LISTS, Axes, Family
 from growkit.families.llama import (
     ATTENTION,
     MLP,
@@ -300,6 +300,7 @@ FAMILY = Family(
     norms=(HEAD_NORM,),  # where it has no weight
     may_be_zero=frozenset({"num_noise_heads"}),
     per_layer=frozenset({"shared_rank"}),
+    lists=LISTS | {"lambda_init"},
     grouped=frozenset({"signal_heads", "noise_heads", "kv_heads"}),
     served={"signal_heads": ("noise_heads", "kv_heads"), "noise_heads": ("kv_heads",)},
     multiples=(

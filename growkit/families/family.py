@@ -5,7 +5,7 @@ A family's file defines ``FAMILY``; being in this package is what registers it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,12 @@ MOST_ROWS = 1 << 22
 
 MOST_SIZE = 1 << 24
 """Of any size in a config: a hundred times that of the largest models there are."""
+
+KINDS = {bool: "true or false", int: "a whole number", list: "a list"}
+"""What keys with such defaults must be."""
+
+LISTS = frozenset({"layer_types", "mlp_layer_types"})
+"""Keys that hold one entry for each layer in every class that has them."""
 
 Axes = tuple[str, ...]
 
@@ -58,6 +64,13 @@ class Family:
             sentence.
         per_layer: keys that hold one number for all layers, or a list with one for each; their
             axes are numbered, ``rank_0`` and so on (``rank_{layer}`` in patterns).
+        lists: keys that hold a list with one entry for each layer, if there is anything at all.
+        arranged: what else a config says of which layer is of which kind: the keys that change for
+            a model whose layers come from these of a model of this (completed) config.
+        numbered: the key because of which layers of a model of this (completed) config compute with
+            their number; None if they do not.
+        normed_sums: whether norms take the sum of what a layer adds and what it was given, so that
+            no layer can leave that as it is, in models of this (completed) config.
         grouped: axes whose neighbours form groups by position (head i reads KV head ⌊i/r⌋), so
             that copies must stand side by side.
         served: for such axes those whose coordinates serve their groups: KV heads those of heads.
@@ -90,6 +103,10 @@ class Family:
     kinds: Mapping[str, str] = field(default_factory=dict)
     fixed: Callable[[Config], Mapping[str, str]] = lambda config: {}
     per_layer: frozenset[str] = frozenset()
+    lists: frozenset[str] = LISTS
+    arranged: Callable[[Config, Sequence[int]], Config] = lambda config, layers: {}
+    numbered: Callable[[Config], str | None] = lambda config: None
+    normed_sums: Callable[[Config], bool] = lambda config: False
     grouped: frozenset[str] = frozenset()
     served: Mapping[str, Axes] = field(default_factory=dict)
     norms: tuple[Norm, ...] = ()
@@ -120,10 +137,11 @@ class Family:
                     f"of {', '.join(values)}"
                 )
         for key, default in self.defaults.items():
-            if isinstance(default, bool) and not isinstance(complete[key], bool):
+            kind = type(default)
+            if kind in KINDS and type(complete[key]) is not kind:
                 raise InputError(
                     f"config.json of a {self.name} model has {key} {complete[key]!r}; "
-                    "true or false was expected"
+                    f"{KINDS[kind]} was expected"
                 )
         self.check(complete)
         numbers = complete | sizes

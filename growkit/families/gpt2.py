@@ -20,6 +20,11 @@ def _tied(config: Config) -> bool:
     return bool(config["tie_word_embeddings"])
 
 
+def _numbered(config: Config) -> str | None:
+    key = "scale_attn_by_inverse_layer_idx"
+    return key if config[key] else None
+
+
 def _untied(config: Config) -> bool:
     return not _tied(config)
 
@@ -46,7 +51,9 @@ FAMILY = Family(
         "n_inner": lambda config: 4 * config["n_embd"],
         "head_dim": lambda config: config["n_embd"] // config["n_head"],
         "tie_word_embeddings": True,
+        "scale_attn_by_inverse_layer_idx": False,
     },
+    numbered=_numbered,
     derived=frozenset({"head_dim"}),
     constants={"three": 3},
     tensors=(

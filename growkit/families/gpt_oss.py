@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from growkit.families.description import Tensor
 from growkit.families.experts import Experts
+from growkit.families.layers import every, windows
 from growkit.families.llama import ATTENTION, MLP, skeleton
 from growkit.families.llama import FAMILY as LLAMA
 
@@ -30,6 +31,7 @@ FAMILY = replace(
         "num_local_experts": 128,
         "num_experts_per_tok": 4,
         "rms_norm_eps": 1e-5,
+        "layer_types": windows(every(2)),
     },
     constants={"two": 2},
     experts=Experts(width="ffn"),

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from growkit.checkpoint.tensors import Config
+from growkit.families.layers import windows
 from growkit.families.mistral import FAMILY as MISTRAL
+
+
+def _has_window(config: Config, layer: int) -> bool:
+    return config.get("sliding_window", 4096) is not None
+
 
 FAMILY = replace(
     MISTRAL,
@@ -15,4 +22,5 @@ FAMILY = replace(
     model_types=("ministral",),
     architecture="MinistralForCausalLM",
     form=None,  # no DIFF Transformer has windows in some layers
+    defaults={**MISTRAL.defaults, "layer_types": windows(_has_window)},
 )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from growkit.checkpoint.tensors import Config
 from growkit.families.description import Norm, Tensor
+from growkit.families.layers import every, windows
 from growkit.families.llama import ATTENTION, HIDDEN_NORM, mlp_bias
 from growkit.families.llama import FAMILY as LLAMA
 
@@ -18,21 +20,29 @@ QK_NORMS = (
     Tensor(ATTENTION + "k_norm.weight", "kv_heads.head_dim", norm=Norm("kv_heads", "rms_norm_eps")),
 )
 
+BEHIND = replace(HIDDEN_NORM, behind=True)
+
+
+def _types(config: Config) -> list[str] | None:
+    """OLMo 3 has windows in all but every fourth layer, if nothing else is said."""
+    return windows(every(4))(config) if config["model_type"] == "olmo3" else None
+
+
 FAMILY = replace(
     LLAMA,
     name="OLMo 2",
     model_types=("olmo2", "olmo3"),
     architecture="Olmo2ForCausalLM",
     form=None,  # no DIFF Transformer has norms behind its blocks
-    defaults={**LLAMA.defaults, "rms_norm_eps": 1e-5},
+    defaults={**LLAMA.defaults, "rms_norm_eps": 1e-5, "layer_types": _types},
     tensors=(
         *(
-            tensor
+            replace(tensor, norm=BEHIND) if "post_attention_layernorm" in tensor.name else tensor
             for tensor in LLAMA.tensors
             if tensor.when is not mlp_bias and "input_layernorm" not in tensor.name
         ),
         *QK_NORMS,
-        Tensor(LAYER + "post_feedforward_layernorm.weight", "hidden", norm=HIDDEN_NORM),
+        Tensor(LAYER + "post_feedforward_layernorm.weight", "hidden", norm=BEHIND),
     ),
     multiples=LLAMA.multiples[:1],
 )

@@ -151,6 +151,7 @@ FAMILY = Family(
     derived=frozenset({"head_dim"}),
     constants={"two": 2},
     norms=(NORM,),
+    normed_sums=_norm_is_last,
     fixed=_fixed,
     tensors=TENSORS,
     other_forms=(tuple(map(_without_prefix, TENSORS)),),

@@ -8,9 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from growkit.checkpoint.tensors import Config
 from growkit.families.description import Tensor, always
+from growkit.families.layers import windows
 from growkit.families.llama import FAMILY as LLAMA
 from growkit.families.llama import attention_bias, mlp_bias
+
+
+def has_window(config: Config, layer: int) -> bool:
+    """The layer looks through a window, unless the config lists which do."""
+    used = config.get("use_sliding_window") and config.get("sliding_window", 4096) is not None
+    return bool(used and layer >= config.get("max_window_layers", 28))
 
 
 def _with_partial_biases() -> Iterator[Tensor]:
@@ -27,7 +35,11 @@ FAMILY = replace(
     model_types=("qwen2",),
     architecture="Qwen2ForCausalLM",
     form=None,  # the DIFF Transformer has biases everywhere, or nowhere
-    defaults={**LLAMA.defaults, "num_key_value_heads": 32},
+    defaults={
+        **LLAMA.defaults,
+        "num_key_value_heads": 32,
+        "layer_types": windows(has_window),
+    },
     tensors=tuple(_with_partial_biases()),
     multiples=LLAMA.multiples[:1],
 )

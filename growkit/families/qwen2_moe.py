@@ -10,11 +10,14 @@ from dataclasses import replace
 from growkit.checkpoint.tensors import Config
 from growkit.families.description import Tensor, always
 from growkit.families.experts import NEW, Dense, Experts
+from growkit.families.layers import windows
 from growkit.families.llama import ATTENTION, MLP
 from growkit.families.qwen2 import FAMILY as QWEN2
 from growkit.families.qwen3_moe import (
     EVERYWHERE,
     ONE_WINDOW,
+    arranged,
+    check_step,
     dense,
     experts,
     only,
@@ -23,6 +26,11 @@ from growkit.families.qwen3_moe import (
 from growkit.families.qwen3_moe import FAMILY as QWEN3_MOE
 
 SHARED = MLP + "shared_expert."
+
+
+def _has_window(config: Config, layer: int) -> bool:
+    used = config.get("use_sliding_window") and layer < config.get("max_window_layers", 28)
+    return bool(used and (layer + 1) % 2)
 
 
 def _qkv_bias(config: Config) -> bool:
@@ -67,6 +75,8 @@ FAMILY = replace(
     },
     aliases=QWEN3_MOE.aliases,
     kinds={"expert_ffn": "ffn", "shared_ffn": "ffn"},
+    arranged=arranged,
+    check=check_step,
     defaults={
         **QWEN2.defaults,
         "num_key_value_heads": 16,
@@ -77,6 +87,7 @@ FAMILY = replace(
         "mlp_only_layers": [],
         "qkv_bias": True,
         "num_experts_per_tok": 4,
+        "layer_types": windows(_has_window),
     },
     constants={"one": 1, "two": 2},
     # A gate of zeros lets through half of the shared expert; the chosen ones compute the other.

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from growkit.families.description import Norm, Tensor
+from growkit.families.layers import windows
 from growkit.families.llama import ATTENTION, mlp_bias
 from growkit.families.llama import FAMILY as LLAMA
+from growkit.families.qwen2 import has_window
 
 HEAD_NORM = Norm("head_dim", "rms_norm_eps")
 
@@ -19,7 +21,12 @@ FAMILY = replace(
     model_types=("qwen3",),
     architecture="Qwen3ForCausalLM",
     form=None,  # no DIFF Transformer has norms inside of its heads
-    defaults={**LLAMA.defaults, "num_key_value_heads": 32, "head_dim": 128},
+    defaults={
+        **LLAMA.defaults,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "layer_types": windows(has_window),
+    },
     tensors=(
         *(tensor for tensor in LLAMA.tensors if tensor.when is not mlp_bias),
         Tensor(ATTENTION + "q_norm.weight", "head_dim", norm=HEAD_NORM),

@@ -7,10 +7,11 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/qw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from growkit.checkpoint.tensors import Config
+from growkit.errors import InputError
 from growkit.families.description import Tensor
 from growkit.families.experts import NEW, Dense, Experts
 from growkit.families.llama import MLP
@@ -34,6 +35,27 @@ def sparse(config: Config, layer: int) -> bool:
 def dense(config: Config, layer: int) -> bool:
     """The layer has an MLP."""
     return not sparse(config, layer)
+
+
+def check_step(config: Config) -> None:
+    """Refuse a step between layers with experts that is none.
+
+    Raises:
+        InputError: names it.
+    """
+    if config["decoder_sparse_step"] < 1:
+        raise InputError(
+            f"config.json has decoder_sparse_step {config['decoder_sparse_step']}; a number from 1 "
+            "upwards was expected"
+        )
+
+
+def arranged(config: Config, layers: Sequence[int]) -> Config:
+    """Which layers have an MLP, in a model whose layers come from these."""
+    wanted = [place for place, layer in enumerate(layers) if dense(config, layer)]
+    if wanted == [place for place in range(len(layers)) if dense(config, place)]:
+        return {}
+    return {"decoder_sparse_step": 1, "mlp_only_layers": wanted}
 
 
 def experts(width: str, layers: Layers, *, stacked: bool) -> tuple[Tensor, ...]:
@@ -76,10 +98,13 @@ FAMILY = replace(
     },
     aliases={"num_experts": "num_local_experts"},
     kinds={"expert_ffn": "ffn"},
+    arranged=arranged,
+    check=check_step,
     defaults={
         **QWEN3.defaults,
         "num_key_value_heads": 4,
         "head_dim": lambda config: config["hidden_size"] // config["num_attention_heads"],
+        "layer_types": None,  # all layers look through a window, or none
         "moe_intermediate_size": 768,
         "num_experts": 128,
         "decoder_sparse_step": 1,

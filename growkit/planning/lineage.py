@@ -104,6 +104,18 @@ class Lineage:
         """What the last step makes."""
         return self.stages[-1]
 
+    @cached_property
+    def layers(self) -> tuple[int | None, ...] | None:
+        """Which layers of the source those of the target compute; see ``Plan.layers``."""
+        found: tuple[int | None, ...] | None = None
+        for plan in self.plans:
+            if plan.layers is not None and found is not None:
+                before = found
+                found = tuple(None if each is None else before[each] for each in plan.layers)
+            else:
+                found = plan.layers or found
+        return found
+
     def part(self, target: str, where: Slices) -> Tensor:
         """A part of a tensor that the last step makes, by begin and end in every dimension.
 

@@ -82,6 +82,8 @@ class Plan:
         config: the target's ``config.json``.
         rules: one for each target tensor, in the order they are written.
         copies: number of copies of every grown axis.
+        layers: for each layer the number of the source's that it computes once more, or None for
+            a new one that hands on what it is given; None as a whole if layers stay as they are.
         dropped: source tensors that no rule uses, and why not.
         duplicates: dropped tensors that must equal another source tensor, and which.
         in_effect: source tensors that live on in what others are computed to, and how; only the
@@ -94,6 +96,7 @@ class Plan:
     config: Config
     rules: tuple[Rule, ...]
     copies: Mapping[str, int]
+    layers: tuple[int | None, ...] | None = field(default=None, kw_only=True)
     dropped: Mapping[str, str] = field(default_factory=dict)
     duplicates: Mapping[str, str] = field(default_factory=dict)
     in_effect: Mapping[str, str] = field(default_factory=dict)

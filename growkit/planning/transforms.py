@@ -155,7 +155,7 @@ class Kept(_Holding):
         """Nothing is copied."""
         return iter(())
 
-    def moments(self, order: int) -> Transform:
+    def moments(self, order: int) -> Transform | None:
         """Gradients of what is twice as large are half as large; see ``Transform``."""
         return Kept(self.source, self.factor**-order)
 

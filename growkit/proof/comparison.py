@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from growkit.engine.heads import Head, distance_of, logits_in_pieces
 from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import Distance
 from growkit.engine.spool import Spool
+from growkit.proof.alignment import Pair, beside
 from growkit.proof.copies import Copied
 from growkit.proof.modes import PREFILL, Mode, NotAskedError
 
@@ -184,6 +184,7 @@ class Compared:
         distances: between the logits, by mode.
         by_layer: name of the embedding, of every layer and of the head, and the largest error of
             what it hands on, relative to its scale; up to the last that can be compared.
+        beside: names of the source's, with which these were compared.
         worst: index of the prompt with the largest error.
         ends: what the last layers of source and target hand on of that prompt, [tokens, hidden].
         spread: what that of the source does of some tokens of every prompt, each [tokens, hidden].
@@ -193,6 +194,7 @@ class Compared:
 
     distances: dict[str, Distance] = field(default_factory=dict)
     by_layer: list[tuple[str, float]] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
     worst: int = 0
     ends: tuple[Tensor, Tensor] | None = None
     spread: list[Tensor] = field(default_factory=list)
@@ -212,6 +214,7 @@ def compare(
     advance: Callable[[], None],
     probe: Probe | None = None,
     copied: Copied | None = None,
+    layers: Sequence[int | None] | None = None,
 ) -> Compared:
     """Run both models on everything that is asked.
 
@@ -222,6 +225,7 @@ def compare(
         advance: called after every layer of both.
         probe: what to run beside.
         copied: what the target's hidden states hold, if that is known.
+        layers: which layers of the source those of the target compute, if that is known.
 
     Raises:
         NotAskedError: the source cannot be asked in one of the ways but the prefill.
@@ -244,7 +248,11 @@ def compare(
     if probe:
         before, after = probe.beside(before, after, probed, len(target.names) - 2)
     found = Compared(head=target.names[-1])
-    ends = _walk(_let_go(before), after, padding, found, advance, copied)
+    count = len(target.names) - 2
+    if layers is None or len(layers) != count:
+        layers = range(count) if len(source.names) == len(target.names) else None
+    stages = beside(_let_go(before), after, layers)
+    ends = _walk(stages, padding, found, advance, copied)
     found.spread = [state[_spread(state)] for state in ends[0][: len(asked[0].calls)]]
     with source.head() as source_head, target.head() as target_head:
         heads = source_head, target_head
@@ -296,8 +304,7 @@ def _compare_logits(
 
 
 def _walk(
-    before: Iterator[Stage],
-    after: Iterator[Stage],
+    stages: Iterator[Pair],
     padding: Sequence[int],
     found: Compared,
     advance: Callable[[], None],
@@ -306,9 +313,9 @@ def _walk(
     """Go through both models, and compare what their layers hand on; what the last ones do."""
     ends: tuple[list[Tensor], list[Tensor]] = ([], [])
     arrangement: Arrangement | None = None
-    for one, other in zip_longest(before, after):
-        if one is not None and other is not None:
-            if one.layer is None:
+    for one, other, comparable in stages:
+        if one is not None and other is not None and comparable:
+            if other.layer is None:
                 arrangement = _arrangement(one.after[0], other.after[0], copied)
             if arrangement:
                 errors = [
@@ -317,6 +324,7 @@ def _walk(
                 ]
                 # torch's maximum keeps a NaN.
                 found.by_layer.append((other.name, float(torch.tensor(errors).max())))
+                found.beside.append(one.name)
         ends = (one.after if one else ends[0], other.after if other else ends[1])
         if other:
             other.let_go()  # the source's next layer needs the room

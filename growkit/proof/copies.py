@@ -11,11 +11,11 @@ from torch import Tensor
 
 from growkit.algebra.expansion import NOTHING
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Weights
+from growkit.checkpoint.tensors import Config, Weights
 from growkit.engine.class_weights import ClassWeights
 from growkit.engine.loader import loading
 from growkit.engine.oracle import lacks_class
-from growkit.planning.layouts import read_layout
+from growkit.planning.layouts import as_diff_transformer, read_layout
 from growkit.planning.lineage import Lineage, Places, traced
 from growkit.planning.plan import Plan, Planned
 
@@ -58,6 +58,10 @@ class AsClass:
         if as_diff or lacks_class(checkpoint.config):
             self._plan = read_layout(checkpoint)
             self.to_be_run = Planned(checkpoint, self._plan)
+
+    def config_of(self, config: Config) -> Config:
+        """What a config of this family is to the class."""
+        return as_diff_transformer(config, self.checkpoint.where()) if self._plan else config
 
     @cached_property
     def weights(self) -> Weights:

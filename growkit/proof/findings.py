@@ -31,6 +31,11 @@ class Origin:
         return self.lineage.plans if self.lineage else ()
 
     @property
+    def layers(self) -> Sequence[int | None] | None:
+        """Which layers of the source those of the target compute, if they are not the same."""
+        return self.lineage.layers if self.lineage else None
+
+    @property
     def promise(self) -> str:
         """What the target is held to: to be exact, if nothing is known."""
         return self.lineage.promise if self.lineage else "exact"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.expansion import Index, in_blocks, index_map, side_by_side
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Config, Weights
+from growkit.checkpoint.tensors import Config
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import lacks_class
@@ -32,6 +32,7 @@ from growkit.families.family import Family, stored_family
 from growkit.planning.lineage import Lineage
 from growkit.proof.causes import Part, cause_of, spacing
 from growkit.proof.copies import AsClass, Copied, Copies
+from growkit.proof.files.config import SIZES
 from growkit.results.proof import Fault
 
 TOKENS = 64
@@ -52,7 +53,7 @@ def find_fault(
     after: Checkpoint,
     lineage: Lineage | None,
     ids: Tensor,
-    layer: int,
+    layer: tuple[int, str],
     tolerance: float,
     device: torch.device,
 ) -> Fault:
@@ -63,17 +64,19 @@ def find_fault(
         after: the target.
         lineage: how the target was made, if that is known.
         ids: a prompt on which they differ, [tokens].
-        layer: index of the layer in the target.
+        layer: index of the layer in the target, and the name of that of the source beside which it
+            was compared.
         tolerance: relative error that is only rounding.
         device: where to run.
 
     Returns:
         The component, the tensor and the cause, as far as they can be told.
     """
-    unknown = Fault(layer=layer, component=None, tensor=None, cause=None, factor=None)
+    number, _ = layer
+    unknown = Fault(layer=number, component=None, tensor=None, cause=None, factor=None)
     with suppress(InputError):
         one, other = _comparable(before, after)
-        keys = _differing_keys(one.weights, other.weights)
+        keys = _differing_keys(one, other, lineage)
         copies = Copies(lineage, one, other) if lineage else None
         looked = _Looked(one, other, copies, ids[:TOKENS], layer, device)
         for part in looked.parts(tolerance):
@@ -83,7 +86,7 @@ def find_fault(
                     cause = f"the configs differ in {', '.join(keys)}"
                 weight = other.stored(f"{part.module}.weight")
                 return Fault(
-                    layer=layer,
+                    layer=number,
                     component=part.component,
                     tensor=weight.tensor if weight else None,
                     cause=cause,
@@ -105,14 +108,22 @@ def _comparable(before: Checkpoint, after: Checkpoint) -> tuple[AsClass, AsClass
     return one, other
 
 
-def _differing_keys(before: Weights, after: Weights) -> list[str]:
-    """Keys of the config, other than sizes, in which two models of a family differ."""
-    family = stored_family(before)
-    one, other = (family.complete(each.config) for each in (before, after))
-    free = {*family.size_keys, "dtype", "torch_dtype", "architectures", "transformers_version"}
+def _differing_keys(before: AsClass, after: AsClass, lineage: Lineage | None) -> list[str]:
+    """Keys of the config, other than sizes, in which a target is not what it should be.
+
+    That is what the plan says, if there is one; or else what the source is.
+    """
+    expected, found = before.weights.config, after.weights.config
+    if lineage:
+        expected = after.config_of(lineage.target.config)
+    family = stored_family(after.weights)
+    one, other = (family.complete(each) for each in (expected, found))
+    free = {*SIZES, "dtype", "torch_dtype", "architectures", "transformers_version"}
     free |= {"auto_map", "use_cache", "_name_or_path", "max_position_embeddings"}
     if one["model_type"] != other["model_type"]:  # which have keys of their own
         free |= {"model_type", *({*one} ^ {*other})}
+    if family.sizes(expected)["layers"] != family.sizes(found)["layers"]:
+        free |= family.lists
     return sorted(key for key in {*one, *other} - free if one.get(key) != other.get(key))
 
 
@@ -125,7 +136,7 @@ class _Looked:
         after: AsClass,
         copies: Copies | None,
         ids: Tensor,
-        layer: int,
+        layer: tuple[int, str],
         device: torch.device,
     ) -> None:
         self._ids, self._copies = ids, copies
@@ -145,18 +156,19 @@ class _Looked:
                 for each in (before, after)
             ]
             self._embeddings = [f"{model.names[0]}.weight" for model in models]
-            inside = models[1].names[layer + 1]
-            self._inside = self._of_source(inside, models[0]), inside
+            number, beside = layer
+            inside = models[1].names[number + 1]
+            self._inside = self._of_source(inside, beside, models[0]), inside
             self._expected, self._found = (
                 _outputs(model, name, ids) for model, name in zip(models, self._inside, strict=True)
             )
         self.first = next(iter(self._components(self._inside[1])), None)
 
-    def _of_source(self, layer: str, source: Layerwise) -> str:
-        """The source's layer that a layer of the target came from, or else that of its number."""
+    def _of_source(self, layer: str, beside: str, source: Layerwise) -> str:
+        """The source's layer that a layer of the target came from, or else that beside it."""
         origin = self._copies.module(layer) if self._copies else None
         same = [name for name in source.names if origin and origin.startswith(f"{name}.")]
-        return same[0] if same else layer
+        return same[0] if same else beside
 
     def parts(self, tolerance: float) -> Iterator[Part]:
         """What the components of the layer hand on, in the order of computation.

@@ -59,12 +59,17 @@ def _settled(step: Step) -> Step:
 
 
 def _check_sizes(steps: tuple[Step, ...], after: Checkpoint) -> None:
-    """Refuse sizes that no tensor of the target has, before anything of that size is made."""
-    most = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
+    """Refuse sizes that no tensor of the target has, before anything of that size is made.
+
+    Layers are as many as there are tensors, at most.
+    """
+    widest = max((max(info.shape, default=1) for info in after.tensors.values()), default=1)
+    most = max(widest, len(after.tensors))
     for step in steps:
         for option in step.operation.options:
             if not isinstance(option, SizeOption):
                 continue
-            for digits in str(step.options.get(option.name, "")).removeprefix("x").split("/"):
+            size = str(step.options.get(option.name, "")).removeprefix("x")
+            for digits in size.partition(".")[0].split("/"):
                 if len(digits) > len(str(most)) or (digits.isdigit() and int(digits) > most):
                     raise InputError(f"no tensor of the target is of size {digits[:20]}")

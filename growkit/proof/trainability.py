@@ -58,7 +58,7 @@ class Gradients:
         self, plans: Sequence[Plan], as_stored: Callable[[str, Tensor], Iterable[Named]]
     ) -> None:
         growths = [index for index, plan in enumerate(plans) if plan.copies]
-        self.any_copies = bool(growths)
+        self.new_capacity = bool(growths) or any(plan.layers for plan in plans)
         last = growths[-1] if growths else len(plans)
         self._plans, self._later = plans, plans[last + 1 :]
         self._rules = {rule.target: rule for plan in plans[last : last + 1] for rule in plan.rules}
@@ -88,8 +88,13 @@ class Gradients:
         """How far the gradients of copies are apart, by tensor."""
         return [each.apart(self._rounding) for each in self._copied]
 
-    def found(self, names: Iterable[str]) -> Trainability:
-        """What the gradients say; ``names`` are those of all parameters."""
+    def found(self, names: Iterable[str], idle: int) -> Trainability:
+        """What the gradients say.
+
+        Args:
+            names: of all parameters.
+            idle: number of layers that hand on what they are given.
+        """
         counts = [each.count(self._rounding) for each in self._copied]
         stuck = [each.name for each, count in zip(self._copied, counts, strict=True) if count[0]]
         silent = sorted(name for name in names if self._silent(name))
@@ -102,6 +107,7 @@ class Gradients:
             without_gradient=sum(count[1] for count in counts),
             first_identical=stuck[0] if stuck else None,
             silent_parameters=silent[:MOST_NAMES],
+            idle_layers=idle,
         )
 
     def _look_at_zeros(self, rule: Rule, gradient: Tensor) -> None:

@@ -390,11 +390,17 @@ class _Proof:
             control,
             rounding,
             against_itself=self.origin.promise != "exact",
-            wanted=gradients.any_copies or self._trainability,
+            wanted=gradients.new_capacity or self._trainability,
         )
         with strict_float64():
             compared = compare(
-                self._source, self._target, asked, self._advance, probe, self._hidden
+                self._source,
+                self._target,
+                asked,
+                self._advance,
+                probe,
+                self._hidden,
+                self.origin.layers,
             )
             if not math.isfinite(compared.prefill.squared_source):
                 raise InputError(
@@ -408,11 +414,12 @@ class _Proof:
             share = None
             if self.more_tokens and compared.ends:
                 share = self._target.others(compared.ends[1][:TOKENS_FIRST])
+            idle: Sequence[str] = ()
             if probe.wanted:
-                self._target.gradients(probe.call.ids, probe.given, gradients.look)
+                idle = self._target.gradients(probe.call.ids, probe.given, gradients.look)
         named = self._target.model.named_parameters()
         names = [name for name, _ in named if self._target.stores(name)]
-        trainable = gradients.found(names) if probe.wanted else None
+        trainable = gradients.found(names, len(idle)) if probe.wanted else None
         promised = self.origin.promise == "exact"
         return Strict(
             compared,
@@ -461,13 +468,16 @@ class _Proof:
         ids = asked[0].calls[compared.worst].ids
         stored = spacing(self.after)
         factor = compared.prefill.factor(limit + stored)
-        if difference.layer is not None:
+        if len(compared.beside) < len(self._target.names) - 1 and not self.origin.layers:
+            found["layer"] = difference.layer
+            found["cause"] = "more layers compute something than in the source"
+        elif difference.layer is not None:
             found = find_fault(
                 self.before,
                 self.after,
                 self.origin.lineage,
                 ids,
-                difference.layer,
+                (difference.layer, compared.beside[difference.layer + 1]),
                 limit,
                 self.device,
             )
@@ -500,7 +510,8 @@ class _Proof:
             name = "bfloat16"  # what such weights are computed in
         dtype: torch.dtype = getattr(torch, name)
         source, target = self._both(dtype, None)
-        compared = compare(source, target, asked, self._advance, copied=self._hidden)
+        hidden, layers = self._hidden, self.origin.layers
+        compared = compare(source, target, asked, self._advance, copied=hidden, layers=layers)
         with self._source.head() as exact_head, source.head() as head:
 
             def strict_head(hidden: Tensor) -> Tensor:

@@ -49,6 +49,8 @@ class Trainability(TypedDict):
         first_identical: the first tensor with such a row; null if there is none.
         silent_parameters: names of parameters whose gradient is zero, the first few; and of those
             in which there are zeros that nothing can learn.
+        idle_layers: number of layers that hand on what they are given. What they write gets a
+            gradient at once; that of their other parameters is the one after a first step.
     """
 
     trainable: bool
@@ -57,6 +59,7 @@ class Trainability(TypedDict):
     without_gradient: int
     first_identical: str | None
     silent_parameters: list[str]
+    idle_layers: int
 
 
 class CopyDistance(TypedDict):

@@ -22,10 +22,25 @@ def trainability_sentence(found: Mapping[str, Any]) -> str:
     if names:
         return f"new capacity: no gradient at all for {', '.join(names)}"
     if not copied:
-        return "new capacity: every parameter gets a gradient"
+        return f"new capacity: every parameter gets a gradient{_late(found)}"
     silent = found["without_gradient"]
     unseen = f" ({silent:,} get none on this text)" if silent else ""
-    return f"new capacity: all copies get distinct gradients, for {copied:,} copied rows{unseen}"
+    return (
+        f"new capacity: all copies get distinct gradients, for {copied:,} copied rows{unseen}"
+        f"{_late(found)}"
+    )
+
+
+def _late(found: Mapping[str, Any]) -> str:
+    idle = found.get("idle_layers")
+    if not idle:
+        return ""
+    layers = "1 layer that hands" if idle == 1 else f"{idle:,} layers that hand"
+    given = "it is" if idle == 1 else "they are"
+    return (
+        f"; in {layers} on what {given} given, what is written gets it at once, the rest after the "
+        "first step"
+    )
 
 
 def modes_sentence(modes: Sequence[Mapping[str, Any]]) -> str:

@@ -41,6 +41,7 @@ SIZES = frozenset(
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim"),
         *("v_head_dim", "num_experts", "num_local_experts", "n_routed_experts"),
         *("num_kv_heads", "n_head_kv", "block_ff_dim", "mlp_hidden_size", "max_window_layers"),
+        *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"),  # names say the same
     }
 ).union(key for family in families().values() for key in family.size_keys if key not in SHARED)
 """Keys that a larger model of the same function may have other numbers for."""

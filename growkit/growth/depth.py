@@ -1,0 +1,311 @@
+"""Growth in depth: new layers that change nothing yet, or layers that are computed once more.
+
+Identity blocks, Wu et al., "LLaMA Pro: Progressive LLaMA with Block Expansion", arXiv 2401.02415: a
+new layer is the one before it, but what it writes is zero. What is zero gets a gradient at once,
+the rest of the layer from the first step on.
+
+Stacks, Du et al., "Stacking Your Transformers", arXiv 2405.15319, stacks that overlap, Kim et al.,
+"SOLAR 10.7B", arXiv 2312.15166, and layers beside copies of themselves are another function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from growkit.checkpoint.tensors import Config, TensorInfo, Weights
+from growkit.errors import InputError
+from growkit.families.description import Tensor
+from growkit.families.family import MOST_LAYERS, Family, stored_family
+from growkit.families.layers import relayered, writers
+from growkit.planning.operation import Change, Option, Row, SizeOption
+from growkit.planning.plan import Plan, Rule, unused_tensors
+from growkit.planning.transforms import Constant, Kept
+
+PLACES = ("even", "end")
+
+
+def _is_size(text: str) -> bool:
+    return bool(re.fullmatch(r"x[0-9]{1,4}(\.[0-9]{1,4})?|[0-9]{1,5}", text.strip().lower()))
+
+
+def _is_place(text: str) -> bool:
+    return text in PLACES or bool(re.fullmatch(r"[0-9]{1,5}( *, *[0-9]{1,5})*", text))
+
+
+OPTIONS: tuple[Option, ...] = (
+    SizeOption(
+        "layers",
+        "number of layers; x1.5 makes three of two",
+        axes=("layers",),
+        accepts=_is_size,
+        kinds=(str, int),
+    ),
+    Option(
+        "blocks",
+        "what new layers are: they hand on what they are given, so that the function stays the "
+        "same (identity); the whole model once more on top (stack), without its middle (overlap); "
+        "or copies of the layer before them (interpose)",
+        ("identity", "stack", "overlap", "interpose"),
+        kinds=(str,),
+    ),
+    Option(
+        "place",
+        "where new layers of identity and interpose go: evenly between the others (even), behind "
+        "them (end), or behind these, counted from 0, each as often as it is named",
+        form="even|end|N,N,…",
+        accepts=_is_place,
+        kinds=(str, int, list),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the target.
+
+    Attributes:
+        of: number of the source's layer whose tensors it has.
+        idle: whether what it writes is zero.
+    """
+
+    of: int
+    idle: bool = False
+
+
+class Begun(Kept):
+    """A tensor of a new layer: it begins as another one, whose moments are not its own."""
+
+    def moments(self, order: int) -> None:
+        """There are none; see ``Transform``."""
+
+
+class Depth:
+    """See ``growkit.planning.operation.Operation``."""
+
+    name = "depth"
+    paper = (
+        "https://arxiv.org/abs/2401.02415 (identity), https://arxiv.org/abs/2405.15319 (stack), "
+        "https://arxiv.org/abs/2312.15166 (overlap)"
+    )
+    options = OPTIONS
+    rows: tuple[Row, ...] = ()
+
+    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
+        """Whether λ_init of every layer stays what it is, where a class counts layers for it."""
+        lambda_init = family.form.lambda_init if family.form else None
+        order = arrangement(family.sizes(config)["layers"], options)
+        return lambda_init is None or all(
+            layer.idle or lambda_init(layer.of) == lambda_init(place)
+            for place, layer in enumerate(order)
+        )
+
+    def portable(
+        self, family: Family, config: Config, options: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """A number of layers means the same in every family."""
+        return options
+
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
+        family = stored_family(source)
+        dropped, duplicates = unused_tensors(source, family)
+        order = arrangement(family.sizes(source.config)["layers"], options)
+        complete = family.complete(source.config)
+        _check(family, complete, order, source.where())
+        config = relayered(family, source.config, [layer.of for layer in order], source.where())
+        family.check_bounds(config, "the deeper model")
+        writing = writers(family, source.config)
+        plan = Plan(
+            config=config,
+            rules=tuple(_rules(family, source, config, order, writing)),
+            copies={},
+            layers=tuple(None if layer.idle else layer.of for layer in order),
+            dropped=dropped,
+            duplicates=duplicates,
+        )
+        plan.check(source, family.patterns(config), family.sizes(config))
+        settled = {"blocks": options["blocks"]}
+        if options["blocks"] in ("identity", "interpose"):
+            settled["place"] = options.get("place", PLACES[0])
+        if options["blocks"] == "identity":
+            return Change([plan], settled=settled)
+        return Change([plan], "different", "layers are computed more than once", settled)
+
+
+OPERATION = Depth()
+
+
+def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:
+    """The layers of the target, in order.
+
+    Args:
+        count: number of layers of the source.
+        options: of the method.
+
+    Raises:
+        InputError: there is no such order; says which there are.
+    """
+    blocks, place = options["blocks"], options.get("place")
+    if blocks in ("stack", "overlap"):
+        if place is not None:
+            raise InputError(
+                f"place is {place!r}, but {blocks} says itself where layers go; leave it out, or "
+                "choose --blocks interpose"
+            )
+        new = _new(count, options.get("layers"))
+        return [Layer(of) for of in (_stack if blocks == "stack" else _overlap)(count, new)]
+    behind = _behind(count, options.get("layers"), place or PLACES[0])
+    order = []
+    for layer in range(count):
+        order += [Layer(layer)] + [Layer(layer, blocks == "identity")] * behind.count(layer)
+    return order
+
+
+def _stack(count: int, new: int) -> list[int]:
+    if new % count:
+        raise InputError(
+            f"layers would be {count + new}, which is no multiple of the present {count}; a stack "
+            "needs that, choose --blocks overlap or interpose"
+        )
+    return [*range(count)] * (1 + new // count)
+
+
+def _overlap(count: int, new: int) -> list[int]:
+    """The first layers and the last ones, so many of each that those between come twice."""
+    if new > count:
+        raise InputError(
+            f"layers would be {count + new}, which is more than twice the present {count}; two "
+            "overlapping copies have no more, choose --blocks stack or interpose"
+        )
+    last = (count + new) // 2
+    return [*range(count + new - last), *range(count - last, count)]
+
+
+def _behind(count: int, layers: str | None, place: str) -> list[int]:
+    """Behind which layers of the source new ones go."""
+    if place in PLACES:
+        new = _new(count, layers)
+        if place == "end":
+            return [count - 1] * new
+        return [-(-(index + 1) * count // new) - 1 for index in range(new)]
+    behind = sorted(int(each) for each in place.split(","))
+    if behind[-1] >= count:
+        raise InputError(
+            f"place names layer {behind[-1]}, but there are {count} layers, counted from 0; choose "
+            f"numbers up to {count - 1}"
+        )
+    _check_most(count + len(behind))
+    if layers is not None and _new(count, layers) != len(behind):
+        raise InputError(
+            f"layers {layers} adds {_new(count, layers)} to the present {count}, but place names "
+            f"{len(behind)} places; leave one of them out"
+        )
+    return behind
+
+
+def _new(count: int, layers: str | None) -> int:
+    """How many layers are new."""
+    if layers is None:
+        raise InputError(
+            f"layers is missing; give a factor like x1.5 or x2, or a number like {2 * count}"
+        )
+    text = layers.strip().lower()
+    wanted = Fraction(text[1:]) * count if text.startswith("x") else Fraction(text)
+    if wanted.denominator != 1:
+        raise InputError(
+            f"layers {layers} makes {float(wanted):g} of the present {count}; choose a whole "
+            f"number, such as {int(wanted) + 1}"
+        )
+    if wanted <= count:
+        raise InputError(
+            f"layers {layers} is no more than the present {count}; choose more, such as x2"
+        )
+    _check_most(int(wanted))
+    return int(wanted) - count
+
+
+def _check_most(wanted: int) -> None:
+    if wanted > MOST_LAYERS:
+        raise InputError(f"layers would be {wanted:,}; at most {MOST_LAYERS:,} can be made")
+
+
+def _check(family: Family, complete: Config, order: Sequence[Layer], where: str) -> None:
+    """Refuse what a model class would compute otherwise.
+
+    Raises:
+        InputError: says what would work.
+    """
+    model = f"the {family.name} model in {where}"
+    if family.normed_sums(complete) and any(layer.idle for layer in order):
+        raise InputError(
+            f"{model} has norms behind the sum of what a layer adds and what it is given, so that "
+            "no new layer can leave that as it is; choose --blocks stack, overlap or interpose"
+        )
+    numbered = family.numbered(complete)
+    for place, layer in enumerate(order):
+        if numbered and layer.of != place and not layer.idle:
+            raise InputError(
+                f"layer {layer.of} of {model} would be number {place}, but with {numbered} layers "
+                "compute with their number; put new layers behind the others (--place end)"
+                + ("" if any(each.idle for each in order) else " as identity blocks")
+            )
+
+
+def _rules(
+    family: Family,
+    source: Weights,
+    config: Config,
+    order: Sequence[Layer],
+    writing: frozenset[str],
+) -> list[Rule]:
+    """How every tensor is made.
+
+    Raises:
+        InputError: a layer would be of another kind than the one that it comes from.
+    """
+    before, after = _by_layer(family, source.config), _by_layer(family, config)
+    for place, layer in enumerate(order):
+        if before[layer.of].keys() != after[place].keys():
+            raise InputError(
+                f"layer {place} would come from layer {layer.of} of {source.where()}, but no "
+                f"config of a {family.name} model says that it is of the same kind as that; "
+                "choose --blocks identity or interpose"
+            )
+    rules = []
+    for name, described, number in family.members(config):
+        if number is None:
+            rules.append(Rule(name, source.tensors[name], Kept(name)))
+            continue
+        layer = order[number]
+        of = before[layer.of][_inside(name, described, number)]
+        info = source.tensors[of]
+        rules.append(_of_layer(name, of, info, described, layer, described.name in writing))
+    return rules
+
+
+def _of_layer(
+    name: str, of: str, info: TensorInfo, described: Tensor, layer: Layer, writes: bool
+) -> Rule:
+    if layer.idle and writes:
+        why = "zero, so that the new layer hands on what it is given"
+        return Rule(name, info, Constant(info, 0.0 - described.offset, why))
+    if layer.idle:
+        return Rule(name, info, Begun(of, why=f"in a new layer, as in layer {layer.of}"))
+    return Rule(name, info, Kept(of, why=f"layer {layer.of} as it is"))
+
+
+def _by_layer(family: Family, config: Config) -> dict[int, dict[str, str]]:
+    """The names of the tensors of every layer, by what they are called inside of it."""
+    found: dict[int, dict[str, str]] = {}
+    for name, described, layer in family.members(config):
+        if layer is not None:
+            found.setdefault(layer, {})[_inside(name, described, layer)] = name
+    return found
+
+
+def _inside(name: str, described: Tensor, layer: int) -> str:
+    before = described.name.partition("{layer}")[0]
+    return name[len(before) + len(str(layer)) :]

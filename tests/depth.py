@@ -1,0 +1,236 @@
+"""Random models of every family, and random growths of them in depth.
+
+``python -m tests.depth`` grows each a few times, proves it, spoils a layer that was there before,
+and trains it; ``python -m tests.depth --seeds 40 phi`` some of them, more often.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+import growkit
+from tests.conftest import relative_error, save_random, seeded
+from tests.families import FAMILIES, MOE, SIZES, coin, softmax
+
+Config = dict[str, Any]
+
+FULL, WINDOW = "full_attention", "sliding_attention"
+
+
+def gpt2(choose: Random) -> Config:
+    sizes = SIZES | {"n_embd": 16, "n_head": 2, "n_positions": 64}
+    return sizes | {"tie_word_embeddings": coin(choose)}
+
+
+def diff(choose: Random, **more: Any) -> Config:
+    return softmax(choose, "attention_bias", head_dim=False) | {
+        "hidden_size": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": choose.choice([2, 4]),
+        **more,
+    }
+
+
+def diff_transformer(choose: Random) -> Config:
+    switches = {
+        "integral": choose.choice(["none", "causal"]),
+        "gamma": choose.choice(["unified", "gated"]),
+        "head_norm": choose.choice(["affine", "plain", "none"]),
+        "lambda_type": choose.choice(["vectors", "projected"]),
+        "hidden_act": choose.choice(["silu", "poly_norm"]),
+        "num_noise_heads": 2,
+    }
+    if coin(choose):
+        switches |= {"qk_projection": "shared", "shared_rank": choose.choice([2, [1, 2, 3, 1]])}
+    return diff(choose, num_key_value_heads=2, **switches)
+
+
+KINDS: dict[str, Callable[[Random], Config]] = {
+    **{kind: each.any for kind, each in FAMILIES.items()},
+    "llama": lambda c: softmax(c, "attention_bias", "mlp_bias"),
+    "mistral": lambda c: softmax(c, sliding_window=c.choice([None, 5])),
+    "mixtral": lambda c: softmax(c, **MOE, num_local_experts=3),
+    "qwen3": lambda c: softmax(c, "attention_bias"),
+    "gpt2": gpt2,
+    "gemma": lambda c: softmax(c, "attention_bias"),
+    "diffllama": diff,
+    "diff_transformer": diff_transformer,
+}
+"""By ``model_type``."""
+
+LAYERS = 4
+
+
+class Case:
+    """A random model of a kind, and what is to become of it."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        choose = seeded(seed)
+        self.kind, self.seed = kind, seed
+        self.config = KINDS[kind](choose)
+        self.config["num_hidden_layers"] = LAYERS
+        if "layer_types" in self.config:
+            self.config["layer_types"] = [choose.choice([FULL, WINDOW]) for _ in range(LAYERS)]
+            if coin(choose):  # what the class makes of the number of a layer
+                del self.config["layer_types"]
+        if "no_rope_layers" in self.config:
+            self.config["no_rope_layers"] = [int(coin(choose)) for _ in range(LAYERS)]
+            if coin(choose):
+                self.config |= {"no_rope_layers": None, "no_rope_layer_interval": 2}
+        if kind in ("qwen2", "qwen3", "qwen2_moe"):
+            used = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
+            self.config |= used if coin(choose) else {}
+        if "mlp_only_layers" in self.config:
+            self.config["mlp_only_layers"] = choose.choice([[], [0], [1, 3]])
+        if "first_k_dense_replace" in self.config:
+            self.config["first_k_dense_replace"] = choose.choice([0, 1, 2])
+        self.config["do_layer_norm_before"] = True  # OPT has no identity without
+        self.dtype = choose.choice([torch.float32, torch.bfloat16])
+        if self.config.get("hidden_size", 8) % 8:  # products with experts need whole 16 bytes
+            self.dtype = torch.float32
+        self.without_lists = coin(choose)
+        self.options: Config = choose.choice(
+            [
+                {"layers": "x1.5"},
+                {"layers": "x2"},
+                {"layers": 5, "place": "end"},
+                {"place": [0, 1, 1, 3]},
+                {"layers": 5, "place": choose.choice([0, 1, 2])},
+            ]
+        )
+
+    def save(self, folder: Path) -> Path:
+        """The model, as transformers saves it; or as files from before lists were written."""
+        save_random(folder, CONFIG_MAPPING[self.kind](**self.config), self.seed, self.dtype)
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        for name, each in tensors.items():
+            if name.endswith("e_score_correction_bias"):  # a buffer, which starts as zeros
+                each.copy_(torch.linspace(-0.3, 0.2, len(each)))
+        save_file(tensors, file, {"format": "pt"})
+        if self.without_lists:
+            config = json.loads((folder / "config.json").read_text())
+            for key in ("layer_types", "no_rope_layers"):
+                if self.config.get(key) is None:
+                    config.pop(key, None)
+            (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    def grow(self, folder: Path, **more: Any) -> tuple[Path, Path]:
+        """The source and what it became."""
+        source, out = self.save(folder / "source"), folder / "out"
+        growkit.grow(source, out, method="depth", **{"verify": False, **self.options, **more})
+        return source, out
+
+    @property
+    def new(self) -> list[int]:
+        """The numbers of the new layers."""
+        place = self.options.get("place", "even")
+        behind = {
+            "x1.5": [1, 3],
+            "x2": [0, 1, 2, 3],
+        }.get(str(self.options.get("layers")), [3])
+        if place not in ("even", "end"):
+            behind = place if isinstance(place, list) else [place]
+        order = [layer for layer in range(LAYERS) for _ in range(1 + behind.count(layer))]
+        return [place for place in range(1, len(order)) if order[place] == order[place - 1]]
+
+
+def spoiled(folder: Path, layer: int, choose: Random) -> str:
+    """Multiply what a layer writes by 1.5; the name of the tensor."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    endings = ("o_proj.weight", "dense.weight", "out_proj.weight", "attn.c_proj.weight")
+    written = [name for name in tensors if f".{layer}." in name and name.endswith(endings)]
+    name = choose.choice(sorted(written))
+    tensors[name] = tensors[name] * 1.5
+    save_file(tensors, file, {"format": "pt"})
+    return name
+
+
+def without_gradient(folder: Path, new: list[int], steps: int = 3) -> list[str]:
+    """Parameters of new layers that get no gradient after some steps of AdamW."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, experts_implementation="eager", attn_implementation="eager"
+    )
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batch = torch.randint(29, (4, 16), generator=torch.Generator().manual_seed(0))
+    for step in range(steps + 1):
+        optimizer.zero_grad()
+        model(input_ids=batch, labels=batch).loss.backward()
+        if step < steps:
+            optimizer.step()
+    return [
+        name
+        for name, each in model.named_parameters()
+        if any(f"s.{layer}." in name or f"h.{layer}." in name for layer in new)
+        and (each.grad is None or not each.grad.any())
+    ]
+
+
+def check(kind: str, seed: int, folder: Path) -> None:
+    """Everything that must hold of a growth in depth."""
+    case = Case(kind, seed)
+    quick = growkit.Settings(prompts=1, length=16, trainability=True)
+    source, out = case.grow(folder, verify=quick)
+    assert out.is_dir(), "rejected"
+    error = relative_error(source, out)
+    assert error < 1e-12, f"error {error}"
+    silent = without_gradient(out, case.new)
+    assert not silent, f"no gradient for {silent}"
+    choose = seeded(seed)
+    total = LAYERS + len(case.new)
+    layer = choose.choice([each for each in range(total) if each not in case.new])
+    name = spoiled(out, layer, choose)
+    for manifest in (True, False):
+        if not manifest:
+            (out / "growkit.json").unlink()
+        found = growkit.verify(source, out, prompts=1, length=16)
+        assert not found["kept"], f"{name} was spoiled"
+        place = found["fault"] or {"layer": None, "tensor": None, "cause": None}
+        assert (place["layer"], place["tensor"]) == (layer, name), f"{name}: {found['fault']}"
+        assert "configs differ" not in str(place["cause"]), found["fault"]
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--first", type=int, default=0)
+    arguments = parser.parse_args()
+    wrong = 0
+    for kind in arguments.kinds or list(KINDS):
+        begin = time.time()
+        for seed in range(arguments.first, arguments.first + arguments.seeds):
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    check(kind, seed, Path(folder))
+                except Exception as problem:
+                    case = Case(kind, seed)
+                    _say(f"{kind} seed {seed}: {type(problem).__name__}: {problem} {case.options}")
+                    wrong += 1
+        _say(f"{kind:16} {time.time() - begin:.1f} s")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,402 @@
+"""Growth in depth: random models of all families, judged by transformers in strict float64.
+
+``python -m tests.depth`` does all of it with every family and as many seeds as one likes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GPT2Config
+
+import growkit
+from growkit import ConvertStep, GrowStep, Recipe
+from growkit.engine import in_blocks, lending
+from growkit.errors import InputError
+from growkit.families.family import families
+from growkit.growth import depth
+from growkit.growth.depth import arrangement
+from growkit.proof.trainability import Gradients
+from growkit.results.sentences import trainability_sentence
+from tests.conftest import relative_error, save_model, save_random, seeded
+from tests.depth import KINDS, Case, check, spoiled, without_gradient
+from tests.families import SIZES
+
+QUICK = growkit.Settings(prompts=1, length=16)
+FEW = {"prompts": 1, "length": 12}
+GROW: dict[str, Any] = {"method": "depth", "verify": False}
+Make = Callable[..., Path]
+
+
+@pytest.mark.parametrize("kind", seeded(17).sample(sorted(KINDS), 8))
+def test_any_family(kind: str, tmp_path: Path) -> None:
+    source, out = Case(kind, sorted(KINDS).index(kind)).grow(tmp_path)
+    assert relative_error(source, out) < 1e-12
+    assert growkit.inspect(out)["sizes"]["layers"] > growkit.inspect(source)["sizes"]["layers"]
+
+
+def test_all_that_must_hold(tmp_path: Path) -> None:
+    """Proof, training, and a fault in a layer that was there before, with and without manifest."""
+    check("gemma2", 5, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "forgotten"),
+    [("olmo2", "post_attention_layernorm"), ("gpt_oss", "experts.down_proj_bias")],
+)
+def test_a_new_layer_that_writes_is_no_identity(
+    kind: str, forgotten: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: everything that writes must be zero."""
+    case = Case(kind, 1)
+    found = depth.writers
+
+    def all_but_one(*args: Any) -> frozenset[str]:
+        names = found(*args)
+        kept = frozenset(name for name in names if forgotten not in name)
+        assert kept != names
+        return kept
+
+    monkeypatch.setattr(depth, "writers", all_but_one)
+    source, out = case.grow(tmp_path, layers="x1.5", place="even")
+    assert relative_error(source, out) > 1e-3
+
+
+def test_lists_are_those_of_the_classes() -> None:
+    """What a family says that a config leaves out is what transformers makes of it."""
+    compared = 0
+    for family in families().values():
+        for kind in family.model_types:
+            if kind not in CONFIG_MAPPING or kind in ("diff_transformer", "mamba"):
+                continue
+            for seed in range(4):
+                choose = seeded(seed)
+                given = {
+                    "num_hidden_layers": choose.choice([1, 5, 9]),
+                    "use_sliding_window": choose.random() < 0.7,
+                    "max_window_layers": choose.choice([0, 3, 28]),
+                }
+                if choose.random() < 0.5:
+                    given |= {"sliding_window_pattern": 3, "no_rope_layer_interval": 3}
+                if choose.random() < 0.5:
+                    given["sliding_window"] = choose.choice([None, 4])
+                config = CONFIG_MAPPING[kind](**given)
+                assumed = family._filled_in({"model_type": kind, **given})
+                for key in ("layer_types", "no_rope_layers", "mlp_only_layers"):
+                    assert getattr(config, key, None) == assumed.get(key), (kind, given)
+                    compared += assumed.get(key) is not None
+    assert compared > 40
+
+
+def test_lists_travel_with_their_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window in every other layer, which no file says; the control forgets that."""
+    case = Case("gemma2", 3)
+    case.config.pop("layer_types", None)
+    case.without_lists = True
+    source, out = case.grow(tmp_path, layers=5, place=0)
+    assert "layer_types" not in json.loads((source / "config.json").read_text())
+    types = json.loads((out / "config.json").read_text())["layer_types"]
+    window, full = "sliding_attention", "full_attention"
+    assert types == [window, window, full, window, full]
+    assert relative_error(source, out) < 1e-12
+    family = families()["gemma2"]
+    forgetful = replace(family, lists=frozenset())
+    monkeypatch.setattr(depth, "stored_family", lambda weights: forgetful)
+    growkit.grow(source, tmp_path / "wrong", layers=5, place=0, **GROW)
+    assert relative_error(source, tmp_path / "wrong") > 1e-3
+
+
+DENSE_FIRST = {"first_k_dense_replace": 2}
+EVERY_SECOND = {"decoder_sparse_step": 2, "mlp_only_layers": [1]}
+ONE_BY_ONE = {"decoder_sparse_step": 1, "mlp_only_layers": [0, 1, 2]}
+ALL_SPARSE: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "options", "config"),
+    [
+        ("deepseek_v2", DENSE_FIRST, {"place": "0,0,3"}, {"first_k_dense_replace": 4}),
+        ("qwen3_moe", EVERY_SECOND, {"place": "3"}, ONE_BY_ONE),
+        ("qwen3_moe", ALL_SPARSE, {"layers": "x2"}, ALL_SPARSE),
+    ],
+)
+def test_which_layers_are_dense_travels_as_well(
+    kind: str,
+    changes: dict[str, Any],
+    options: dict[str, Any],
+    config: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    case = Case(kind, 2)
+    case.config |= changes
+    case.options = options
+    source, out = case.grow(tmp_path)
+    written = json.loads((out / "config.json").read_text())
+    assert {key: written[key] for key in config} == config
+    assert relative_error(source, out) < 1e-12
+    if kind == "deepseek_v2":
+        (out / "growkit.json").unlink()
+        assert growkit.verify(source, out, **FEW)["kept"]
+
+
+ONE_AFTER_THE_OTHER = {"do_layer_norm_before": False}
+INVERSE = {"scale_attn_by_inverse_layer_idx": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "options", "why"),
+    [
+        ("opt", ONE_AFTER_THE_OTHER, {"layers": "x2"}, "choose --blocks stack, overlap or inter"),
+        ("gpt2", INVERSE, {"layers": "x2"}, r"with scale_attn_by_inverse_layer_idx .*--place end"),
+        ("gpt2", INVERSE, {"layers": "x2", "blocks": "stack"}, "--place end.* as identity blocks"),
+        (
+            "deepseek_v2",
+            {"first_k_dense_replace": 1},
+            {"layers": "x2", "blocks": "stack"},
+            "choose --blocks identity or interpose",
+        ),
+        ("deepseek_v2", {"first_k_dense_replace": "1"}, {"layers": "x2"}, "a whole number was ex"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, {"layers": "x2"}, "a number from 1 upwards"),
+        ("qwen3_moe", {"mlp_only_layers": "1"}, {"layers": "x2"}, "a list was expected"),
+        ("llama", {"layer_types": ["full_attention"]}, {"layers": "x2"}, "a list of 4 was exp"),
+        ("llama", {"rate_by_layer": [1, 2, 3, 4]}, {"layers": "x2"}, "rate_by_layer with 4 entr"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(
+    kind: str, changes: dict[str, Any], options: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    case = Case(kind, 4)
+    source = case.save(tmp_path / "source")
+    file = source / "config.json"
+    if kind == "opt" or changes == {"first_k_dense_replace": 1}:  # other tensors
+        case.config |= changes
+        case.save(source)
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(InputError, match=why):
+        growkit.grow(source, tmp_path / "out", **GROW, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_behind_the_others_layers_keep_their_numbers(tmp_path: Path) -> None:
+    config = GPT2Config(
+        **SIZES | {"num_hidden_layers": 3}, **INVERSE, n_embd=16, n_head=2, n_positions=64
+    )
+    source, out = save_random(tmp_path / "source", config), tmp_path / "out"
+    growkit.grow(source, out, layers=5, place="end", **GROW)
+    assert relative_error(source, out) < 1e-12
+
+
+def test_norms_behind_the_sum_can_be_stacked(tmp_path: Path) -> None:
+    case = Case("opt", 4)
+    case.config |= ONE_AFTER_THE_OTHER
+    source, out = case.grow(tmp_path, layers="x2", place=None, blocks="stack")
+    assert growkit.inspect(out)["sizes"]["layers"] == 8
+    tensors = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    for name, tensor in tensors[0].items():
+        assert tensors[1][name].equal(tensor)
+        assert tensors[1][name.replace("layers.1.", "layers.5.")].equal(tensor)
+
+
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [
+        ({"layers": "x1.5"}, [0, 1, "1", 2, 3, "3"]),
+        ({"layers": "5"}, [0, 1, 2, 3, "3"]),
+        ({"layers": "x2"}, [0, "0", 1, "1", 2, "2", 3, "3"]),
+        ({"layers": "7"}, [0, 1, "1", 2, "2", 3, "3"]),
+        ({"layers": "x2.5"}, [0, "0", 1, "1", "1", 2, "2", 3, "3", "3"]),
+        ({"layers": "6", "place": "end"}, [0, 1, 2, 3, "3", "3"]),
+        ({"place": "2,0,2"}, [0, "0", 1, 2, "2", "2", 3]),
+        ({"layers": "x3", "blocks": "stack"}, [*range(4)] * 3),
+        ({"layers": "6", "blocks": "overlap"}, [0, 1, 2, 1, 2, 3]),
+        ({"layers": "7", "blocks": "overlap"}, [0, 1, 2, 3, 1, 2, 3]),
+        ({"layers": "x1.5", "blocks": "interpose"}, [0, 1, 1, 2, 3, 3]),
+    ],
+)
+def test_orders(options: dict[str, str], order: list[Any]) -> None:
+    found = arrangement(4, {"blocks": "identity", **options})
+    assert [str(layer.of) if layer.idle else layer.of for layer in found] == order
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "layers is missing"),
+        ({"layers": "x1.3"}, "makes 5.2 of the present 4; choose a whole number, such as 6"),
+        ({"layers": "4"}, "no more than the present 4"),
+        ({"layers": "x0.5"}, "no more than the present 4"),
+        ({"layers": "x9999"}, "at most 10,000"),
+        ({"layers": "6", "place": "1"}, "place names 1 places"),
+        ({"place": "4"}, "numbers up to 3"),
+        ({"layers": "6", "blocks": "stack"}, "no multiple of the present 4"),
+        ({"layers": "9", "blocks": "overlap"}, "more than twice"),
+        ({"layers": "8", "blocks": "stack", "place": "end"}, "says itself where"),
+        ({"layers": "eight"}, "layers is 'eight'"),
+        ({"layers": "8", "place": "-1"}, "place is '-1'"),
+        ({"layers": "8", "blocks": "mirror"}, "choose identity or stack"),
+    ],
+)
+def test_what_is_no_order(options: dict[str, str], why: str, make: Make, tmp_path: Path) -> None:
+    source = make("llama", num_hidden_layers=4)
+    with pytest.raises(InputError, match=why):
+        growkit.grow(source, tmp_path / "out", dry_run=True, **GROW, **options)
+
+
+def run(source: Path, output: Path, *steps: GrowStep | ConvertStep) -> Any:
+    result = growkit.run(Recipe(str(source), steps, str(output), QUICK))
+    assert result["verification"] is not None
+    return result
+
+
+DEEPER = GrowStep("depth", layers="x1.5")
+WIDER = GrowStep("hypercloning", hidden="x2")
+
+
+def test_depth_and_width_and_differences_in_one_recipe(make: Make, tmp_path: Path) -> None:
+    """Also copies part in the new layers, if anything parts them; not so when all is kept equal."""
+    source = make("llama", num_hidden_layers=2)
+    steps = [DEEPER, WIDER, GrowStep("depth", place="0"), ConvertStep("diff-v2"), DEEPER]
+    result = run(source, tmp_path / "out", *steps)
+    assert result["kept"]
+    trained = result["verification"]["trainability"]
+    assert (trained["trainable"], trained["idle_layers"]) == (True, 4)
+    assert "in 4 layers that hand on what they are given" in trainability_sentence(trained)
+    assert relative_error(source, tmp_path / "out") < 1e-12
+    kept = GrowStep("hypercloning", hidden="x2", symmetry="keep")
+    trained = run(source, tmp_path / "keep", kept, DEEPER)["verification"]["trainability"]
+    assert not trained["trainable"]
+
+
+def test_copies_part_in_new_layers(make: Make, tmp_path: Path) -> None:
+    """What the proof says of one step is what some steps of an optimizer do."""
+    source, out = make("llama", num_key_value_heads=4), tmp_path / "out"
+    growkit.run(Recipe(str(source), (WIDER, DEEPER), str(out), None))
+    assert without_gradient(out, [2], steps=6) == []
+    model = AutoModelForCausalLM.from_pretrained(out)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batch = torch.randint(29, (4, 16), generator=torch.Generator().manual_seed(0))
+    for _ in range(6):
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    one, other = model.model.layers[2].mlp.up_proj.weight.detach().chunk(2)
+    start = load_file(out / "model.safetensors")["model.layers.2.mlp.up_proj.weight"]
+    moved = [now - was for now, was in zip((one, other), start.chunk(2), strict=True)]
+    assert (moved[0] - moved[1]).abs().max() > 0.1 * moved[0].abs().max()
+
+
+def test_lambda_init_travels_with_its_layer(make: Make, tmp_path: Path) -> None:
+    """DiffLlama counts layers for it, so that only layers behind the others leave it DiffLlama."""
+    source = make("diffllama", num_hidden_layers=3)
+    lambda_init = growkit.inspect(source)["attention"]["lambda_init"]  # type: ignore[index]
+    growkit.grow(source, tmp_path / "end", layers=5, place="end", **GROW)
+    assert growkit.inspect(tmp_path / "end")["family"] == "DiffLlama"
+    assert relative_error(source, tmp_path / "end") < 1e-12
+    growkit.grow(source, tmp_path / "even", layers=6, **GROW)
+    found = growkit.inspect(tmp_path / "even")
+    assert found["family"] == "DIFF Transformer"
+    assert found["attention"] is not None
+    assert found["attention"]["lambda_init"] == [each for each in lambda_init for _ in range(2)]
+    assert relative_error(source, tmp_path / "even") < 1e-12
+    result = growkit.grow(source, tmp_path / "stack", layers="x2", blocks="stack", **GROW)
+    assert result["promise"] == "different"
+    assert growkit.inspect(tmp_path / "stack")["attention"]["lambda_init"] == lambda_init * 2  # type: ignore[index]
+
+
+def test_a_fault_in_a_new_layer(make: Make, tmp_path: Path) -> None:
+    source, out = make("llama"), tmp_path / "out"
+    result = run(source, out, GrowStep("depth", place="0"))
+    assert [each["relative"] for each in result["verification"]["by_layer"]] == [0.0] * 4
+    file = out / "model.safetensors"
+    name, tensors = "model.layers.1.self_attn.o_proj.weight", load_file(file)
+    save_file(tensors | {name: tensors[name] + 0.1}, file, {"format": "pt"})
+    found = growkit.verify(source, out, **FEW)
+    assert not found["kept"]
+    assert found["fault"] is not None
+    assert (found["fault"]["layer"], found["fault"]["tensor"]) == (1, name)
+    (out / "growkit.json").unlink()
+    found = growkit.verify(source, out, **FEW)
+    assert found["fault"] is not None
+    assert (found["fault"]["layer"], found["fault"]["component"]) == (1, None)
+    assert "more layers compute something" in str(found["fault"]["cause"])
+
+
+def test_what_a_stack_is_held_to(make: Make, tmp_path: Path) -> None:
+    source, out = make("llama"), tmp_path / "out"
+    result = run(source, out, GrowStep("depth", layers="x2", blocks="stack"))
+    assert result["kept"]
+    assert "layers are computed more than once" in result["verification"]["reason"]
+    modules = [each["module"] for each in result["verification"]["by_layer"]]
+    assert modules == ["model.embed_tokens", "model.layers.0", "model.layers.1"]
+    name = spoiled(out, 3, seeded(0))
+    found = growkit.verify(source, out, **FEW)
+    assert (found["kept"], found["first_lost_tensor"]) == (False, name)
+
+
+def test_layers_that_compute_nothing_are_passed_over(make: Make, tmp_path: Path) -> None:
+    """Without a manifest, also where the source has such layers itself."""
+    first, source, out = make("llama"), tmp_path / "source", tmp_path / "out"
+    growkit.grow(first, source, place="0,1", **GROW)
+    growkit.grow(source, out, place="1,2", **GROW)
+    for folder in (source, out):
+        (folder / "growkit.json").unlink()
+    found = growkit.verify(source, out, **FEW, trainability=True)
+    assert found["kept"], found["reason"]
+    assert [each["relative"] for each in found["by_layer"]] == [0.0] * 7
+    name = spoiled(out, 3, seeded(0))
+    found = growkit.verify(source, out, **FEW)
+    assert found["fault"] is not None
+    assert (found["fault"]["layer"], found["fault"]["tensor"]) == (3, name)
+
+
+def test_a_first_step_of_large_matrices(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is cast in blocks is lent with its step as well."""
+    source, found = make("llama"), []
+    for at_once in (in_blocks.AT_ONCE, 64):
+        seen: dict[str, torch.Tensor] = {}
+
+        def look(self: Any, name: str, gradient: torch.Tensor, kept: Any = seen) -> None:
+            kept[name] = gradient.clone()
+
+        for module in (in_blocks, lending):
+            monkeypatch.setattr(module, "AT_ONCE", at_once)
+        monkeypatch.setattr(Gradients, "look", look)
+        out = tmp_path / str(at_once)
+        growkit.grow(source, out, method="depth", layers=3, verify=QUICK)
+        found.append(seen)
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        assert gradient.any(), name
+        assert (gradient - found[1][name]).abs().max() <= 1e-9 * gradient.abs().max(), name
+
+
+def test_new_layers_have_gathered_no_moments(make: Make) -> None:
+    from growkit.checkpoint.reading import Checkpoint
+
+    change = depth.OPERATION.plan(
+        Checkpoint(make("llama")), {"blocks": "identity", "layers": "3"}, 0
+    )
+    moments = {rule.target: rule.transform.moments(1) for rule in change.plans[0].rules}
+    assert moments["model.layers.2.self_attn.q_proj.weight"] is None
+    assert moments["model.layers.1.self_attn.q_proj.weight"] is not None
+
+
+def test_what_a_dry_run_and_a_manifest_say(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    plan = growkit.grow(source, tmp_path / "out", method="depth", layers=3, dry_run=True)["plan"]
+    why = {each["tensor"]: each["why"] for each in plan}
+    assert why["model.layers.2.mlp.down_proj.weight"].startswith("zero, so that")
+    assert why["model.layers.2.mlp.up_proj.weight"] == "in a new layer, as in layer 1"
+    growkit.grow(source, tmp_path / "out", layers=3, **GROW)
+    manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
+    step = {"grow": "depth", "layers": 3, "blocks": "identity", "place": "even"}
+    assert manifest["recipe"]["steps"] == [step]
