@@ -369,10 +369,7 @@ def test_the_reference_is_that_of_the_command_line() -> None:
     """``python -m tests.reference`` writes it."""
     assert PAGES["reference.md"].endswith(reference.options())
     assert len(reference.commands()) > 5
-    assert (
-        "| `--hidden` | `xN\\|SIZE` | Hidden size (for group-diff and hypercloning). |"
-        in reference.options()
-    )
+    assert "| `--hidden` | `xN\\|SIZE` | Hidden size. |" in reference.options()
 
 
 def test_switches_of_the_table_are_those_of_the_config() -> None:

@@ -150,7 +150,7 @@ def test_a_router_may_wait_for_others(tmp_path: Path) -> None:
     gradients = Gradients(lineage.plans, lambda name, gradient: [(name, gradient)])
     for name in (router, other):
         gradients.look(name, torch.zeros(lineage.target.tensors[name].shape))
-    assert gradients.found([router, other])["silent_parameters"] == [other]
+    assert gradients.found([router, other], 0)["silent_parameters"] == [other]
 
 
 @pytest.mark.parametrize("options", [EIGHT, FINE], ids=["whole", "fine"])
