@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from growkit.errors import InputError
 
@@ -30,7 +31,7 @@ class Settings:
     """What is compared.
 
     Attributes:
-        text: file with real text, or None for seeded random tokens.
+        text: file with real text, or None for seeded random tokens. A ``Path`` becomes its name.
         prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
             weight has given the source's back, so that only the function is left to be shown.
         length: tokens in each; None for 512, or for 48 there.
@@ -67,6 +68,8 @@ class Settings:
         )
 
     def __post_init__(self) -> None:
+        if isinstance(self.text, Path):  # recipes hold words
+            object.__setattr__(self, "text", str(self.text))
         check_seed(self.seed)
         prompts, length = self.amount
         if not 1 <= prompts < 2**31 or not 2 <= length < 2**31:

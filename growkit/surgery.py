@@ -83,9 +83,8 @@ def grow(
         InputError: the source, a size or the output cannot be used; nothing was written.
     """
     step = GrowStep(method, _given(options))
-    settings = Settings() if verify is True else verify or None
     written = dtype, shard_size, base_model
-    recipe = Recipe(str(source), (step,), str(output), settings, seed, *written)
+    recipe = Recipe(str(source), (step,), str(output), _settings(verify), seed, *written)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
 
@@ -119,15 +118,15 @@ def convert(
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
     step = ConvertStep(to, _given(options))
-    settings = Settings() if verify is True else verify or None
     written = dtype, shard_size, base_model
-    recipe = Recipe(str(source), (step,), str(output), settings, 0, *written)
+    recipe = Recipe(str(source), (step,), str(output), _settings(verify), 0, *written)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
 
 def run(
     recipe: Recipe | str | Path,
     *,
+    verify: Settings | bool | None = None,
     reads: Sequence[str | Path] = (),
     overwrite: bool = False,
     dry_run: bool = False,
@@ -137,6 +136,7 @@ def run(
 
     Args:
         recipe: the recipe, or its file.
+        verify: what the proof compares, in the place of what the recipe says; see ``grow``.
         reads: files that are read beside those that the recipe names, and so are never replaced.
         overwrite: see ``grow``, as for the rest, the result and the errors.
         dry_run: plan only, touch nothing.
@@ -144,6 +144,8 @@ def run(
     """
     if isinstance(recipe, str | Path):
         reads, recipe = [*reads, recipe], load_recipe(Path(recipe))
+    if verify is not None:
+        recipe = replace(recipe, verify=_settings(verify))
     output = output_path(recipe)
     inputs = inputs_of(recipe, reads)
     if not dry_run:
@@ -192,6 +194,11 @@ def run(
         final = staging.reject if result["kept"] is False else staging.publish
         result["output"] = str(final())
     return result
+
+
+def _settings(verify: Settings | bool | None) -> Settings | None:
+    """What the proof compares; None for no proof."""
+    return Settings() if verify is True else verify or None
 
 
 def _given(options: Mapping[str, Value | None]) -> dict[str, Value]:

@@ -178,6 +178,7 @@ def _citation(manifest: Found) -> str:
     year = str(manifest.get("created", ""))[:4]
     return f"""```bibtex
 @software{{growkit,
+  author = {{{{growkit developers}}}},
   title = {{growkit: grow trained language-model checkpoints, and prove that nothing is lost}},
   version = {{{manifest["growkit"]}}},
   year = {{{year}}},

@@ -46,7 +46,7 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
     """The report of a proof.
 
     Args:
-        result: a ``growkit.proof.VerifyResult``; what is missing or null is left out.
+        result: a ``growkit.VerifyResult``; what is missing or null is left out.
         manifest: the target's ``growkit.json``, if there is one.
 
     Returns:

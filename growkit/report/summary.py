@@ -30,7 +30,7 @@ def summary(result: Mapping[str, Any]) -> dict[str, Line]:
     """What people look for under a verdict, by name; what the result does not hold is left out.
 
     Args:
-        result: a ``growkit.proof.VerifyResult``.
+        result: a ``growkit.VerifyResult``.
     """
     lines = {
         "KL": _kl(result),
