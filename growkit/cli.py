@@ -220,20 +220,20 @@ def verify(
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
-    from growkit.engine.texts import read_text
-
-    if settings.text:
-        read_text(settings.text)  # before seconds of imports
-    from growkit.proof.verdict import proof_bytes
-    from growkit.proof.verdict import verify as prove
+    from growkit.checkpoint.reading import Checkpoint
+    from growkit.proof.beforehand import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
 
     inputs = Inputs([source, target, *([settings.text] if settings.text else [])])
     sweep([source, target], inputs)
     check_report(answer.report, answer.figures, inputs)
-    with Bars().bytes("proving", proof_bytes(source, target)) as advance:
-        result = prove(source, target, **vars(settings), advance=advance)
+    before, after = Checkpoint(source), Checkpoint(target)
+    check_settings(settings, before)
+    check_vocabularies(before, after)
+    from growkit.proof.verdict import verify as prove  # which takes seconds
+
+    result = prove(source, target, settings, progress=Bars())
     write_report(result, target, answer.report, answer.figures, inputs)
     if answer.as_json:
         _print_json(result)

@@ -28,6 +28,7 @@ from growkit.families.family import family_of
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors
 from growkit.planning.operation import Value
+from growkit.proof.beforehand import check_settings
 from growkit.recipe.files import load_recipe
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep
@@ -155,6 +156,8 @@ def run(
     shard_bytes = parse_bytes(recipe.shard_size)
     for text in recipe.texts:
         read_text(text)  # also a dry run says that it is missing
+    if recipe.verify is not None:
+        check_settings(recipe.verify, source)
 
     prepared = plan(recipe, source)
     lineage = prepared.lineage

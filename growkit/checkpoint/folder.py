@@ -16,6 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
+from growkit.checkpoint.elsewhere import no_folder, no_model
 from growkit.errors import InputError, reason
 from growkit.parsing import parse_json
 
@@ -47,9 +48,7 @@ class Folder:
         except OSError:  # its name is too long, say
             is_folder = False
         if not is_folder:
-            raise InputError(
-                f"{self.path} is not a folder; give a model folder with config.json and weights"
-            )
+            raise InputError(no_folder(self.path))
         self._inside = [self.path.resolve()]
         snapshots = self._inside[0].parent
         if snapshots.name == "snapshots":  # of a hub cache: the files are links into its blobs
@@ -96,6 +95,8 @@ class Folder:
         """
         path = self.find(name)
         if path is None:
+            if name == "config.json":
+                raise InputError(no_model(self.path))
             raise InputError(f"{self.path / name} does not exist; is {self.path} a model folder?")
         return path
 
@@ -224,5 +225,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> InputError:
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"{path} cannot be read (there is no such file); check its name")
     why = error.strerror if isinstance(error, OSError) else error
     return InputError(f"{path} cannot be read ({why}); make it readable")

@@ -35,6 +35,7 @@ from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.manifest import read_record
 from growkit.planning.plan import Plan
+from growkit.proof.beforehand import NO_GPU, bytes_of, check_vocabularies
 from growkit.proof.causes import spacing
 from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare
 from growkit.proof.copies import AsClass, Copied, Copies
@@ -134,7 +135,7 @@ def verify(
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     before, after = Checkpoint(source), Checkpoint(target)
     record = read_record(after)
-    with progress.bytes("proving", proof_bytes(source, target)) as shown:
+    with progress.bytes("proving", bytes_of(before, after)) as shown:
 
         def both(count: int) -> None:
             shown(count)
@@ -161,7 +162,7 @@ def prove(
         recipe: how the target was made, if that is known.
         advance: see ``verify``.
     """
-    _check_vocabularies(before, after)
+    check_vocabularies(before, after)
     place = _device(settings.device)
     with reproducible(place):
         return _proved(before, after, settings, recipe, advance, place)
@@ -289,27 +290,12 @@ def proof_bytes(source: str | Path, target: str | Path) -> int:
     Raises:
         InputError: a folder is no checkpoint.
     """
-    return 2 * sum(total_bytes(Checkpoint(folder).tensors) for folder in (source, target))
-
-
-def _check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
-    for checkpoint in (before, after):
-        size = checkpoint.config.get("vocab_size")
-        if not isinstance(size, int):
-            raise InputError(
-                f"vocab_size is {size!r} in {checkpoint.folder}; a whole number was expected"
-            )
-    sizes = [checkpoint.config["vocab_size"] for checkpoint in (before, after)]
-    if sizes[0] != sizes[1]:
-        raise InputError(
-            f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; "
-            "only models of the same vocabulary can be compared"
-        )
+    return bytes_of(Checkpoint(source), Checkpoint(target))
 
 
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device cuda was asked for, but torch sees no GPU; use --device cpu")
+        raise InputError(NO_GPU)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
