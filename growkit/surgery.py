@@ -28,7 +28,7 @@ from growkit.families.family import family_of
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors
 from growkit.planning.operation import Value
-from growkit.recipe.files import load_recipe
+from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep
 from growkit.report.card import model_card
@@ -136,14 +136,16 @@ def run(
     """Carry out a recipe: all its steps as one pass, without an intermediate checkpoint.
 
     Args:
-        recipe: the recipe, or its file.
+        recipe: the recipe; or its file, a model that one has made, or the name of a recipe that
+            ships with growkit.
         reads: files that are read beside those that the recipe names, and so are never replaced.
         overwrite: see ``grow``, as for the rest, the result and the errors.
         dry_run: plan only, touch nothing.
         progress: where progress is shown.
     """
     if isinstance(recipe, str | Path):
-        reads, recipe = [*reads, recipe], load_recipe(Path(recipe))
+        file = recipe_file(Path(recipe))
+        reads, recipe = [*reads, file], load_recipe(file)
     output = output_path(recipe)
     inputs = inputs_of(recipe, reads)
     if not dry_run:

@@ -23,6 +23,7 @@ from growkit.checkpoint.made import Contents, as_made, contents, remove
 from growkit.checkpoint.reading import read_json
 from growkit.checkpoint.scratch import Scratch, clear, noted
 from growkit.errors import InputError, plain
+from growkit.units import size
 
 NEW, OLD = "new", "old."
 
@@ -100,8 +101,8 @@ def check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise InputError(
-            f"{needed / 1e6:,.1f} MB are needed and {folder.parents[1]} has {free / 1e6:,.1f} MB "
-            "left; free some space or choose another disk"
+            f"{size(needed)} are needed and {folder.parents[1]} has {size(free)} left; "
+            "free some space or choose another disk"
         )
 
 

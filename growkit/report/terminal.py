@@ -13,8 +13,9 @@ from rich.text import Text
 
 from growkit.errors import plain
 from growkit.report.progress import Advance
-from growkit.report.summary import size, summary
+from growkit.report.summary import summary
 from growkit.results.sentences import fault_sentence, next_step
+from growkit.units import size
 
 if TYPE_CHECKING:
     from growkit.inspection import Attention, Inspection
