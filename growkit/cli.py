@@ -390,6 +390,9 @@ def _run(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path]
     from growkit.surgery import run as carry_out
 
     report, figures = answer.report, answer.figures
+    for name, wanted in (("report", report), ("figures", figures)):
+        if wanted is not None:
+            _check_proved(name, recipe.verify)
     inputs, output = inputs_of(recipe, reads), output_path(recipe)
     check_report(report, figures, inputs, [output, rejected_name(output)])
     result = carry_out(recipe, reads=reads, **vars(running), progress=Bars())

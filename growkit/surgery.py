@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from growkit.checkpoint.carrying import carried, carry_code, carry_over
+from growkit.checkpoint.carrying import carried, carry_code, carry_over, check_carried
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.leftovers import sweep
@@ -24,6 +24,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.writing import parse_bytes, write_weights
 from growkit.engine.texts import read_text
+from growkit.estimate import ROOM, estimate
 from growkit.families.family import family_of
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors
@@ -32,13 +33,10 @@ from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep
 from growkit.report.card import model_card
-from growkit.report.progress import Progress, Silent
+from growkit.report.progress import Progress, Silent, shown
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
 from growkit.settings import Settings
-
-ROOM = 1 << 20
-"""Bytes set aside on the disk for everything that is not weights."""
 
 
 def grow(
@@ -156,12 +154,22 @@ def run(
     for text in recipe.texts:
         read_text(text)  # also a dry run says that it is missing
 
-    prepared = plan(recipe, source)
+    check_carried(source.opened)
+
+    with shown(progress):
+        prepared = plan(recipe, source)
     lineage = prepared.lineage
     recipe = replace(recipe, steps=prepared.steps)
-    result = describe(recipe, source, lineage)
+    result = describe(recipe, source, prepared)
     if dry_run:
+        if recipe.verify != Settings():  # else nothing was asked for that could be refused
+            _rehearse(recipe, source, lineage.target)
         result["dry_run"], result["plan"] = True, planned_tensors(source, lineage)
+        exact = lineage.promise == "exact"
+        expected = estimate(source, lineage.target, output, recipe.verify, exact=exact)
+        result["estimate"] = expected
+        if expected["disk_free"] < expected["disk_needed"]:
+            result["warnings"].append("the disk has no room for the output, so a run is refused")
         return result
 
     _rehearse(recipe, source, lineage.target)

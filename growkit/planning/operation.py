@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from growkit.errors import InputError
 from growkit.families.family import Family, families
 from growkit.names import perhaps
 from growkit.planning.plan import Plan
+from growkit.results.planned import RankTried
 
 PROMISES = ("exact", "bounded", "different")
 """What an operation may promise of the function; the weakest of several steps is last."""
@@ -128,6 +129,8 @@ class Change:
         settled: options that were found out or left to their defaults, as they would be given to
             get the same again; None for those that have served.
         kl_by_rank: what ranks cost that were tried on the way, nats per token.
+        ranks: the ranks that were tried, and what they cost, where one was searched for.
+        warnings: what should be known before the outcome is used.
     """
 
     plans: list[Plan]
@@ -135,6 +138,8 @@ class Change:
     lost: str = ""
     settled: Mapping[str, Value | None] = field(default_factory=dict)
     kl_by_rank: Mapping[int, float] = field(default_factory=dict)
+    ranks: Sequence[RankTried] = ()
+    warnings: Sequence[str] = ()
 
 
 class Operation(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from growkit.results.planned import ConfigChange, Estimate, RankTried
 from growkit.results.proof import VerifyResult
 
 
@@ -46,6 +47,10 @@ class GrowResult(TypedDict):
         dry_run: whether nothing was written.
         plan: in a dry run, every tensor of the output; else empty.
         dropped: source tensors that are not in the output, and why.
+        config: what of ``config.json`` is another in the output.
+        ranks: the ranks that were tried, where one was searched for.
+        warnings: what should be known before the output is used.
+        estimate: in a dry run, what a run would take; else null.
         verification: the verdict; null if there was none.
     """
 
@@ -64,4 +69,8 @@ class GrowResult(TypedDict):
     dry_run: bool
     plan: list[PlannedTensor]
     dropped: dict[str, str]
+    config: list[ConfigChange]
+    ranks: list[RankTried]
+    warnings: list[str]
+    estimate: Estimate | None
     verification: VerifyResult | None
