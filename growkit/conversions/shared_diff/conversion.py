@@ -80,7 +80,8 @@ class SharedDiff(OnDiffTransformer):
         ),
         Option(
             "energy",
-            "the share of the squared differences that rank auto keeps in every layer, e.g. 0.99",
+            "what rank auto keeps in every layer of the differences between heads that share a "
+            "base, as a share of their squares, e.g. 0.99",
             form="SHARE",
             accepts=lambda text: _is_share(text) and float(text) > 0,
         ),
@@ -92,8 +93,8 @@ class SharedDiff(OnDiffTransformer):
         ),
         Option(
             "shrinkage",
-            "how far all inputs count alike whatever the text has, from 0 to 1; if it is left out, "
-            "what costs least on the text",
+            "how little the calibration text is trusted, from 0 (inputs count as often as it has "
+            "them) to 1 (all count alike); if it is left out, what costs least on the text",
             form="SHARE",
             accepts=_is_share,
         ),

@@ -175,7 +175,7 @@ class Search:
                 layer=layer,
                 rank=rank,
                 kl_nats_per_token=None,
-                energy=1 - cost / whole if whole else 1.0,
+                energy=max(0.0, 1 - cost / whole) if whole else 1.0,
                 chosen=rank == found,
             )
             for rank, cost in tried.items()
