@@ -7,23 +7,20 @@ Results are on stdout, everything else on stderr. Torch is imported inside comma
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import os
-import signal
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from growkit.commands import Commands
-from growkit.errors import InputError, reason
+from growkit.commands import Commands, command, heed_signals
+from growkit.errors import InputError
 from growkit.operations import operations
 from growkit.options import (
     Answer,
@@ -36,10 +33,8 @@ from growkit.options import (
     Running,
     Source,
     Writing,
-    expanded,
     one_of,
     path,
-    say,
 )
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.shipped import shipped_recipe, shipped_recipes
@@ -67,16 +62,10 @@ app.add_typer(recipes_app, name="recipes")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=one_of(shipped_recipes))]
 
-INTERRUPTED = "interrupted: nothing half-written is left"
-
 
 def main() -> None:
     """The ``growkit`` command."""
-    handlers = {"SIGINT": _stop, "SIGTERM": _terminate, "SIGHUP": _terminate}
-    for name, handler in handlers.items():
-        signum = getattr(signal, name, None)  # Windows has no SIGHUP
-        if signum and signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
-            signal.signal(signum, handler)
+    heed_signals()
     make_patient()
     # Torch and transformers make half a million objects that stay: to look through them again and
     # again during imports takes 0.4 s, and to take them apart at the end 0.5 s (measured).
@@ -85,67 +74,6 @@ def main() -> None:
         app()
     finally:
         gc.freeze()
-
-
-def _stop(signum: int, frame: object) -> NoReturn:
-    """An interrupt before a command has begun: typer would end it in its own way."""
-    say(INTERRUPTED)
-    sys.exit(130)
-
-
-def _interrupt(signum: int, frame: object) -> NoReturn:
-    signal.signal(signum, signal.SIG_IGN)  # once is enough: cleaning up is not to be disturbed
-    raise KeyboardInterrupt
-
-
-def _terminate(signum: int, frame: object) -> NoReturn:
-    signal.signal(signum, signal.SIG_IGN)
-    sys.exit(128 + signum)  # unwinds, so that nothing half-written stays
-
-
-def command(verb: str | None = None) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Make a command of a function: its options, and a sentence and exit code for what goes wrong.
-
-    Args:
-        verb: the verb whose operations' options it has.
-    """
-
-    def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
-        return _guarded(expanded(function, verb))
-
-    return decorate
-
-
-def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
-    """Turn what goes wrong inside a command into a sentence and an exit code."""
-
-    @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        code = 2
-        if signal.getsignal(signal.SIGINT) is _stop:
-            signal.signal(signal.SIGINT, _interrupt)
-        try:
-            code = function(*args, **kwargs) or 0
-        except KeyboardInterrupt as interrupt:
-            say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
-            code = 130
-        except (SystemExit, GeneratorExit):
-            raise
-        except BaseException as error:  # torch and Rust raise some that are no Exception
-            if os.environ.get("GROWKIT_DEBUG"):
-                raise
-            if isinstance(error, InputError):
-                say(f"error: {error}")
-            elif isinstance(error, MemoryError):
-                say("error: memory ran out; use a machine with more, or compare less at once")
-            elif isinstance(error, OSError):
-                say(f"error: {reason(error)}")
-            else:
-                say(traceback.format_exc())
-                say("error: this is a fault of growkit itself; please report it with the above")
-        raise typer.Exit(code)
-
-    return guarded
 
 
 @app.callback(invoke_without_command=True)

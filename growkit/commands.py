@@ -1,18 +1,26 @@
-"""What typer refuses of a command line, in a sentence like all others, and without its box."""
+"""How commands end, whatever happens: with a sentence and an exit code.
+
+Also what typer itself refuses of a command line, which it would show in a box.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from growkit.errors import InputError
+from growkit.errors import InputError, reason
 from growkit.names import did_you_mean
 from growkit.operations import operations
-from growkit.options import say
+from growkit.options import expanded, say
 from growkit.planning.operation import callings
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
@@ -82,3 +90,76 @@ def _called(known: list[str]) -> dict[str, str]:
 
 def _written(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+INTERRUPTED = "interrupted: nothing half-written is left"
+
+
+def heed_signals() -> None:
+    """Let interrupts and the like end a command as they should."""
+    handlers = {"SIGINT": _stop, "SIGTERM": _terminate, "SIGHUP": _terminate}
+    for name, handler in handlers.items():
+        signum = getattr(signal, name, None)  # Windows has no SIGHUP
+        if signum and signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
+            signal.signal(signum, handler)
+
+
+def _stop(signum: int, frame: object) -> NoReturn:
+    """An interrupt before a command has begun: typer would end it in its own way."""
+    say(INTERRUPTED)
+    sys.exit(130)
+
+
+def _interrupt(signum: int, frame: object) -> NoReturn:
+    signal.signal(signum, signal.SIG_IGN)  # once is enough: cleaning up is not to be disturbed
+    raise KeyboardInterrupt
+
+
+def _terminate(signum: int, frame: object) -> NoReturn:
+    signal.signal(signum, signal.SIG_IGN)
+    sys.exit(128 + signum)  # unwinds, so that nothing half-written stays
+
+
+def command(verb: str | None = None) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+    """Make a command of a function: its options, and a sentence and exit code for what goes wrong.
+
+    Args:
+        verb: the verb whose operations' options it has.
+    """
+
+    def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
+        return _guarded(expanded(function, verb))
+
+    return decorate
+
+
+def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
+    """Turn what goes wrong inside a command into a sentence and an exit code."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        code = 2
+        if signal.getsignal(signal.SIGINT) is _stop:
+            signal.signal(signal.SIGINT, _interrupt)
+        try:
+            code = function(*args, **kwargs) or 0
+        except KeyboardInterrupt as interrupt:
+            say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
+            code = 130
+        except (SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # torch and Rust raise some that are no Exception
+            if os.environ.get("GROWKIT_DEBUG"):
+                raise
+            if isinstance(error, InputError):
+                say(f"error: {error}")
+            elif isinstance(error, MemoryError):
+                say("error: memory ran out; use a machine with more, or compare less at once")
+            elif isinstance(error, OSError):
+                say(f"error: {reason(error)}")
+            else:
+                say(traceback.format_exc())
+                say("error: this is a fault of growkit itself; please report it with the above")
+        raise typer.Exit(code)
+
+    return guarded

@@ -1,8 +1,8 @@
 """What a run will take: the disk for certain, memory and time by what was measured.
 
-One model was measured in three sizes (``benchmarks/results``, growth speed and proof memory), and
-what it took is scaled by the number of parameters and of tokens. Machines differ by far more than
-that is off.
+Memory and times of Llamas of several sizes (``benchmarks/results``: growth speed, proof speed,
+proof memory) are scaled by the number of parameters and of tokens. For these models that is off by
+up to a half; machines differ by more.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ ROOM = 1 << 20
 
 BASIS = "memory and time are scaled from runs on 2 CPU cores with a fast disk"
 
-LOADED = 0.6e9
-"""Bytes of memory that Python, torch, transformers and the tokens take."""
+LOADED = 0.4e9
+"""Bytes of memory that Python and torch take."""
+
+PROVING = 1.2e9
+"""The same with transformers, and with what both models make of the tokens."""
 
 STARTED = 2.0
 """Seconds until torch is there, and again transformers."""
@@ -61,7 +64,7 @@ def estimate(
         models = source.tensors, target.tensors
         parameters = sum(map(total_parameters, models))
         whole = 8 * parameters if 8 * parameters <= SMALL else 0
-        memory = max(memory, LOADED + max(_at_a_time(target.tensors), whole))
+        memory = max(memory, PROVING + max(_at_a_time(target.tensors), whole))
         prompts, length = (proof.settled if exact else proof).amount
         seconds = STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length)
     return Estimate(

@@ -124,7 +124,7 @@ def test_what_it_takes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert expected
     shown = run("grow", source, out, *GROW, "--dry-run").stdout
     assert re.search(r"disk .* MB needed, .* free", shown)
-    assert re.search(r"memory .*about .* MB", shown)
+    assert re.search(r"memory .*about .* [MG]B", shown)
     assert re.search(r"time .*about .* s to write, .* s to prove \(.*2 CPU cores", shown)
     result = growkit.grow(source, out, hidden="x2", verify=False)
     assert result["estimate"] is None
