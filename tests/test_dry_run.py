@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from transformers import AutoConfig, MixtralConfig
 from typer.testing import CliRunner
 
 import growkit
+from growkit.checkpoint import writing
 from growkit.checkpoint.tensors import TensorInfo
 from growkit.cli import app
 from growkit.demo.story import MODEL
@@ -176,7 +178,8 @@ def in_the_source(source: Path) -> list[Any]:
 
 
 def through_a_file(source: Path) -> list[Any]:
-    return [source / "config.json" / "out", *GROW]
+    (source.parent / "file").write_text("mine")
+    return [source.parent / "file" / "out", *GROW]
 
 
 def that_exists(source: Path) -> list[Any]:
@@ -287,6 +290,25 @@ def test_a_dry_run_refuses_what_a_run_refuses(
     assert dry.stderr.startswith("error: ")
     assert not dry.stdout
     assert before is None or sorted(folder_bytes(source.parent)) == before
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_what_cannot_be_copied_is_told_before_anything_is_written(
+    more: tuple[str, ...], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "LICENSE").write_text("mine")
+    really = os.open
+
+    def denied(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path).endswith("LICENSE"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return really(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", denied)
+    monkeypatch.setattr(writing, "_write_tensor", lambda *arguments: pytest.fail("too late"))
+    done = run("grow", source, source.parent / "out", *GROW, "--no-verify", *more)
+    assert done.exit_code == 2
+    assert "LICENSE cannot be read (Permission denied)" in done.stderr
 
 
 def test_what_a_run_takes_a_dry_run_takes(tmp_path: Path) -> None:
