@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from growkit.errors import InputError
+from growkit.names import perhaps
 
 
 def check_seed(seed: int) -> None:
@@ -17,6 +18,9 @@ def check_seed(seed: int) -> None:
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise InputError(f"seed {seed!r} cannot be used; choose one from 0 to {2**63 - 1}")
 
+
+DEVICES = ("auto", "cpu", "cuda")
+"""Where a proof runs, the first by default."""
 
 MANY, LONG = 8, 512
 """Prompts, and tokens in each, if nothing else is said."""
@@ -77,8 +81,11 @@ class Settings:
                 f"{prompts} prompts of {length} tokens cannot be compared; "
                 f"at least 1 prompt of 2 tokens is needed, and fewer than {2**31:,} of each"
             )
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise InputError(f"device {self.device!r} is not known; choose auto, cpu or cuda")
+        if self.device not in DEVICES:
+            raise InputError(
+                f"device {self.device!r} is not known; choose auto, cpu or cuda"
+                + perhaps(self.device, DEVICES, {"gpu": "cuda"})
+            )
         if self.max_kl is not None and not 0 < self.max_kl < 1e300:  # false for a NaN
             raise InputError(
                 f"max_kl {self.max_kl} is no limit; give nats per token above 0, such as 0.01"

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from growkit.checkpoint.carrying import carried, carry_code, carry_over
+from growkit.checkpoint.carrying import carried, carry_code, carry_over, check_carried
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.leftovers import sweep
@@ -24,22 +24,20 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.writing import parse_bytes, write_weights
 from growkit.engine.texts import read_text
+from growkit.estimate import ROOM, estimate
 from growkit.families.family import family_of
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors
 from growkit.planning.operation import Value
 from growkit.proof.beforehand import check_settings
-from growkit.recipe.files import load_recipe
+from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep
 from growkit.report.card import model_card
-from growkit.report.progress import Progress, Silent
+from growkit.report.progress import Progress, Silent, shown
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
 from growkit.settings import Settings
-
-ROOM = 1 << 20
-"""Bytes set aside on the disk for everything that is not weights."""
 
 
 def grow(
@@ -136,7 +134,8 @@ def run(
     """Carry out a recipe: all its steps as one pass, without an intermediate checkpoint.
 
     Args:
-        recipe: the recipe, or its file.
+        recipe: the recipe; or its file, a model that one has made, or the name of a recipe that
+            ships with growkit.
         verify: what the proof compares, in the place of what the recipe says; see ``grow``.
         reads: files that are read beside those that the recipe names, and so are never replaced.
         overwrite: see ``grow``, as for the rest, the result and the errors.
@@ -144,7 +143,8 @@ def run(
         progress: where progress is shown.
     """
     if isinstance(recipe, str | Path):
-        reads, recipe = [*reads, recipe], load_recipe(Path(recipe))
+        file = recipe_file(Path(recipe))
+        reads, recipe = [*reads, file], load_recipe(file)
     if verify is not None:
         recipe = replace(recipe, verify=_settings(verify))
     output = output_path(recipe)
@@ -159,12 +159,22 @@ def run(
     if recipe.verify is not None:
         check_settings(recipe.verify, source)
 
-    prepared = plan(recipe, source)
+    check_carried(source.opened)
+
+    with shown(progress):
+        prepared = plan(recipe, source)
     lineage = prepared.lineage
     recipe = replace(recipe, steps=prepared.steps)
-    result = describe(recipe, source, lineage)
+    result = describe(recipe, source, prepared)
     if dry_run:
+        if recipe.verify != Settings():  # else nothing was asked for that could be refused
+            _rehearse(recipe, source, lineage.target)
         result["dry_run"], result["plan"] = True, planned_tensors(source, lineage)
+        exact = lineage.promise == "exact"
+        expected = estimate(source, lineage.target, output, recipe.verify, exact=exact)
+        result["estimate"] = expected
+        if expected["disk_free"] < expected["disk_needed"]:
+            result["warnings"].append("the disk has no room for the output, so a run is refused")
         return result
 
     _rehearse(recipe, source, lineage.target)

@@ -19,6 +19,7 @@ from typing import IO, Any
 from growkit.checkpoint.elsewhere import no_folder, no_model
 from growkit.errors import InputError, reason
 from growkit.parsing import parse_json
+from growkit.units import size
 
 MOST_BYTES = 1 << 28
 """Size of a file, at most, that is read as a whole; weights are not."""
@@ -199,11 +200,11 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
         yield stream
 
 
-def check_size(path: Path, size: int, most: int = MOST_BYTES) -> None:
+def check_size(path: Path, count: int, most: int = MOST_BYTES) -> None:
     """Refuse a file that is larger than one of its kind can be."""
-    if size > most:
+    if count > most:
         raise InputError(
-            f"{path} is larger than {most >> 20} MiB; a file of this kind should be small, "
+            f"{path} is larger than {size(most)}; a file of this kind should be small, "
             "copy it again"
         )
 

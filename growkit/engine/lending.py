@@ -26,7 +26,6 @@ LARGE = 1 << 30
 smaller ones, as much is kept for the next layer."""
 
 
-
 class Lender:
     """Lends the weights of a checkpoint to the modules of a model.
 

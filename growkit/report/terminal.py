@@ -13,9 +13,11 @@ from rich.text import Text
 
 from growkit.errors import plain
 from growkit.report.glance import at_a_glance
+from growkit.report.plan import show_estimate, show_plan, show_ranks
 from growkit.report.progress import Advance
-from growkit.report.summary import size, summary
+from growkit.report.summary import summary
 from growkit.results.sentences import fault_sentence, next_step
+from growkit.units import size
 
 if TYPE_CHECKING:
     from growkit.inspection import Inspection
@@ -111,15 +113,9 @@ def _figures(result: VerifyResult) -> Table:
 def show_growth(console: Console, result: GrowResult) -> None:
     """What was done, or would be."""
     if result["dry_run"]:
-        table = Table(show_edge=False, pad_edge=False)
-        for column in ("tensor", "old shape", "new shape", "rule"):
-            table.add_column(column, overflow="fold")
-        for line in result["plan"]:
-            old = ", ".join(_shape(shape) for shape in line["source_shapes"])
-            table.add_row(line["tensor"], old, _shape(line["shape"]), line["why"])
-        for name, why in result["dropped"].items():
-            table.add_row(name, "", "dropped", why)
-        console.print(table)
+        show_plan(console, result)
+    if result["ranks"]:
+        show_ranks(console, result["ranks"])
     console.print(
         f"{result['source_parameters']:,} → {result['parameters']:,} parameters, "
         f"{size(result['bytes'])} in {result['dtype']}, promise: {result['promise']}"
@@ -128,12 +124,12 @@ def show_growth(console: Console, result: GrowResult) -> None:
         console.print(f"lost: {result['lost']}")
     if result["loads_with"]:
         console.print(f"loads with {result['loads_with']}")
+    for warning in result["warnings"]:
+        console.print(f"warning: {warning}", style="yellow")
+    if result["estimate"]:
+        show_estimate(console, result["estimate"])
     if result["dry_run"]:
         console.print(f"dry run: nothing was written to {result['output']}")
-
-
-def _shape(shape: list[int]) -> str:
-    return " × ".join(map(str, shape))
 
 
 def _figure(value: Any, form: str = ".3g") -> str:

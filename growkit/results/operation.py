@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from growkit.errors import InputError
+from growkit.results.planned import ConfigChange, Estimate, RankTried
 from growkit.results.proof import VerifyResult
 from growkit.results.result import Result
 
@@ -48,6 +49,10 @@ class GrowResult(Result):
         dry_run: whether nothing was written.
         plan: in a dry run, every tensor of the output; else empty.
         dropped: source tensors that are not in the output, and why.
+        config: what of ``config.json`` is another in the output.
+        ranks: the ranks that were tried, where one was searched for.
+        warnings: what should be known before the output is used.
+        estimate: in a dry run, what a run would take; else null.
         verification: the verdict; null if there was none.
     """
 
@@ -66,6 +71,10 @@ class GrowResult(Result):
     dry_run: bool
     plan: list[PlannedTensor]
     dropped: dict[str, str]
+    config: list[ConfigChange]
+    ranks: list[RankTried]
+    warnings: list[str]
+    estimate: Estimate | None
     verification: VerifyResult | None
 
     def save_report(self, file: str | Path, figures: str | Path | None = None) -> None:
