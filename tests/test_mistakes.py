@@ -14,7 +14,7 @@ from growkit.cli import app
 from tests.conftest import seeded
 from tests.mistakes import MISTAKES, Answer, Mistake, faults, make_place
 
-SAMPLE = seeded(0).sample(MISTAKES, 40)
+SAMPLE = seeded(0).sample(MISTAKES, 30)
 
 
 @pytest.fixture(scope="module")

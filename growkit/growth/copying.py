@@ -178,9 +178,10 @@ def factor(name: str, size: str, current: int) -> int:
     wanted = int(match[2])
     if wanted % current:
         below = max(wanted // current, 1) * current
+        meant = f", or write x{wanted} for a factor" if 1 < wanted < min(10, current) else ""
         raise InputError(
             f"{name} {wanted} is not a whole multiple of the present {current}; "
-            f"choose {below} or {below + current}"
+            f"choose {below} or {below + current}{meant}"
         )
     return wanted // current
 

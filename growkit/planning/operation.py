@@ -82,8 +82,12 @@ class Option:
             InputError: it is of another kind.
         """
         if not isinstance(value, self.kinds) or isinstance(value, bool):
-            kinds = " or ".join(KINDS[kind] for kind in self.kinds)
-            raise InputError(f"{where} is {value!r}; {kinds} was expected")
+            raise InputError(f"{where} is {value!r}; {self.expected} was expected")
+
+    @property
+    def expected(self) -> str:
+        """Of which kind its values are, in words."""
+        return " or ".join(KINDS[kind] for kind in self.kinds)
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,11 @@ class SizeOption(Option):
     follows: str | None = None
     form: str = "xN|SIZE"
     kinds: tuple[type, ...] = (str, int)
+
+    @property
+    def expected(self) -> str:
+        """See ``Option``."""
+        return "a factor like x2 or a size"
 
 
 @dataclass(frozen=True)

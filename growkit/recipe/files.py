@@ -35,6 +35,8 @@ from growkit.units import size
 
 LISTED = "'growkit recipes list' lists those"
 
+NEEDED = ("source", "steps", "output")
+
 MOST_BYTES = 1 << 17
 """Of a recipe file; larger ones take long to understand."""
 
@@ -74,7 +76,7 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
     """
     file = recipe_file(file)
     content = _manifest(file) if file.suffix == ".json" else _yaml(file)
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or content.keys().isdisjoint(NEEDED):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
     given = {
         key: value for key, value in (("source", source), ("output", output)) if value is not None
@@ -112,7 +114,7 @@ def _yaml(file: Path) -> Any:
 def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
     """Turn the contents of a recipe file into a recipe; see ``load_recipe``."""
     _known_keys(content, [f.name for f in fields(Recipe)], where)
-    for key in ("source", "steps", "output"):
+    for key in NEEDED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a recipe needs source, steps and output")
     steps = content["steps"]

@@ -67,6 +67,8 @@ def _growth(result: GrowResult) -> Rows:
             yield "lost", result.lost, ""
     if result.loads_with:
         yield "loads with", result.loads_with, ""
+    for warning in result.warnings:
+        yield "note", warning, ""
 
 
 def _box(kind: str, title: str, told: str, rows: Rows) -> str:
