@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: install demo test check format bench gpu
+.PHONY: install demo test check format dist bench gpu
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
@@ -25,6 +25,9 @@ check: install
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+dist: install
+	$(BIN)/python -m build --no-isolation
 
 bench: install
 	$(BIN)/python benchmarks/growth_speed.py

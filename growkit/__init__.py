@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from growkit.version import __version__
 
 if TYPE_CHECKING:
+    from growkit import results as results
+    from growkit import training as training
     from growkit.errors import InputError as InputError
+    from growkit.inspection import Inspection as Inspection
     from growkit.inspection import inspect as inspect
     from growkit.modeling.configuration_diff_transformer import (
         DiffTransformerConfig as DiffTransformerConfig,
@@ -27,19 +30,28 @@ if TYPE_CHECKING:
     from growkit.recipe.recipe import Recipe as Recipe
     from growkit.recipe.steps import ConvertStep as ConvertStep
     from growkit.recipe.steps import GrowStep as GrowStep
+    from growkit.report.progress import Progress as Progress
+    from growkit.report.terminal import Bars as Bars
+    from growkit.results.operation import GrowResult as GrowResult
+    from growkit.results.proof import VerifyResult as VerifyResult
     from growkit.settings import Settings as Settings
     from growkit.surgery import convert as convert
     from growkit.surgery import grow as grow
     from growkit.surgery import run as run
 
 _HOMES = {
+    "Bars": "growkit.report.terminal",
     "ConvertStep": "growkit.recipe.steps",
     "DiffTransformerConfig": "growkit.modeling.configuration_diff_transformer",
     "DiffTransformerForCausalLM": "growkit.modeling.modeling_diff_transformer",
+    "GrowResult": "growkit.results.operation",
     "GrowStep": "growkit.recipe.steps",
     "InputError": "growkit.errors",
+    "Inspection": "growkit.inspection",
+    "Progress": "growkit.report.progress",
     "Recipe": "growkit.recipe.recipe",
     "Settings": "growkit.settings",
+    "VerifyResult": "growkit.results.proof",
     "convert": "growkit.surgery",
     "grow": "growkit.surgery",
     "inspect": "growkit.inspection",
@@ -47,11 +59,18 @@ _HOMES = {
     "run": "growkit.surgery",
     "verify": "growkit.proof.verdict",
 }
-__all__ = ["__version__", *_HOMES]
+_MODULES = ("results", "training")
+__all__ = ["__version__", *_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     # Imported when asked for: ``growkit --help`` must not wait for torch.
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return import_module(f"growkit.{name}")
     raise AttributeError(f"module 'growkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

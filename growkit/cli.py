@@ -7,22 +7,20 @@ Results are on stdout, everything else on stderr. Torch is imported inside comma
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import os
-import signal
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from growkit.errors import InputError, reason
+from growkit.commands import Commands, command, heed_signals
+from growkit.errors import InputError
 from growkit.operations import operations
 from growkit.options import (
     Answer,
@@ -35,13 +33,13 @@ from growkit.options import (
     Running,
     Source,
     Writing,
-    expanded,
+    one_of,
     path,
-    say,
 )
 from growkit.recipe.recipe import Recipe
+from growkit.recipe.shipped import shipped_recipe, shipped_recipes
 from growkit.recipe.steps import Step
-from growkit.settings import Settings
+from growkit.settings import DEVICES, Settings
 from growkit.streams import make_patient
 from growkit.version import __version__
 
@@ -54,21 +52,20 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    cls=Commands,
 )
-recipes_app = typer.Typer(help="Recipes that ship with growkit.", no_args_is_help=True)
+recipes_app = typer.Typer(
+    help="Recipes that ship with growkit.", no_args_is_help=True, cls=Commands
+)
 app.add_typer(recipes_app, name="recipes")
 
 
-INTERRUPTED = "interrupted: nothing half-written is left"
+Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=one_of(shipped_recipes))]
 
 
 def main() -> None:
     """The ``growkit`` command."""
-    handlers = {"SIGINT": _stop, "SIGTERM": _terminate, "SIGHUP": _terminate}
-    for name, handler in handlers.items():
-        signum = getattr(signal, name, None)  # Windows has no SIGHUP
-        if signum and signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
-            signal.signal(signum, handler)
+    heed_signals()
     make_patient()
     # Torch and transformers make half a million objects that stay: to look through them again and
     # again during imports takes 0.4 s, and to take them apart at the end 0.5 s (measured).
@@ -77,67 +74,6 @@ def main() -> None:
         app()
     finally:
         gc.freeze()
-
-
-def _stop(signum: int, frame: object) -> NoReturn:
-    """An interrupt before a command has begun: typer would end it in its own way."""
-    say(INTERRUPTED)
-    sys.exit(130)
-
-
-def _interrupt(signum: int, frame: object) -> NoReturn:
-    signal.signal(signum, signal.SIG_IGN)  # once is enough: cleaning up is not to be disturbed
-    raise KeyboardInterrupt
-
-
-def _terminate(signum: int, frame: object) -> NoReturn:
-    signal.signal(signum, signal.SIG_IGN)
-    sys.exit(128 + signum)  # unwinds, so that nothing half-written stays
-
-
-def command(verb: str | None = None) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Make a command of a function: its options, and a sentence and exit code for what goes wrong.
-
-    Args:
-        verb: the verb whose operations' options it has.
-    """
-
-    def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
-        return _guarded(expanded(function, verb))
-
-    return decorate
-
-
-def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
-    """Turn what goes wrong inside a command into a sentence and an exit code."""
-
-    @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        code = 2
-        if signal.getsignal(signal.SIGINT) is _stop:
-            signal.signal(signal.SIGINT, _interrupt)
-        try:
-            code = function(*args, **kwargs) or 0
-        except KeyboardInterrupt as interrupt:
-            say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
-            code = 130
-        except (SystemExit, GeneratorExit):
-            raise
-        except BaseException as error:  # torch and Rust raise some that are no Exception
-            if os.environ.get("GROWKIT_DEBUG"):
-                raise
-            if isinstance(error, InputError):
-                say(f"error: {error}")
-            elif isinstance(error, MemoryError):
-                say("error: memory ran out; use a machine with more, or compare less at once")
-            elif isinstance(error, OSError):
-                say(f"error: {reason(error)}")
-            else:
-                say(traceback.format_exc())
-                say("error: this is a fault of growkit itself; please report it with the above")
-        raise typer.Exit(code)
-
-    return guarded
 
 
 @app.callback(invoke_without_command=True)
@@ -171,7 +107,11 @@ def grow(
     source: Source,
     output: Output,
     method: Annotated[
-        str, typer.Option(help=f"Growth method: {', '.join(operations('grow'))}.")
+        str,
+        typer.Option(
+            help=f"Growth method: {', '.join(operations('grow'))}.",
+            autocompletion=one_of(lambda: operations("grow")),
+        ),
     ] = "hypercloning",
     options: Given,
     settings: Settings,
@@ -193,7 +133,11 @@ def convert(
     output: Output,
     options: Given,
     to: Annotated[
-        str, typer.Option(help=f"Variant or layout: {', '.join(sorted(operations('convert')))}.")
+        str,
+        typer.Option(
+            help=f"Variant or layout: {', '.join(sorted(operations('convert')))}.",
+            autocompletion=one_of(lambda: operations("convert")),
+        ),
     ],
     settings: Settings,
     writing: Writing,
@@ -220,20 +164,20 @@ def verify(
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
-    from growkit.engine.texts import read_text
-
-    if settings.text:
-        read_text(settings.text)  # before seconds of imports
-    from growkit.proof.verdict import proof_bytes
-    from growkit.proof.verdict import verify as prove
+    from growkit.checkpoint.reading import Checkpoint
+    from growkit.proof.beforehand import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
 
     inputs = Inputs([source, target, *([settings.text] if settings.text else [])])
     sweep([source, target], inputs)
     check_report(answer.report, answer.figures, inputs)
-    with Bars().bytes("proving", proof_bytes(source, target)) as advance:
-        result = prove(source, target, **vars(settings), advance=advance)
+    before, after = Checkpoint(source), Checkpoint(target)
+    check_settings(settings, before)
+    check_vocabularies(before, after)
+    from growkit.proof.verdict import verify as prove  # which takes seconds
+
+    result = prove(source, target, settings, progress=Bars())
     write_report(result, target, answer.report, answer.figures, inputs)
     if answer.as_json:
         _print_json(result)
@@ -248,30 +192,45 @@ def run(
     recipe: Annotated[
         Path,
         typer.Argument(
-            parser=path, metavar="RECIPE", help="Recipe (YAML), or growkit.json of a model."
+            parser=path,
+            metavar="RECIPE",
+            help="Recipe (YAML), growkit.json of a model, or a name of `growkit recipes list`.",
+            autocompletion=one_of(shipped_recipes),
         ),
     ],
     running: Running,
     answer: Answer,
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
     output: Annotated[str | None, typer.Option(help="Replaces the recipe's output.")] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(parser=path, metavar="FILE", help="Replaces the text of the proof."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Replaces where the proof runs.", autocompletion=one_of(lambda: DEVICES)),
+    ] = None,
     max_kl: MaxKL = None,
     base_model: BaseModel = None,
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
-    from growkit.recipe.files import load_recipe
+    from growkit.recipe.files import load_recipe, recipe_file
 
-    chosen = load_recipe(recipe, source, output)
-    _check_proved(max_kl, chosen.verify)
-    if max_kl is not None and chosen.verify:
-        chosen = replace(chosen, verify=replace(chosen.verify, max_kl=max_kl))
+    file = recipe_file(recipe)
+    chosen = load_recipe(file, source, output)
+    given = {"text": str(text) if text else None, "device": device, "max_kl": max_kl}
+    asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    for name in asked:
+        _check_proved(name, chosen.verify)
+    if chosen.verify:
+        chosen = replace(chosen, verify=replace(chosen.verify, **asked))
     if base_model is not None:
         chosen = replace(chosen, base_model=base_model)
     if source is None and not os.path.isdir(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )
-    return _run(chosen, running, answer, [recipe])
+    return _run(chosen, running, answer, [file])
 
 
 @app.command()
@@ -301,8 +260,6 @@ def demo(
 @command()
 def recipes_list() -> None:
     """List the recipes, each with what it does."""
-    from growkit.recipe.shipped import shipped_recipes
-
     for name, file in shipped_recipes().items():
         first = file.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
         typer.echo(f"{name:32} {first}")
@@ -310,24 +267,21 @@ def recipes_list() -> None:
 
 @recipes_app.command("show")
 @command()
-def recipes_show(name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+def recipes_show(name: Name) -> None:
     """Print a recipe."""
-    from growkit.recipe.shipped import shipped_recipe
-
     typer.echo(shipped_recipe(name).read_text(encoding="utf-8"), nl=False)
 
 
 @recipes_app.command("copy")
 @command()
 def recipes_copy(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Name,
     folder: Annotated[
         Path, typer.Argument(parser=path, metavar="FOLDER", help="Where to put it.")
     ] = Path("."),
 ) -> None:
     """Copy a recipe into a folder, to be changed there."""
     from growkit.checkpoint.whole import write_whole
-    from growkit.recipe.shipped import shipped_recipe
 
     file = shipped_recipe(name)
     destination = folder / file.name
@@ -342,16 +296,18 @@ def recipes_copy(
 def _recipe(source: Path, step: Step, output: Path, settings: Settings, writing: Writing) -> Recipe:
     """The recipe of a single step."""
     proof = settings if writing.verify else None
-    _check_proved(settings.max_kl, proof)
+    if settings.max_kl is not None:
+        _check_proved("max_kl", proof)
     dtype, shard_size, base_model = writing.dtype, writing.shard_size, writing.base_model
     seed = settings.seed
     return Recipe(str(source), (step,), str(output), proof, seed, dtype, shard_size, base_model)
 
 
-def _check_proved(max_kl: float | None, proof: Settings | None) -> None:
-    """A limit that nobody looks at would be taken for one that was kept."""
-    if max_kl is not None and proof is None:
-        raise InputError("--max-kl is a limit for the proof, which is switched off; switch it on")
+def _check_proved(name: str, proof: Settings | None) -> None:
+    """What is asked of a proof that there is not: a limit, say, would be taken for one kept."""
+    if proof is None:
+        option = "--" + name.replace("_", "-")
+        raise InputError(f"{option} is for the proof, which is switched off; switch it on")
 
 
 def _run(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path] = ()) -> int:
@@ -362,6 +318,9 @@ def _run(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path]
     from growkit.surgery import run as carry_out
 
     report, figures = answer.report, answer.figures
+    for name, wanted in (("report", report), ("figures", figures)):
+        if wanted is not None:
+            _check_proved(name, recipe.verify)
     inputs, output = inputs_of(recipe, reads), output_path(recipe)
     check_report(report, figures, inputs, [output, rejected_name(output)])
     result = carry_out(recipe, reads=reads, **vars(running), progress=Bars())

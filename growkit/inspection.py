@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypedDict
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
@@ -19,9 +18,10 @@ from growkit.families.diff_transformer import has_lambda_vectors, variant
 from growkit.families.family import Family, stored_family
 from growkit.planning.layouts import LAMBDA_VECTORS, as_diff_transformer, is_differential
 from growkit.planning.plan import unused_tensors
+from growkit.results.result import Result
 
 
-class Attention(TypedDict):
+class Attention(Result):
     """The differential attention of a model, whatever its layout.
 
     Attributes:
@@ -43,7 +43,7 @@ class Attention(TypedDict):
     lambda_value: list[float] | None
 
 
-class Inspection(TypedDict):
+class Inspection(Result):
     """A checkpoint at a glance, as ``growkit inspect --json`` prints it.
 
     Attributes:
@@ -75,6 +75,12 @@ class Inspection(TypedDict):
     tensors: int
     files: list[str]
     dropped: dict[str, str]
+
+    def _repr_html_(self) -> str:
+        """The checkpoint as notebooks show it."""
+        from growkit.report.notebook import inspection_html
+
+        return inspection_html(self)
 
 
 def inspect(folder: str | Path) -> Inspection:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import cast
 
 from growkit.conversions.storing import storings
 from growkit.errors import InputError
+from growkit.names import did_you_mean
 from growkit.planning.operation import Operation
 from growkit.registry import members
 
@@ -26,12 +26,13 @@ def operation_of(verb: str, name: str) -> Operation:
     """The operation of this name.
 
     Raises:
-        InputError: there is none; lists those that there are.
+        InputError: there is none; gives the nearest, or lists those that there are.
     """
     known = operations(verb)
     if name not in known:
+        others = {each: other for other in PACKAGES if other != verb for each in operations(other)}
+        if name in others:
+            raise InputError(f"{name} is not for {verb}; use growkit {others[name]}")
         kind = "growth method" if verb == "grow" else "conversion to"
-        nearest = get_close_matches(name, known, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise InputError(f"there is no {kind} {name!r}; {hint}known are {', '.join(sorted(known))}")
+        raise InputError(f"there is no {kind} {name!r}; {did_you_mean(name, sorted(known))}")
     return known[name]

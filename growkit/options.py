@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -13,11 +13,12 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from growkit.checkpoint.folder import check_name
+from growkit.checkpoint.tensors import TORCH_NAMES
 from growkit.errors import InputError, plain
 from growkit.operations import operations
 from growkit.planning.operation import SizeOption, Switch
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE
-from growkit.settings import FEW, LONG, MANY, SHORT, Settings
+from growkit.settings import DEVICES, FEW, LONG, MANY, SHORT, Settings
 
 
 def say(message: str) -> None:
@@ -33,6 +34,19 @@ def path(text: str) -> Path:
         say(f"error: {error}")
         raise typer.Exit(2) from None
     return Path(text)
+
+
+def one_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What a shell offers for a value.
+
+    Args:
+        names: gives what the value may be.
+    """
+
+    def offered(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return offered
 
 
 Source = Annotated[
@@ -74,10 +88,15 @@ SETTINGS = {
     ],
     "length": Annotated[
         int | None,
-        typer.Option(help=f"Tokens in each: {LONG}, or {SHORT} if {SETTLED}."),
+        typer.Option(help=f"Tokens in each window or prompt: {LONG}, or {SHORT} if {SETTLED}."),
     ],
     "seed": Annotated[int, typer.Option(help="Seed of everything random.")],
-    "device": Annotated[str, typer.Option(help="Where the proof runs: auto, cpu or cuda.")],
+    "device": Annotated[
+        str,
+        typer.Option(
+            help="Where the proof runs: auto, cpu or cuda.", autocompletion=one_of(lambda: DEVICES)
+        ),
+    ],
     "trainability": Annotated[
         bool, typer.Option("--trainability", help="Every parameter of OUT must be able to train.")
     ],
@@ -90,7 +109,13 @@ SETTINGS = {
 class Writing:
     """What is written, where a command says so and no recipe."""
 
-    dtype: Annotated[str | None, typer.Option(help="Store OUT in a wider dtype.")] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Store OUT in a wider dtype, such as float32.",
+            autocompletion=one_of(TORCH_NAMES.values),
+        ),
+    ] = None
     shard_size: Annotated[str, typer.Option(help="Largest output file.")] = DEFAULT_SHARD_SIZE
     verify: Annotated[
         bool,
@@ -202,6 +227,7 @@ def _options_of_operations(verb: str) -> dict[str, inspect.Parameter]:
             "--" + name.replace("_", "-"),
             metavar="|".join(option.values) or option.form or None,
             help=f"{option.help[0].upper()}{option.help[1:]}{of}.",
+            autocompletion=one_of(functools.partial(iter, option.values)),
             rich_help_panel="Sizes: a factor (x2) or a size (2048)"
             if isinstance(option, SizeOption)
             else "Options of the operation; of several values the first is the default",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
     TORCH_NAMES,
+    Config,
     Weights,
     main_dtype,
     total_bytes,
@@ -19,9 +21,11 @@ from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage
 from growkit.planning.operation import PROMISES, Change, complete
 from growkit.planning.plan import Plan, Planned
+from growkit.planning.transforms import AS_IT_IS
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.steps import Step
 from growkit.results.operation import GrowResult, PlannedTensor
+from growkit.results.planned import ConfigChange, RankTried
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,15 @@ class Prepared:
         lineage: from the source in the dtype of the output to the output as it will be.
         steps: the steps, with what was found out on the way in place of what was asked for.
         kl_by_rank: what ranks cost that were tried on the way, nats per token.
+        ranks: all that were tried, where one was searched for.
+        warnings: what should be known before the outcome is used.
     """
 
     lineage: Lineage
     steps: tuple[Step, ...]
     kl_by_rank: Mapping[int, float]
+    ranks: Sequence[RankTried] = ()
+    warnings: Sequence[str] = ()
 
 
 def plan(recipe: Recipe, source: Weights) -> Prepared:
@@ -52,6 +60,8 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
     steps: list[Step] = []
     kl_by_rank: Mapping[int, float] = {}
     by_rounding = True
+    ranks: list[RankTried] = []
+    warnings: list[str] = []
     for step in recipe.steps:
         taken = _take(step, grown, recipe.seed)
         kl_by_rank = taken.kl_by_rank or kl_by_rank
@@ -60,12 +70,14 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
         for each in taken.plans:
             plans.append(each)
             grown = Planned(grown, each)
+        ranks += taken.ranks
+        warnings += taken.warnings
         promises.append(taken.promise)
         lost += [taken.lost] if taken.lost else []
         by_rounding &= taken.by_rounding or taken.promise == "exact"
     promise = max(promises, key=PROMISES.index)
     lineage = Lineage(wide, plans, promise, "; ".join(lost), by_rounding=by_rounding)
-    return Prepared(lineage, tuple(steps), kl_by_rank)
+    return Prepared(lineage, tuple(steps), kl_by_rank, ranks, warnings)
 
 
 def _take(step: Step, source: Weights, seed: int) -> Change:
@@ -80,9 +92,11 @@ def _take(step: Step, source: Weights, seed: int) -> Change:
     return replace(change, plans=[read, *change.plans])
 
 
-def describe(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> GrowResult:
+def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResult:
     """The result as far as it is known before anything is done."""
+    lineage = prepared.lineage
     grown, plans = lineage.target, lineage.plans
+    family = family_of(grown.config, recipe.output)
     return GrowResult(
         source=recipe.source,
         output=recipe.output,
@@ -95,14 +109,36 @@ def describe(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> GrowResult
         parameters=total_parameters(grown.tensors),
         bytes=total_bytes(grown.tensors),
         dtype=TORCH_NAMES[main_dtype(grown.tensors)],
-        loads_with=family_of(grown.config, recipe.output).loads_with,
+        loads_with=family.loads_with,
         copies=[dict(plan.copies) for plan in plans if plan.copies],
         write_seconds=None,
         dry_run=False,
         plan=[],
         dropped={name: why for plan in plans for name, why in plan.dropped.items()},
+        config=config_changes(source.config, family.named(grown.config)),
+        ranks=list(prepared.ranks),
+        warnings=list(prepared.warnings),
+        estimate=None,
         verification=None,
     )
+
+
+def config_changes(before: Config, after: Config) -> list[ConfigChange]:
+    """What of a config becomes another."""
+
+    def shown(config: Config, key: str) -> str | None:
+        return json.dumps(config[key], ensure_ascii=False) if key in config else None
+
+    found = [
+        ConfigChange(key=key, before=shown(before, key), after=shown(after, key))
+        for key in {**before, **after}
+    ]
+    return [change for change in found if change["before"] != change["after"]]
+
+
+def _what_is_done(steps: Sequence[str]) -> str:
+    """All steps but those that do nothing."""
+    return "; ".join([each for each in steps if each != AS_IT_IS] or steps[:1])
 
 
 def planned_tensors(source: Checkpoint, lineage: Lineage) -> list[PlannedTensor]:
@@ -118,7 +154,7 @@ def planned_tensors(source: Checkpoint, lineage: Lineage) -> list[PlannedTensor]
                 source_shapes=[list(source.tensors[name].shape) for name in names],
                 shape=list(rule.info.shape),
                 dtype=rule.info.dtype,
-                why="; ".join(each.why for rules in reversed(steps) for each in reversed(rules)),
+                why=_what_is_done([e.why for rules in reversed(steps) for e in reversed(rules)]),
             )
         )
     return lines

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from growkit.errors import InputError
+from growkit.names import perhaps
 
 
 def check_seed(seed: int) -> None:
@@ -16,6 +18,9 @@ def check_seed(seed: int) -> None:
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise InputError(f"seed {seed!r} cannot be used; choose one from 0 to {2**63 - 1}")
 
+
+DEVICES = ("auto", "cpu", "cuda")
+"""Where a proof runs, the first by default."""
 
 MANY, LONG = 8, 512
 """Prompts, and tokens in each, if nothing else is said."""
@@ -30,7 +35,7 @@ class Settings:
     """What is compared.
 
     Attributes:
-        text: file with real text, or None for seeded random tokens.
+        text: file with real text, or None for seeded random tokens. A ``Path`` becomes its name.
         prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
             weight has given the source's back, so that only the function is left to be shown.
         length: tokens in each; None for 512, or for 48 there.
@@ -67,6 +72,8 @@ class Settings:
         )
 
     def __post_init__(self) -> None:
+        if isinstance(self.text, Path):  # recipes hold words
+            object.__setattr__(self, "text", str(self.text))
         check_seed(self.seed)
         prompts, length = self.amount
         if not 1 <= prompts < 2**31 or not 2 <= length < 2**31:
@@ -74,8 +81,11 @@ class Settings:
                 f"{prompts} prompts of {length} tokens cannot be compared; "
                 f"at least 1 prompt of 2 tokens is needed, and fewer than {2**31:,} of each"
             )
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise InputError(f"device {self.device!r} is not known; choose auto, cpu or cuda")
+        if self.device not in DEVICES:
+            raise InputError(
+                f"device {self.device!r} is not known; choose auto, cpu or cuda"
+                + perhaps(self.device, DEVICES, {"gpu": "cuda"})
+            )
         if self.max_kl is not None and not 0 < self.max_kl < 1e300:  # false for a NaN
             raise InputError(
                 f"max_kl {self.max_kl} is no limit; give nats per token above 0, such as 0.01"

@@ -26,10 +26,22 @@ def parse_yaml(text: str) -> Any:
         parsed = yaml.load(text, _Loader)  # noqa: S506 - a safe one
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(_told(error)) from None
     except Exception as error:  # a tag that does not fit its value may raise anything
         raise ValueError(str(error) or repr(error)) from None
     check_extent(parsed, most=MOST_VALUES)
     return parsed
+
+
+def _told(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong, where, and what that is by most."""
+    problem, mark = str(error.problem or error.context), error.problem_mark or error.context_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    if isinstance(error, ConstructorError):
+        return place + problem
+    remedy = "indent with blanks, not with tabs" if "\\t" in problem else "look at its indentation"
+    return f"{place}{problem}; {remedy}"
 
 
 class _Loader(yaml.SafeLoader):

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from growkit.checkpoint.carrying import carried, carry_code, carry_over
+from growkit.checkpoint.carrying import carried, carry_code, carry_over, check_carried
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.leftovers import sweep
@@ -24,21 +24,20 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.writing import parse_bytes, write_weights
 from growkit.engine.texts import read_text
+from growkit.estimate import ROOM, estimate
 from growkit.families.family import family_of
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors
 from growkit.planning.operation import Value
-from growkit.recipe.files import load_recipe
+from growkit.proof.beforehand import check_settings
+from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep
 from growkit.report.card import model_card
-from growkit.report.progress import Progress, Silent
+from growkit.report.progress import Progress, Silent, shown
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
 from growkit.settings import Settings
-
-ROOM = 1 << 20
-"""Bytes set aside on the disk for everything that is not weights."""
 
 
 def grow(
@@ -83,9 +82,8 @@ def grow(
         InputError: the source, a size or the output cannot be used; nothing was written.
     """
     step = GrowStep(method, _given(options))
-    settings = Settings() if verify is True else verify or None
     written = dtype, shard_size, base_model
-    recipe = Recipe(str(source), (step,), str(output), settings, seed, *written)
+    recipe = Recipe(str(source), (step,), str(output), _settings(verify), seed, *written)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
 
@@ -119,15 +117,15 @@ def convert(
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
     step = ConvertStep(to, _given(options))
-    settings = Settings() if verify is True else verify or None
     written = dtype, shard_size, base_model
-    recipe = Recipe(str(source), (step,), str(output), settings, 0, *written)
+    recipe = Recipe(str(source), (step,), str(output), _settings(verify), 0, *written)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
 
 def run(
     recipe: Recipe | str | Path,
     *,
+    verify: Settings | bool | None = None,
     reads: Sequence[str | Path] = (),
     overwrite: bool = False,
     dry_run: bool = False,
@@ -136,14 +134,19 @@ def run(
     """Carry out a recipe: all its steps as one pass, without an intermediate checkpoint.
 
     Args:
-        recipe: the recipe, or its file.
+        recipe: the recipe; or its file, a model that one has made, or the name of a recipe that
+            ships with growkit.
+        verify: what the proof compares, in the place of what the recipe says; see ``grow``.
         reads: files that are read beside those that the recipe names, and so are never replaced.
         overwrite: see ``grow``, as for the rest, the result and the errors.
         dry_run: plan only, touch nothing.
         progress: where progress is shown.
     """
     if isinstance(recipe, str | Path):
-        reads, recipe = [*reads, recipe], load_recipe(Path(recipe))
+        file = recipe_file(Path(recipe))
+        reads, recipe = [*reads, file], load_recipe(file)
+    if verify is not None:
+        recipe = replace(recipe, verify=_settings(verify))
     output = output_path(recipe)
     inputs = inputs_of(recipe, reads)
     if not dry_run:
@@ -153,13 +156,25 @@ def run(
     shard_bytes = parse_bytes(recipe.shard_size)
     for text in recipe.texts:
         read_text(text)  # also a dry run says that it is missing
+    if recipe.verify is not None:
+        check_settings(recipe.verify, source)
 
-    prepared = plan(recipe, source)
+    check_carried(source.opened)
+
+    with shown(progress):
+        prepared = plan(recipe, source)
     lineage = prepared.lineage
     recipe = replace(recipe, steps=prepared.steps)
-    result = describe(recipe, source, lineage)
+    result = describe(recipe, source, prepared)
     if dry_run:
+        if recipe.verify != Settings():  # else nothing was asked for that could be refused
+            _rehearse(recipe, source, lineage.target)
         result["dry_run"], result["plan"] = True, planned_tensors(source, lineage)
+        exact = lineage.promise == "exact"
+        expected = estimate(source, lineage.target, output, recipe.verify, exact=exact)
+        result["estimate"] = expected
+        if expected["disk_free"] < expected["disk_needed"]:
+            result["warnings"].append("the disk has no room for the output, so a run is refused")
         return result
 
     _rehearse(recipe, source, lineage.target)
@@ -192,6 +207,11 @@ def run(
         final = staging.reject if result["kept"] is False else staging.publish
         result["output"] = str(final())
     return result
+
+
+def _settings(verify: Settings | bool | None) -> Settings | None:
+    """What the proof compares; None for no proof."""
+    return Settings() if verify is True else verify or None
 
 
 def _given(options: Mapping[str, Value | None]) -> dict[str, Value]:

@@ -49,6 +49,17 @@ def carried(source: Folder) -> list[str]:
     return source.names(*CARRIED)
 
 
+def check_carried(source: Folder) -> None:
+    """Refuse what cannot be copied, before anything is.
+
+    Raises:
+        InputError: one of these files cannot be read.
+    """
+    for name in carried(source):
+        with source.open(name):
+            pass
+
+
 def code_of(source: Folder) -> list[str]:
     """The files of the model's own code, to which ``auto_map`` in its config refers."""
     return [name for name in source.names("*.py") if "/" not in name]

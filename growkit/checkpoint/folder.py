@@ -16,8 +16,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
+from growkit.checkpoint.elsewhere import no_folder, no_model
 from growkit.errors import InputError, reason
 from growkit.parsing import parse_json
+from growkit.units import size
 
 MOST_BYTES = 1 << 28
 """Size of a file, at most, that is read as a whole; weights are not."""
@@ -47,9 +49,7 @@ class Folder:
         except OSError:  # its name is too long, say
             is_folder = False
         if not is_folder:
-            raise InputError(
-                f"{self.path} is not a folder; give a model folder with config.json and weights"
-            )
+            raise InputError(no_folder(self.path))
         self._inside = [self.path.resolve()]
         snapshots = self._inside[0].parent
         if snapshots.name == "snapshots":  # of a hub cache: the files are links into its blobs
@@ -96,6 +96,8 @@ class Folder:
         """
         path = self.find(name)
         if path is None:
+            if name == "config.json":
+                raise InputError(no_model(self.path))
             raise InputError(f"{self.path / name} does not exist; is {self.path} a model folder?")
         return path
 
@@ -198,11 +200,11 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
         yield stream
 
 
-def check_size(path: Path, size: int, most: int = MOST_BYTES) -> None:
+def check_size(path: Path, count: int, most: int = MOST_BYTES) -> None:
     """Refuse a file that is larger than one of its kind can be."""
-    if size > most:
+    if count > most:
         raise InputError(
-            f"{path} is larger than {most >> 20} MiB; a file of this kind should be small, "
+            f"{path} is larger than {size(most)}; a file of this kind should be small, "
             "copy it again"
         )
 
@@ -224,5 +226,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> InputError:
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"{path} cannot be read (there is no such file); check its name")
     why = error.strerror if isinstance(error, OSError) else error
     return InputError(f"{path} cannot be read ({why}); make it readable")

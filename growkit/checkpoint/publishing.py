@@ -23,6 +23,7 @@ from growkit.checkpoint.made import Contents, as_made, contents, remove
 from growkit.checkpoint.reading import read_json
 from growkit.checkpoint.scratch import Scratch, clear, noted
 from growkit.errors import InputError, plain
+from growkit.units import size
 
 NEW, OLD = "new", "old."
 
@@ -45,6 +46,7 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
     """
     for folder in (output, rejected_name(output)):
         _check_apart(folder, inputs.inside(folder) or inputs.around(folder))
+    _check_makeable(output)
     if os.path.lexists(output) and not overwrite:
         raise InputError(f"{output} already exists; choose another name or pass --overwrite")
     found = {}
@@ -65,6 +67,22 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
             _check_apart(folder, inputs.among(folder))
             found[folder] = before
     return found
+
+
+def _check_makeable(output: Path) -> None:
+    """Find out whether a folder can be made beside ``output``, without making one."""
+    parent = next(each for each in output.parents if os.path.lexists(each))
+    with writing(output):
+        try:
+            os.lstat(Scratch(output.with_name(f".{output.name}.")).path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:  # its name is too long, say
+            raise OSError(error.errno, error.strerror) from None
+        if not parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(parent))
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(parent))
 
 
 def _check_apart(folder: Path, read: Path | None) -> None:
@@ -100,8 +118,8 @@ def check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise InputError(
-            f"{needed / 1e6:,.1f} MB are needed and {folder.parents[1]} has {free / 1e6:,.1f} MB "
-            "left; free some space or choose another disk"
+            f"{size(needed)} are needed and {folder.parents[1]} has {size(free)} left; "
+            "free some space or choose another disk"
         )
 
 

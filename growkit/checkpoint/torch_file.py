@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
+from pickletools import genops
 from typing import IO, TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -31,6 +32,9 @@ MOST_PICKLE = 1 << 21
 
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How files from before torch 1.6 begin."""
+
+NAMED = {"torch", "collections", "numpy", "_codecs", "builtins", "__builtin__", "copyreg"}
+"""Packages of which torch takes something that a pickle of tensors names."""
 
 MOST_AT_ONCE = 1 << 24
 """Bytes of the archive that are read at a time while it is opened: its list of records is one."""
@@ -88,12 +92,12 @@ class LegacyFile(WeightFile):
 
 
 def _load(stream: IO[bytes]) -> dict[str, Tensor]:
-    import torch
-
     begin = stream.read(len(LEGACY))
     if begin != LEGACY:
         raise ValueError("it is no file of torch")
     stream.seek(0)
+    import torch  # takes a second
+
     with torch._C.DisableTorchFunction():
         content: dict[str, Tensor] = torch.load(stream, map_location="cpu", weights_only=True)
     return content
@@ -110,9 +114,6 @@ def _legacy(stream: IO[bytes], path: Path) -> dict[str, Place]:
 
 
 def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
-    import torch
-    from torch._weights_only_unpickler import Unpickler
-
     records = _records(stream)
     order = _record(stream, records, "byteorder", 16) if "byteorder" in records else b"little"
     if order.decode() != sys.byteorder:
@@ -120,19 +121,33 @@ def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
             f"{path} is of a machine of the other byte order; save the model as safetensors"
         )
     storages = _Storages(records)
+    content = _record(stream, records, "data.pkl", MOST_PICKLE)
+    _check_names(content)
+    import torch  # takes a second
+    from torch._weights_only_unpickler import Unpickler
 
     class Loader(Unpickler):
         def persistent_load(self, pid: Any) -> Any:
             return storages.load(*pid)
 
-    pickled = io.BytesIO(_record(stream, records, "data.pkl", MOST_PICKLE))
-    loader: Any = Loader(pickled, encoding="utf-8")
+    loader: Any = Loader(io.BytesIO(content), encoding="utf-8")
 
     # Where there is no data, torch takes strides that it refuses where there is.
     forward = patch.object(torch._utils, "_rebuild_tensor", _forward(torch._utils._rebuild_tensor))
     with forward, torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
         tensors = _plain(loader.load(), path)
     return {name: storages.place(path, name, tensor) for name, tensor in tensors.items()}
+
+
+def _check_names(pickled: bytes) -> None:
+    """Refuse what the part of torch that runs no code would, but before torch is there.
+
+    Raises:
+        UnpicklingError: something is named that has nothing to do with tensors.
+    """
+    for opcode, argument, _ in genops(pickled):
+        if opcode.name == "GLOBAL" and str(argument).partition(".")[0].split(" ")[0] not in NAMED:
+            raise UnpicklingError(f"{argument} is no tensor")
 
 
 def _forward(rebuild: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -10,6 +10,7 @@ import os
 import re
 from typing import Any
 
+from growkit.checkpoint.elsewhere import told_of_weights
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
@@ -54,10 +55,8 @@ def weight_files(folder: Folder, config: Config) -> tuple[list[str], dict[str, s
                         "copy it into the folder"
                     )
             return names, listed
-    raise InputError(
-        f"{folder} has no weights; model.safetensors, model.safetensors.index.json or "
-        "pytorch_model.bin was expected"
-    )
+    expected = "model.safetensors, model.safetensors.index.json or pytorch_model.bin was expected"
+    raise InputError(f"{folder} has no weights; {told_of_weights(folder.path) or expected}")
 
 
 def _check_plain(folder: Folder, config: Config) -> None:

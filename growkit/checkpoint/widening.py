@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.errors import InputError
+from growkit.names import perhaps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +42,10 @@ class Widened:
     def __init__(self, source: Weights, dtype: str) -> None:
         names = {torch_name: name for name, torch_name in TORCH_NAMES.items()}
         if dtype not in names:
-            raise InputError(f"dtype {dtype!r} is not known; choose one of {', '.join(names)}")
+            raise InputError(
+                f"dtype {dtype!r} is not known; choose one of {', '.join(names)}"
+                f"{perhaps(dtype, names, TORCH_NAMES)}"
+            )
         main, wide = main_dtype(source.tensors), names[dtype]
         if rounds(main, wide):
             name = next(name for name, info in source.tensors.items() if info.dtype == main)

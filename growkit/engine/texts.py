@@ -21,7 +21,7 @@ def read_text(path: str) -> bytes:
     """A UTF-8 text; of a large one, its beginning.
 
     Raises:
-        InputError: it cannot be read, or is something else.
+        InputError: it cannot be read, is empty, or is something else.
     """
     file = Path(path)
     try:
@@ -37,6 +37,10 @@ def read_text(path: str) -> bytes:
         raise InputError(
             f"text {file} cannot be read ({reason(error)}); give a UTF-8 text file"
         ) from None
+    if not documents(content):
+        raise InputError(
+            f"text {file} is empty, so it has fewer than 2 tokens in a row; give a longer one"
+        )
     return content
 
 

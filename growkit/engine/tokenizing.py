@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,6 @@ from growkit.checkpoint.folder import Folder
 from growkit.engine.inert import check_files_run_nothing, check_tokenizer_reads_nothing_else
 from growkit.engine.oracle import quiet
 from growkit.errors import InputError, foreign
-
-TEMPLATES = "additional_chat_templates"
-"""The folder of these."""
-
-FILES = (
-    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template*.jinja", f"{TEMPLATES}*"),
-    *("vocab*", "*_vocab.json", "merges.txt", "bpe.codes", "dict.txt", "normalizer.json"),
-    *("*.model", "*.model.*", "*.tiktoken", "*.tokenizer", "tekken.json", "byte_maps.json"),
-    *("entity_vocab.json", "emoji.json", "word_shape.json", "word_pronunciation.json"),
-)
-"""Everything that a tokenizer of transformers is made of."""
 
 PROBES = (
     "The quick brown fox, in 1984: it's “jumped”!",
@@ -44,12 +31,6 @@ SETTINGS = (
     *("clean_up_tokenization_spaces", "split_special_tokens", "model_input_names"),
 )
 """What else decides on how texts are laid out."""
-
-
-def is_of_tokenizer(name: str) -> bool:
-    """Whether a tokenizer of transformers may be made of a file, by its name in the folder."""
-    inside = "/" not in name or name.startswith(f"{TEMPLATES}/")
-    return inside and any(fnmatch(name, pattern) for pattern in FILES)
 
 
 def load_tokenizer(folder: Folder | Path) -> Any:

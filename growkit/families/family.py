@@ -15,6 +15,7 @@ from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
 from growkit.families.description import DiffForm, Multiple, Norm, Tensor
 from growkit.families.experts import Experts
+from growkit.names import nearest, perhaps
 from growkit.registry import members
 
 MOST_LAYERS = 10_000
@@ -219,9 +220,11 @@ class Family:
                 sizes |= self._solve_per_layer(key, axes, value, sizes["layers"])
                 continue
             if not isinstance(value, int) or not _is_size(value, least):
+                others = complete.keys() - self.size_keys - self.defaults.keys()
+                meant = nearest(key, others) if value is None else None
                 raise InputError(
                     f"config.json of a {self.name} model needs {key} as a positive whole number, "
-                    f"but has {value!r}"
+                    f"but has {value!r}" + (f"; is {meant!r} to be {key!r}?" if meant else "")
                 )
             unknown = [axis for axis in axes if axis not in sizes]
             rest = value - sum(sizes[axis] for axis in axes if axis in sizes)
@@ -370,7 +373,7 @@ def family_of(config: Config, where: str) -> Family:
     if not isinstance(model_type, str) or model_type not in known:
         raise InputError(
             f"{where} has model_type {model_type!r}, which no family describes; "
-            f"known are {', '.join(sorted(known))}"
+            f"known are {', '.join(sorted(known))}{perhaps(model_type, known)}"
         )
     known[model_type].check_bounds(config, where)
     return known[model_type]

@@ -56,7 +56,8 @@ PROMISE = Option(
 )
 SNR_DB = Option(
     "snr_db",
-    f"signal-to-noise ratio of the random splits in dB; {DEFAULT_SNR_DB:g} without",
+    "how even random splits are, as a signal-to-noise ratio in dB: the higher, the more alike the "
+    f"parts; {DEFAULT_SNR_DB:g} without",
     form="DB",
     accepts=_is_snr,
     kinds=(str, int, float),

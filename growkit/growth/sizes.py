@@ -25,9 +25,10 @@ def factor(name: str, size: str, current: int) -> Fraction:
     ratio = Fraction(int(match[2]), int(match[3] or 1)) if match[1] else None
     ratio = ratio or Fraction(int(match[2]), current)
     if ratio < 1:
+        meant = f", or x{text} for a factor" if text.isdigit() and 1 < int(text) < 10 else ""
         raise InputError(
             f"{name} {size} is less than the present {current}, and nothing is taken away; "
-            f"choose {current} or more"
+            f"choose {current} or more{meant}"
         )
     return ratio
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
-from growkit.families.family import Family
+from growkit.families.family import Family, families
+from growkit.names import perhaps
 from growkit.planning.plan import Plan
+from growkit.results.planned import RankTried
 
 PROMISES = ("exact", "bounded", "different")
 """What an operation may promise of the function; the weakest of several steps is last."""
@@ -62,6 +65,7 @@ class Option:
                     return known
             raise InputError(
                 f"{self.name} {text!r} is not known; choose {' or '.join(self.values)}"
+                f"{perhaps(text, self.values)}"
             )
         if not self.accepts(text):
             raise InputError(f"{self.name} is {text!r}; give {self.help} ({self.form})")
@@ -78,8 +82,12 @@ class Option:
             InputError: it is of another kind.
         """
         if not isinstance(value, self.kinds) or isinstance(value, bool):
-            kinds = " or ".join(KINDS[kind] for kind in self.kinds)
-            raise InputError(f"{where} is {value!r}; {kinds} was expected")
+            raise InputError(f"{where} is {value!r}; {self.expected} was expected")
+
+    @property
+    def expected(self) -> str:
+        """Of which kind its values are, in words."""
+        return " or ".join(KINDS[kind] for kind in self.kinds)
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,11 @@ class SizeOption(Option):
     form: str = "xN|SIZE"
     kinds: tuple[type, ...] = (str, int)
 
+    @property
+    def expected(self) -> str:
+        """See ``Option``."""
+        return "a factor like x2 or a size"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -146,6 +159,8 @@ class Change:
         kl_by_rank: what ranks cost that were tried on the way, nats per token.
         by_rounding: whether nothing but rounding is lost, so that the target is held to what
             rounding does to the source itself.
+        ranks: the ranks that were tried, and what they cost, where one was searched for.
+        warnings: what should be known before the outcome is used.
     """
 
     plans: list[Plan]
@@ -154,6 +169,8 @@ class Change:
     settled: Mapping[str, Value | None] = field(default_factory=dict)
     kl_by_rank: Mapping[int, float] = field(default_factory=dict)
     by_rounding: bool = False
+    ranks: Sequence[RankTried] = ()
+    warnings: Sequence[str] = ()
 
 
 class Operation(Protocol):
@@ -209,6 +226,19 @@ class Operation(Protocol):
         ...
 
 
+def callings(options: Iterable[Option]) -> dict[str, str]:
+    """What configs call the sizes that options grow, and the names of the options."""
+    votes = Counter(
+        (key, option.name)
+        for option in options
+        if isinstance(option, SizeOption)
+        for family in families().values()
+        for key, axes in family.axes.items()
+        if not callable(axes) and set(axes) & set(option.axes)
+    )
+    return {key: name for (key, name), _ in reversed(votes.most_common())}
+
+
 def complete(operation: Operation, options: Mapping[str, Value]) -> dict[str, str]:
     """The options of an operation with their defaults.
 
@@ -220,6 +250,7 @@ def complete(operation: Operation, options: Mapping[str, Value]) -> dict[str, st
         if name not in known:
             raise InputError(
                 f"{operation.name} has no option {name}; it has {', '.join(known) or 'none'}"
+                f"{perhaps(name, known, callings(operation.options))}"
             )
     read = {name: option.read(options.get(name)) for name, option in known.items()}
     return {name: value for name, value in read.items() if value is not None}

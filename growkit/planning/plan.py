@@ -6,6 +6,7 @@ every target tensor is written exactly once, with the shape that its pattern pre
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,11 @@ AT_A_TIME = 1 << 20
 
 SMALL = 1 << 26
 """Bytes of a source tensor that is read once, rather than in parts as they are needed."""
+
+QUANTISED = re.compile(
+    r"\.(qweight|qzeros|scales|g_idx|weight_packed|weight_scale(_inv)?|weight_format|absmax|SCB)$"
+)
+"""What tensors are called beside weights that are no numbers by themselves."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +257,9 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
         expected = pattern.shape(sizes)
         if name not in source.tensors:
             alias = next((a for a, of in family.duplicates.items() if of == name), None)
-            remedy = "copy the checkpoint again, or correct its config.json"
+            remedy = _unless_quantised(
+                source, "copy the checkpoint again, or correct its config.json"
+            )
             if alias in source.tensors:
                 remedy = f"rename {alias}, which is tied to it"
             raise InputError(
@@ -269,6 +277,7 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
                 f"tensor {name} in {source.where(name)} has shape {list(info.shape)}; config.json "
                 f"predicts {list(expected)} ({pattern.notation}), correct whichever is wrong"
             )
+    unknown = "remove it, or correct model_type, the number of layers or the bias switches"
     dropped: dict[str, str] = {}
     duplicates: dict[str, str] = {}
     for name in source.tensors.keys() - patterns.keys():
@@ -280,7 +289,12 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
         else:
             raise InputError(
                 f"tensor {name} in {source.where(name)} is not part of a {family.name} model with "
-                "this config.json; remove it, or correct model_type, the number of layers or the "
-                "bias switches"
+                f"this config.json; {_unless_quantised(source, unknown)}"
             )
     return dropped, duplicates
+
+
+def _unless_quantised(source: Weights, remedy: str) -> str:
+    """What to do about tensors that do not fit."""
+    quantised = any(map(QUANTISED.search, source.tensors))
+    return "the model is quantised, dequantise it first" if quantised else remedy

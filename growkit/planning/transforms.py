@@ -129,12 +129,15 @@ class _Holding:
         return (self.source,)
 
 
+AS_IT_IS = "as it is"
+
+
 @dataclass(frozen=True, eq=False)
 class Kept(_Holding):
     """A tensor as it is, but for its name, or times a power of two."""
 
     factor: float = 1.0
-    why: str = "as it is"
+    why: str = AS_IT_IS
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""

@@ -20,6 +20,7 @@ from growkit.errors import InputError, foreign
 from growkit.proof.modes import SHORT, result
 from growkit.results.proof import ModeResult
 from growkit.results.sentences import NOT_TRIED
+from growkit.units import size
 
 MOST_BYTES = 1 << 29
 """Memory that whole models may take here: all else that is proved needs no more than a layer."""
@@ -52,7 +53,7 @@ def used(
     )
     for name, run, judge in ways:
         if sum(sizes) > MOST_BYTES:
-            why = f"whole models of more than {MOST_BYTES >> 20} MiB in float64"
+            why = f"whole models of more than {size(MOST_BYTES)} in float64"
             yield result(name, NOT_TRIED + why)
             continue
         with strict_float64(), quiet():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +35,7 @@ from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.manifest import read_record
 from growkit.planning.plan import Plan
+from growkit.proof.beforehand import NO_GPU, bytes_of, check_vocabularies, other_vocabulary
 from growkit.proof.causes import spacing
 from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare
 from growkit.proof.copies import AsClass, Copied, Copies
@@ -58,6 +61,7 @@ from growkit.proof.trainability import Gradients
 from growkit.proof.usage import used
 from growkit.proof.weights import compare_weights
 from growkit.recipe.recipe import Recipe
+from growkit.report.progress import Progress, Silent
 from growkit.results.proof import Fault, LayerError, ModeResult, VerifyResult
 from growkit.results.sentences import trainability_sentence
 from growkit.results.versions import versions
@@ -77,14 +81,16 @@ some times as long, and the largest of many errors is compared."""
 def verify(
     source: str | Path,
     target: str | Path,
+    settings: Settings = Settings(),
     *,
     text: str | Path | None = None,
-    device: str = "auto",
+    device: str | None = None,
     prompts: int | None = None,
     length: int | None = None,
-    seed: int = 0,
-    trainability: bool = False,
+    seed: int | None = None,
+    trainability: bool | None = None,
     max_kl: float | None = None,
+    progress: Progress = Silent(),
     advance: Callable[[int], None] = lambda count: None,
 ) -> VerifyResult:
     """Compare two model folders: weights, logits in strict float64, and logits as they will run.
@@ -97,14 +103,17 @@ def verify(
     Args:
         source: folder of the model that was grown.
         target: folder of the model that it became.
-        text: file with real text, tokenized by the source's tokenizer; None for random tokens.
+        settings: what is compared. What is given beside it, of the following, takes the place of
+            what it says.
+        text: file with real text, tokenized by the source's tokenizer; random tokens without.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
-        prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
-            weight has given the source's back.
-        length: tokens in each, at most the model's longest context; None for 512, or for 48 there.
+        prompts: number of windows of text, or of random prompts; 8 without, or 4 where every weight
+            has given the source's back.
+        length: tokens in each, at most the model's longest context; 512 without, or 48 there.
         seed: of the random prompts.
         trainability: whether every parameter of the target must be able to train.
-        max_kl: nats per token of KL above which the target is not kept; None for no limit.
+        max_kl: nats per token of KL above which the target is not kept; no limit without.
+        progress: where progress is shown, such as ``growkit.Bars()``.
         advance: called with the number of bytes done, for a progress bar that expects
             ``proof_bytes`` of them.
 
@@ -114,11 +123,25 @@ def verify(
     Raises:
         InputError: a folder cannot be loaded, or the two cannot be compared.
     """
-    words = str(text) if text is not None else None
-    settings = Settings(words, prompts, length, seed, device, trainability, max_kl)
+    given: dict[str, Any] = {
+        "text": text,
+        "device": device,
+        "prompts": prompts,
+        "length": length,
+        "seed": seed,
+        "trainability": trainability,
+        "max_kl": max_kl,
+    }
+    settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     before, after = Checkpoint(source), Checkpoint(target)
     record = read_record(after)
-    verdict = prove(before, after, settings, record.recipe, advance)
+    with progress.bytes("proving", bytes_of(before, after)) as shown:
+
+        def both(count: int) -> None:
+            shown(count)
+            advance(count)
+
+        verdict = prove(before, after, settings, record.recipe, both)
     verdict["kl_by_rank"] = list(record.kl_by_rank)
     return verdict
 
@@ -139,7 +162,7 @@ def prove(
         recipe: how the target was made, if that is known.
         advance: see ``verify``.
     """
-    _check_vocabularies(before, after)
+    check_vocabularies(before, after)
     place = _device(settings.device)
     with reproducible(place):
         return _proved(before, after, settings, recipe, advance, place)
@@ -180,7 +203,7 @@ def _proved(
         kept = strict.within(limit)
         reason = other_reason(weights, strict, origin.lineage, limit, native.dtype)
     if origin.unknown and proof.more_tokens and not strict.within(native.tolerance):
-        raise _other_vocabulary(before, after, f"they are {reason}")
+        raise other_vocabulary(before, after, f"they are {reason}")
     learns = strict.trainability
     able = not (settings.trainability and learns and not learns["trainable"])
     if learns and kept and weights.kept and strict.caught and not able:
@@ -282,31 +305,12 @@ def proof_bytes(source: str | Path, target: str | Path) -> int:
     Raises:
         InputError: a folder is no checkpoint.
     """
-    return 2 * sum(total_bytes(Checkpoint(folder).tensors) for folder in (source, target))
-
-
-def _check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
-    for checkpoint in (before, after):
-        size = checkpoint.config.get("vocab_size")
-        if not isinstance(size, int):
-            raise InputError(
-                f"vocab_size is {size!r} in {checkpoint.folder}; a whole number was expected"
-            )
-    if after.config["vocab_size"] < before.config["vocab_size"]:
-        raise _other_vocabulary(before, after, "only a target may have more tokens")
-
-
-def _other_vocabulary(before: Checkpoint, after: Checkpoint, why: str) -> InputError:
-    sizes = [checkpoint.config["vocab_size"] for checkpoint in (before, after)]
-    return InputError(
-        f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; only "
-        f"models of the same vocabulary can be compared: {why}"
-    )
+    return bytes_of(Checkpoint(source), Checkpoint(target))
 
 
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device cuda was asked for, but torch sees no GPU; use --device cpu")
+        raise InputError(NO_GPU)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

@@ -15,37 +15,68 @@ errors that name the nearest match. Paths are relative to the current folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Collection, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
 from growkit.checkpoint.folder import Folder, open_regular, read
+from growkit.checkpoint.made import MANIFEST
 from growkit.errors import InputError, reason
+from growkit.names import NOTHING, did_you_mean, nearest, perhaps
 from growkit.operations import operation_of
+from growkit.planning.operation import callings
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.shipped import shipped_recipes
 from growkit.recipe.steps import STEPS, Step
 from growkit.settings import Settings
+from growkit.units import size
+
+LISTED = "'growkit recipes list' lists those"
+
+NEEDED = ("source", "steps", "output")
 
 MOST_BYTES = 1 << 17
 """Of a recipe file; larger ones take long to understand."""
 
 
-def load_recipe(file: Path, source: str | None = None, output: str | None = None) -> Recipe:
-    """Read a recipe file.
+def recipe_file(name: Path) -> Path:
+    """The file of a recipe.
 
     Args:
-        file: YAML, or the manifest of a model, whose recipe makes it again.
+        name: a file, a model's folder, whose manifest is meant, or the name of a recipe that ships
+            with growkit, where there is no file of that name.
+
+    Raises:
+        InputError: it is none of these; says what it might be.
+    """
+    if os.path.isdir(name) and os.path.lexists(name / MANIFEST):
+        return name / MANIFEST
+    known = shipped_recipes()
+    if os.path.lexists(name) or len(name.parts) != 1:
+        return name
+    if str(name) not in known:
+        meant = did_you_mean(name.stem, known, otherwise=LISTED, quoted=str)
+        raise InputError(f"there is no file {name}, and no recipe of that name in growkit; {meant}")
+    return known[str(name)]
+
+
+def load_recipe(file: Path, source: str | None = None, output: str | None = None) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        file: YAML, or the manifest of a model, whose recipe makes it again; or what else
+            ``recipe_file`` finds one by.
         source: replaces the recipe's source.
         output: replaces the recipe's output.
 
     Raises:
         InputError: names the key that is unknown, missing or of the wrong kind.
     """
+    file = recipe_file(file)
     content = _manifest(file) if file.suffix == ".json" else _yaml(file)
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or content.keys().isdisjoint(NEEDED):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
     given = {
         key: value for key, value in (("source", source), ("output", output)) if value is not None
@@ -63,17 +94,17 @@ def _yaml(file: Path) -> Any:
     """The value of a YAML file."""
     from growkit.strict_yaml import parse_yaml
 
-    shipped = str(file) in shipped_recipes()
-    hint = f"; 'growkit recipes copy {file}' makes a copy to run" if shipped else ""
     try:
         with open_regular(file) as stream:
             text = read(stream, MOST_BYTES + 1, file).decode("utf-8")
     except InputError as error:  # which names the file
-        raise InputError(f"recipe {error}{hint}") from None
+        raise InputError(f"recipe {error}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"recipe {file} cannot be read ({reason(error)}){hint}") from None
+        raise InputError(
+            f"recipe {file} cannot be read ({reason(error)}); give YAML in UTF-8"
+        ) from None
     if len(text) > MOST_BYTES:
-        raise InputError(f"recipe {file} is larger than {MOST_BYTES >> 10} KiB; give a recipe")
+        raise InputError(f"recipe {file} is larger than {size(MOST_BYTES)}; give a recipe")
     try:
         return parse_yaml(text)
     except ValueError as error:
@@ -83,7 +114,7 @@ def _yaml(file: Path) -> Any:
 def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
     """Turn the contents of a recipe file into a recipe; see ``load_recipe``."""
     _known_keys(content, [f.name for f in fields(Recipe)], where)
-    for key in ("source", "steps", "output"):
+    for key in NEEDED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a recipe needs source, steps and output")
     steps = content["steps"]
@@ -109,17 +140,20 @@ def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
 def _parse_step(step: Any, where: str) -> Step:
     verbs = [verb for verb in STEPS if isinstance(step, dict) and verb in step]
     if len(verbs) != 1:
+        keys = [key for key in step if nearest(key, STEPS)] if isinstance(step, dict) else []
+        hint = perhaps(keys[0], STEPS) if keys and not verbs else ""
         raise InputError(
-            f"{where} must be a mapping with either 'grow: METHOD' or 'convert: VARIANT'"
+            f"{where} must be a mapping with either 'grow: METHOD' or 'convert: VARIANT'{hint}"
         )
     (verb,) = verbs
     name = _typed(step, verb, str, where)
-    known = {option.name: option for option in operation_of(verb, name).options}
-    _known_keys(step, [verb, *known], where)
-    options = {key: value for key, value in step.items() if key != verb}
-    for key, value in options.items():
+    options = operation_of(verb, name).options
+    known = {option.name: option for option in options}
+    _known_keys(step, [verb, *known], where, callings(options))
+    given = {key: value for key, value in step.items() if key != verb}
+    for key, value in given.items():
         known[key].check_kind(value, f"{key} in {where}")
-    return STEPS[verb](name, options)
+    return STEPS[verb](name, given)
 
 
 def _parse_verify(content: Any, where: str) -> Settings | None:
@@ -137,13 +171,17 @@ def _parse_verify(content: Any, where: str) -> Settings | None:
     return Settings(**{key: _typed(content, key, kinds[key], where) for key in content})
 
 
-def _known_keys(content: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    known = list(known)
+def _known_keys(
+    content: Mapping[str, Any],
+    known: Collection[str],
+    where: str,
+    called: Mapping[str, str] = NOTHING,
+) -> None:
     for key in content:
         if key not in known:
-            nearest = get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(known)}"
-            raise InputError(f"{where} has an unknown key {key!r}; {hint}")
+            raise InputError(
+                f"{where} has an unknown key {key!r}; {did_you_mean(key, known, called)}"
+            )
 
 
 def _typed(content: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:

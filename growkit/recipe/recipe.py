@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from growkit.checkpoint.elsewhere import HUB_NAME
 from growkit.checkpoint.folder import check_name
 from growkit.errors import InputError
 from growkit.recipe.steps import Step
@@ -14,9 +14,6 @@ from growkit.settings import Settings, check_seed
 DEFAULT_SHARD_SIZE = "5GB"
 
 MOST_STEPS = 100
-
-HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]*\w)?", re.ASCII)
-"""What the Hub accepts as the name of a model."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 from growkit.errors import InputError
+from growkit.names import did_you_mean
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -24,7 +24,5 @@ def shipped_recipe(name: str) -> Path:
     """
     known = shipped_recipes()
     if name not in known:
-        nearest = get_close_matches(name, known, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-        raise InputError(f"there is no recipe {name!r}; {hint}")
+        raise InputError(f"there is no recipe {name!r}; {did_you_mean(name, known, quoted=str)}")
     return known[name]

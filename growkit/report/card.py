@@ -11,8 +11,9 @@ from typing import Any
 
 from growkit.errors import plain
 from growkit.report.markup import figure
-from growkit.report.summary import size, text_name
+from growkit.report.summary import text_name
 from growkit.results.sentences import NOT_TRIED, fault_sentence, trainability_sentence
+from growkit.units import size
 
 Found = Mapping[str, Any]
 
@@ -178,6 +179,7 @@ def _citation(manifest: Found) -> str:
     year = str(manifest.get("created", ""))[:4]
     return f"""```bibtex
 @software{{growkit,
+  author = {{{{growkit developers}}}},
   title = {{growkit: grow trained language-model checkpoints, and prove that nothing is lost}},
   version = {{{manifest["growkit"]}}},
   year = {{{year}}},

@@ -38,7 +38,7 @@ def header(result: Found) -> str:
     kind, verdict = verdict_of(result)
     promise = str(result.get("promise"))
     meaning = f": {PROMISES[promise]}" if promise in PROMISES else ""
-    first = _lost(result) if result.get("kept") else _to_do(result)
+    first = _lost(result) if result.get("kept") else facts(to_do(result), "to-do")
     return (
         f'<header><div class="verdict {kind}"><h1><span aria-hidden="true">{SIGNS[kind]}</span> '
         f'{escape(verdict)}</h1>{first}<p class="reason">{_reason(result, verdict)}.</p>'
@@ -72,12 +72,12 @@ def _lost(result: Found) -> str:
     return f'<p class="lost">Lost: {escape(lost)}.</p>' if lost else ""
 
 
-def _to_do(result: Found) -> str:
-    """Where it failed, why, and what to do next."""
+def to_do(result: Found) -> dict[str, Any]:
+    """Where it failed, why, and what to do next; what is not known is None."""
     fault = result.get("fault") or {}
     changed = ", ".join(map(str, result.get("changed") or [])) or None
     failed = [str(m.get("name")) for m in result.get("modes") or [] if m.get("kept") is False]
-    found = {
+    return {
         "Where": fault_place(fault)
         or result.get("first_difference")
         or changed
@@ -86,4 +86,3 @@ def _to_do(result: Found) -> str:
         "Why": fault.get("cause"),
         "Next": next_step(result),
     }
-    return facts(found, "to-do")

@@ -17,8 +17,9 @@ from growkit.report.bins import binned
 from growkit.report.drawing import Bar
 from growkit.report.header import Found, header, verdict_of
 from growkit.report.markup import escape, facts, figure, framed, is_number, more, section, table
-from growkit.report.summary import duration, text_name
+from growkit.report.summary import text_name
 from growkit.results.sentences import NOT_TRIED, trainability_sentence
+from growkit.units import duration
 
 MEASURES = (
     ("dtype", "dtype", "the number format both models ran in"),
@@ -46,7 +47,7 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
     """The report of a proof.
 
     Args:
-        result: a ``growkit.proof.VerifyResult``; what is missing or null is left out.
+        result: a ``growkit.VerifyResult``; what is missing or null is left out.
         manifest: the target's ``growkit.json``, if there is one.
 
     Returns:

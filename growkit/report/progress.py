@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Protocol
 
 Advance = Callable[[int], None]
@@ -17,8 +18,8 @@ class Progress(Protocol):
         ...
 
 
-def _nothing(count: int) -> None:
-    pass
+def nothing(count: int) -> None:
+    """Advance nothing."""
 
 
 class Silent:
@@ -26,4 +27,22 @@ class Silent:
 
     def bytes(self, title: str, total: int) -> AbstractContextManager[Advance]:
         """Nothing to see."""
-        return nullcontext(_nothing)
+        return nullcontext(nothing)
+
+
+_SHOWN: ContextVar[Progress] = ContextVar("progress", default=Silent())
+
+
+@contextmanager
+def shown(progress: Progress) -> Iterator[None]:
+    """Let work in here show how far it is there, without being told: an operation's plan, say."""
+    before = _SHOWN.set(progress)
+    try:
+        yield
+    finally:
+        _SHOWN.reset(before)
+
+
+def current() -> Progress:
+    """Where work shows how far it is."""
+    return _SHOWN.get()

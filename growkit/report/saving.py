@@ -92,6 +92,35 @@ def _is_report(path: Path) -> bool:
     return text.startswith(BEGINNINGS[path.suffix]) and OWN[path.suffix] in text
 
 
+def save_report(
+    result: Mapping[str, Any],
+    file: str | Path,
+    figures: str | Path | None,
+    target: str | Path,
+) -> None:
+    """Write what a proof found, when it is over; see ``write_report``.
+
+    Args:
+        result: a ``growkit.VerifyResult``.
+        file: see there.
+        figures: see there.
+        target: the target's folder; where it is gone, the report does without its manifest.
+
+    Raises:
+        InputError: see there.
+    """
+    inputs = Inputs([*filter(None, [result["source"], result["target"], result["text"]]), target])
+    charts = Path(figures) if figures is not None else None
+    write_report(result, Path(target), Path(file), charts, inputs)
+
+
+def _manifest(target: Path) -> dict[str, Any] | None:
+    if not target.is_dir():
+        return None
+    opened = Folder(target)
+    return opened.json(MANIFEST) if opened.has(MANIFEST) else None
+
+
 def write_report(
     result: Mapping[str, Any],
     target: Path,
@@ -102,7 +131,7 @@ def write_report(
     """Write what was asked for.
 
     Args:
-        result: a ``growkit.proof.VerifyResult``.
+        result: a ``growkit.VerifyResult``.
         target: the target's folder, for its manifest.
         file: an HTML page or JSON, by its name; None for neither.
         figures: folder for the charts as SVG files; None for none.
@@ -114,8 +143,7 @@ def write_report(
     if file is None and figures is None:
         return
     check_report(file, figures, inputs, [target])
-    opened = Folder(target)
-    page = report_page(result, opened.json(MANIFEST) if opened.has(MANIFEST) else None)
+    page = report_page(result, _manifest(target))
     files = {}
     if file is not None:
         text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

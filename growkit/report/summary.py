@@ -11,8 +11,8 @@ from typing import Any
 
 from growkit.report.markup import figure, is_number
 from growkit.results.sentences import modes_sentence, trainability_sentence
-
-UNITS = ("bytes", "kB", "MB", "GB", "TB")
+from growkit.units import duration as duration
+from growkit.units import size as size
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def summary(result: Mapping[str, Any]) -> dict[str, Line]:
     """What people look for under a verdict, by name; what the result does not hold is left out.
 
     Args:
-        result: a ``growkit.proof.VerifyResult``.
+        result: a ``growkit.VerifyResult``.
     """
     lines = {
         "KL": _kl(result),
@@ -44,25 +44,6 @@ def summary(result: Mapping[str, Any]) -> dict[str, Line]:
         "proved": _proved(result),
     }
     return {name: line for name, line in lines.items() if line}
-
-
-def size(count: float) -> str:
-    """A number of bytes as people read it, e.g. ``6.43 MB``."""
-    *units, largest = UNITS
-    for unit in units:
-        if float(f"{count:.3g}") < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3f} {largest}"
-
-
-def duration(seconds: float) -> str:
-    """A time as people read it, e.g. ``2 min 5 s``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def text_name(result: Mapping[str, Any]) -> str:

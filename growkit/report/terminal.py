@@ -12,12 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from growkit.errors import plain
+from growkit.report.glance import at_a_glance
+from growkit.report.plan import show_estimate, show_plan, show_ranks
 from growkit.report.progress import Advance
-from growkit.report.summary import size, summary
+from growkit.report.summary import summary
 from growkit.results.sentences import fault_sentence, next_step
+from growkit.units import size
 
 if TYPE_CHECKING:
-    from growkit.inspection import Attention, Inspection
+    from growkit.inspection import Inspection
     from growkit.results.operation import GrowResult
     from growkit.results.proof import VerifyResult
     from growkit.results.story import Story
@@ -110,15 +113,9 @@ def _figures(result: VerifyResult) -> Table:
 def show_growth(console: Console, result: GrowResult) -> None:
     """What was done, or would be."""
     if result["dry_run"]:
-        table = Table(show_edge=False, pad_edge=False)
-        for column in ("tensor", "old shape", "new shape", "rule"):
-            table.add_column(column, overflow="fold")
-        for line in result["plan"]:
-            old = ", ".join(_shape(shape) for shape in line["source_shapes"])
-            table.add_row(line["tensor"], old, _shape(line["shape"]), line["why"])
-        for name, why in result["dropped"].items():
-            table.add_row(name, "", "dropped", why)
-        console.print(table)
+        show_plan(console, result)
+    if result["ranks"]:
+        show_ranks(console, result["ranks"])
     console.print(
         f"{result['source_parameters']:,} → {result['parameters']:,} parameters, "
         f"{size(result['bytes'])} in {result['dtype']}, promise: {result['promise']}"
@@ -127,12 +124,12 @@ def show_growth(console: Console, result: GrowResult) -> None:
         console.print(f"lost: {result['lost']}")
     if result["loads_with"]:
         console.print(f"loads with {result['loads_with']}")
+    for warning in result["warnings"]:
+        console.print(f"warning: {warning}", style="yellow")
+    if result["estimate"]:
+        show_estimate(console, result["estimate"])
     if result["dry_run"]:
         console.print(f"dry run: nothing was written to {result['output']}")
-
-
-def _shape(shape: list[int]) -> str:
-    return " × ".join(map(str, shape))
 
 
 def _figure(value: Any, form: str = ".3g") -> str:
@@ -144,40 +141,9 @@ def _figure(value: Any, form: str = ".3g") -> str:
 def show_inspection(console: Console, result: Inspection) -> None:
     """What a checkpoint is."""
     table = Table(show_header=False, show_edge=False, pad_edge=False)
-    table.add_row("folder", result["folder"])
-    table.add_row("family", f"{result['family']} ({result['model_class'] or 'no class named'})")
-    table.add_row("parameters", f"{result['parameters']:,} in {result['tensors']} tensors")
-    table.add_row("storage", f"{size(result['bytes'])} in {result['dtype']}")
-    table.add_row("embeddings", "tied" if result["tied"] else "untied")
-    for key, value in result["config_sizes"].items():
-        each = value if isinstance(value, list) else [value]
-        table.add_row(key, " ".join(f"{number:,}" for number in each))
-    if result["attention"]:
-        _show_attention(table, result["attention"])
-    axes = ", ".join(f"{axis} {size:,}" for axis, size in result["sizes"].items())
-    table.add_row("axes", axes)
-    table.add_row("files", ", ".join(result["files"]))
-    for name, why in result["dropped"].items():
-        table.add_row("left out", f"{name}: {why}")
+    for name, line in at_a_glance(result):
+        table.add_row(name, line)
     console.print(table)
-
-
-def _show_attention(table: Table, attention: Attention) -> None:
-    ratio = f", {attention['ratio']}:1" if attention["ratio"] else ""
-    heads = (
-        f"{attention['signal_heads']} signal, {attention['noise_heads']} noise{ratio}, "
-        f"{attention['kv_heads']} value heads"
-    )
-    table.add_row("attention", attention["variant"])
-    table.add_row("heads", heads)
-    for label, values in (
-        ("λ per layer", attention["lambda_value"]),
-        ("λ_init per layer", attention["lambda_init"]),
-    ):
-        if values:
-            table.add_row(label, " ".join(f"{value:.4f}" for value in values))
-    if attention["noise_heads"] and not attention["lambda_value"]:
-        table.add_row("λ", "projected from every token")
 
 
 def show_demo(console: Console, story: Story) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from pathlib import Path
 
+from growkit.errors import InputError
+from growkit.results.planned import ConfigChange, Estimate, RankTried
 from growkit.results.proof import VerifyResult
+from growkit.results.result import Result
 
 
-class PlannedTensor(TypedDict):
+class PlannedTensor(Result):
     """One line of a dry run: a tensor of the output, and how it comes about.
 
     Attributes:
@@ -27,7 +30,7 @@ class PlannedTensor(TypedDict):
     why: str
 
 
-class GrowResult(TypedDict):
+class GrowResult(Result):
     """What an operation did, as ``--json`` prints it.
 
     Attributes:
@@ -46,6 +49,10 @@ class GrowResult(TypedDict):
         dry_run: whether nothing was written.
         plan: in a dry run, every tensor of the output; else empty.
         dropped: source tensors that are not in the output, and why.
+        config: what of ``config.json`` is another in the output.
+        ranks: the ranks that were tried, where one was searched for.
+        warnings: what should be known before the output is used.
+        estimate: in a dry run, what a run would take; else null.
         verification: the verdict; null if there was none.
     """
 
@@ -64,4 +71,28 @@ class GrowResult(TypedDict):
     dry_run: bool
     plan: list[PlannedTensor]
     dropped: dict[str, str]
+    config: list[ConfigChange]
+    ranks: list[RankTried]
+    warnings: list[str]
+    estimate: Estimate | None
     verification: VerifyResult | None
+
+    def save_report(self, file: str | Path, figures: str | Path | None = None) -> None:
+        """Write the proof as a report; see ``VerifyResult.save_report``.
+
+        Raises:
+            InputError: see there; or there was no proof.
+        """
+        from growkit.report.saving import save_report
+
+        if self.verification is None:
+            raise InputError(
+                f"{self.output} was not proved, so there is no report; verify it first"
+            )
+        save_report(self.verification, file, figures, self.output)
+
+    def _repr_html_(self) -> str:
+        """The result as notebooks show it."""
+        from growkit.report.notebook import growth_html
+
+        return growth_html(self)

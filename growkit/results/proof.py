@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from pathlib import Path
+
+from growkit.results.result import Result
 
 MOST_VALUES = 512
 """Singular values that are reported of a projection."""
 
 
-class Measured(TypedDict):
+class Measured(Result):
     """How far the target's logits are from the source's, in one dtype on one device.
 
     Attributes:
@@ -37,7 +39,7 @@ class Measured(TypedDict):
     top1_agreement: float
 
 
-class Trainability(TypedDict):
+class Trainability(Result):
     """What one backward pass of the target says of its capacity.
 
     Attributes:
@@ -62,7 +64,7 @@ class Trainability(TypedDict):
     idle_layers: int
 
 
-class CopyDistance(TypedDict):
+class CopyDistance(Result):
     """How far the gradients of copies are apart.
 
     Attributes:
@@ -79,7 +81,7 @@ class CopyDistance(TypedDict):
     effective_rank_gain: float | None
 
 
-class Spectrum(TypedDict):
+class Spectrum(Result):
     """What low-rank updates had to hold in one projection, and what they leave over.
 
     Attributes:
@@ -104,7 +106,7 @@ class Spectrum(TypedDict):
     unit: str
 
 
-class LayerError(TypedDict):
+class LayerError(Result):
     """How far what a module hands on is from the source's.
 
     Attributes:
@@ -116,7 +118,7 @@ class LayerError(TypedDict):
     relative: float | None
 
 
-class ModeResult(TypedDict):
+class ModeResult(Result):
     """One way of asking both models.
 
     Attributes:
@@ -139,7 +141,7 @@ class ModeResult(TypedDict):
     note: str
 
 
-class Fault(TypedDict):
+class Fault(Result):
     """Where two models first differ, and why.
 
     Attributes:
@@ -160,7 +162,7 @@ class Fault(TypedDict):
     factor: float | None
 
 
-class RankCost(TypedDict):
+class RankCost(Result):
     """What a rank costs that was tried.
 
     Attributes:
@@ -172,7 +174,7 @@ class RankCost(TypedDict):
     kl_nats_per_token: float
 
 
-class VerifyResult(TypedDict):
+class VerifyResult(Result):
     """The verdict, as ``growkit verify --json`` prints it. Numbers that are not finite are null.
 
     Attributes:
@@ -281,3 +283,23 @@ class VerifyResult(TypedDict):
     created: str
     seconds: float
     versions: dict[str, str]
+
+    def save_report(self, file: str | Path, figures: str | Path | None = None) -> None:
+        """Write the verdict as a report, as ``growkit verify --report`` does.
+
+        Args:
+            file: one HTML page (.html), or .json.
+            figures: folder for the charts as SVG files; None for none.
+
+        Raises:
+            InputError: it cannot be written there; says what would do.
+        """
+        from growkit.report.saving import save_report
+
+        save_report(self, file, figures, self.target)
+
+    def _repr_html_(self) -> str:
+        """The verdict as notebooks show it."""
+        from growkit.report.notebook import verdict_html
+
+        return verdict_html(self)

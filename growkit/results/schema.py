@@ -10,10 +10,11 @@ import json
 import re
 import sys
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, get_args, get_origin
 
 from growkit.results.operation import GrowResult
 from growkit.results.proof import VerifyResult
+from growkit.results.result import Result, fields
 
 _SIMPLE = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null"}
 _ATTRIBUTE = re.compile(r"^(\w+): (.*?)(?=^\w+: |\Z)", re.MULTILINE | re.DOTALL)
@@ -35,7 +36,7 @@ def json_schema() -> dict[str, Any]:
 def _schema(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if declared in _SIMPLE:
         return {"type": _SIMPLE[declared]}
-    if is_typeddict(declared):
+    if isinstance(declared, type) and issubclass(declared, Result):
         name = declared.__name__
         if name not in definitions:
             definitions[name] = {}  # it may hold others like itself
@@ -59,7 +60,7 @@ def _object(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         for name, meaning in _ATTRIBUTE.findall(inspect.cleandoc(attributes))
     }
     properties = {}
-    for name, kind in get_type_hints(declared).items():
+    for name, kind in fields(declared).items():
         properties[name] = _schema(kind, definitions)
         if name in meanings:
             properties[name]["description"] = meanings[name]
@@ -67,7 +68,7 @@ def _object(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         "description": " ".join(text.split()),
         "type": "object",
         "properties": properties,
-        "required": sorted(declared.__required_keys__),
+        "required": sorted(properties),
         "additionalProperties": False,
     }
 

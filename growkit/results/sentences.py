@@ -10,7 +10,7 @@ NOT_TRIED = "not tried: "
 
 
 def trainability_sentence(found: Mapping[str, Any]) -> str:
-    """Whether copies can part in training (a ``growkit.proof.Trainability``)."""
+    """Whether copies can part in training (a ``growkit.results.proof.Trainability``)."""
     copied, stuck = found["copied"], found["identical_gradients"]
     names = found.get("silent_parameters") or []
     if stuck:
@@ -44,7 +44,7 @@ def _late(found: Mapping[str, Any]) -> str:
 
 
 def modes_sentence(modes: Sequence[Mapping[str, Any]]) -> str:
-    """In which ways both models were asked (a list of ``growkit.proof.ModeResult``)."""
+    """In which ways both models were asked (a list of ``growkit.results.proof.ModeResult``)."""
     failed = [mode["name"] for mode in modes if mode["kept"] is False]
     others = {m["name"]: m["note"] for m in modes if m["note"].startswith(NOT_TRIED)}
     tried = [mode["name"] for mode in modes if mode["name"] not in others]
@@ -57,7 +57,7 @@ def modes_sentence(modes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def fault_sentence(fault: Mapping[str, Any]) -> str:
-    """Where two models part, and why (a ``growkit.proof.Fault``)."""
+    """Where two models part, and why (a ``growkit.results.proof.Fault``)."""
     cause = f"; {fault['cause']}" if fault["cause"] else ""
     return f"at fault: {fault_place(fault) or 'not known'}{cause}"
 
@@ -70,7 +70,7 @@ def fault_place(fault: Mapping[str, Any]) -> str:
 
 
 def next_step(result: Mapping[str, Any]) -> str | None:
-    """What to do about a target that is not kept (a ``growkit.proof.VerifyResult``).
+    """What to do about a target that is not kept (a ``growkit.VerifyResult``).
 
     Returns:
         A sentence without its full stop; None if there is nothing to be done.

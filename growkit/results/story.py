@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 from growkit.results.operation import GrowResult
+from growkit.results.result import Result
 
 
-class Story(TypedDict):
+class Story(Result):
     """What the demo did.
 
     Attributes:

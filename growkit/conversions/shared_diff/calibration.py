@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from growkit.checkpoint.tensors import Weights, main_dtype
+from growkit.checkpoint.tensors import Weights, main_dtype, total_bytes
 from growkit.engine.calls import Call
 from growkit.engine.heads import distance_of
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.spool import Spool
+from growkit.report.progress import Advance, nothing
 
 WINDOWS = 64
 """Windows of the text from which second moments are taken: 32,768 tokens of 512 each."""
@@ -91,6 +92,7 @@ def divergences(
     projections: Sequence[str],
     rewritten: Callable[[str, Tensor, Way], Tensor],
     ways: Sequence[Way],
+    advance: Advance = nothing,
 ) -> dict[Way, float]:
     """What other projections cost: KL(source ‖ source with rewritten ones), all in one pass.
 
@@ -100,6 +102,7 @@ def divergences(
         projections: names within a layer's attention, e.g. ``q_proj``.
         rewritten: from a projection's name, its weight and a way to its new weight.
         ways: those to try, e.g. ranks.
+        advance: called with the number of bytes done, of those of the source.
 
     Returns:
         For every way, nats per token.
@@ -110,6 +113,7 @@ def divergences(
         if stage.layer is None:
             states = {way: list(stage.after) for way in ways}
             continue
+        advance(total_bytes(source.tensors) // source.config["num_hidden_layers"])
         attention = next(m for m in stage.module.modules() if hasattr(m, "q_proj"))
         modules = {name: getattr(attention, name) for name in projections}
         prefix = next(n for n, m in model.model.named_modules() if m is attention)

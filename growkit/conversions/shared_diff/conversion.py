@@ -9,35 +9,34 @@ Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.checkpoint.tensors import (
+    TORCH_NAMES,
+    Config,
+    TensorInfo,
+    Weights,
+)
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
-from growkit.conversions.shared_diff.ranks import smallest_rank
-from growkit.errors import InputError
+from growkit.conversions.shared_diff.search import SHRINKAGES as SHRINKAGES
+from growkit.conversions.shared_diff.search import Search, Way, projections, weight_of
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import has_noise_heads, shared_keys, shared_queries
+from growkit.families.diff_transformer import has_noise_heads, shared_queries
 from growkit.families.llama import ATTENTION
 from growkit.planning.operation import Change, Option, Row, Value
-from growkit.planning.plan import Check, Judged, Rule, taken_over, unused_tensors
+from growkit.planning.plan import Check, Judged, Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed
+from growkit.results.planned import RankTried
 from growkit.results.proof import MOST_VALUES, Spectrum
-from growkit.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from growkit.conversions.shared_diff.calibration import Calibration
     from growkit.conversions.shared_diff.shared_projection import Heads
 
 PARTS = ("base.weight", "down.weight", "up.weight")
-
-SHRINKAGES = (0.0, 0.3, 0.6, 0.9, 0.97, 1.0)
-"""From what a text shows, as it is, to all inputs alike."""
 
 
 def _is_rank(text: str) -> bool:
@@ -81,7 +80,8 @@ class SharedDiff(OnDiffTransformer):
         ),
         Option(
             "energy",
-            "the share of the squared differences that rank auto keeps in every layer, e.g. 0.99",
+            "what rank auto keeps in every layer of the differences between heads that share a "
+            "base, as a share of their squares, e.g. 0.99",
             form="SHARE",
             accepts=lambda text: _is_share(text) and float(text) > 0,
         ),
@@ -93,8 +93,8 @@ class SharedDiff(OnDiffTransformer):
         ),
         Option(
             "shrinkage",
-            "how far all inputs count alike whatever the text has, from 0 to 1; if it is left out, "
-            "what costs least on the text",
+            "how little the calibration text is trusted, from 0 (inputs count as often as it has "
+            "them) to 1 (all count alike); if it is left out, what costs least on the text",
             form="SHARE",
             accepts=_is_share,
         ),
@@ -123,15 +123,16 @@ class SharedDiff(OnDiffTransformer):
                 self.name, diff, "scope layer pairs signal with noise heads; choose scope head"
             )
         unused_tensors(source, DIFF)  # refuses what is no such model, before ranks are tried on it
-        sharing = _Sharing(source, diff | {"qk_projection": "shared"}, options)
-        way, kl_by_rank = sharing.settle()
+        search = Search(source, diff | {"qk_projection": "shared"}, options)
+        way, kl_by_rank = search.settle()
+        tried = search.tried or _by_tolerance(kl_by_rank, way)
         distinct = sorted(set(way.ranks))
         config = diff | {
             "qk_projection": "shared",
             "shared_scope": options["scope"],
             "shared_rank": distinct[0] if len(distinct) == 1 else list(way.ranks),
         }
-        plan = rewrite(source, config, sharing.rule(way), sharing.checks(way))
+        plan = rewrite(source, config, _rule(search, way), _checks(search, way))
         some = " or ".join(map(str, distinct))
         lost = f"what rank {some} cannot hold of the difference between heads that share a base"
         settled: dict[str, Value | None] = {"scope": options["scope"]}
@@ -139,202 +140,77 @@ class SharedDiff(OnDiffTransformer):
         settled["rank"] = ",".join(map(str, distinct if len(distinct) == 1 else way.ranks))
         if "calibration" in options:
             settled["shrinkage"] = str(way.shrinkage)
-        return Change([plan], "bounded", lost, settled, kl_by_rank)
+        warnings = _more_than_the_source(source, plan, way, list(search.projections))
+        return Change([plan], "bounded", lost, settled, kl_by_rank, ranks=tried, warnings=warnings)
 
 
-@dataclass(frozen=True)
-class _Way:
-    """A way to share.
+def _rule(search: Search, way: Way) -> Callable[[str, TensorInfo, int | None], Rule | None]:
+    """The rules of the parts."""
+    factors: dict[str, _Factors] = {}
 
-    Attributes:
-        ranks: of the updates, layer by layer.
-        shrinkage: see ``Calibration``; 1 where all inputs count alike.
-    """
+    def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+        for projection, heads in search.projections.items():
+            prefix, found, part = name.partition(f"{projection}.")
+            if found and part in PARTS:
+                assert layer is not None
+                of, rank = f"{prefix}{projection}.weight", way.ranks[layer]
+                moment = partial(search.moment, layer, way.shrinkage)
+                made = factors.setdefault(of, _Factors(heads, rank, moment))
+                compute = partial(made.part, PARTS.index(part), info)
+                why = f"best base and rank-{rank} updates, scope {heads.scope}"
+                return Rule(name, info, Computed((of,), why, compute, repeatable=False))
+            if found and part == "up.bias":
+                return taken_over(name, info, f"{prefix}{projection}.bias")
+        return None
 
-    ranks: tuple[int, ...]
-    shrinkage: float
+    return special
 
 
-class _Sharing:
-    """How the projections of one model come to share."""
+def _checks(search: Search, way: Way) -> list[Check]:
+    """What must hold of the parts."""
+    found = []
+    for layer in range(search.layers):
+        for projection, heads in search.projections.items():
+            module = ATTENTION.format(layer=layer) + projection
+            judge = partial(_judge, module, heads, way.shrinkage < 1)
+            targets = tuple(f"{module}.{part}" for part in PARTS)
+            found.append(Check((f"{module}.weight",), targets, judge))
+    return found
 
-    def __init__(self, source: Weights, config: Config, options: Mapping[str, str]) -> None:
-        self._source, self._config, self._options = source, config, options
-        self._layers: int = config["num_hidden_layers"]
 
-    @cached_property
-    def projections(self) -> dict[str, Heads]:
-        """The heads of every projection that is shared."""
-        return projections(self._config | {"shared_scope": self._options["scope"]})
+def _by_tolerance(kl_by_rank: Mapping[int, float], way: Way) -> list[RankTried]:
+    """The ranks of a search that tried each in all layers."""
+    return [
+        RankTried(
+            layer=None,
+            rank=rank,
+            kl_nats_per_token=cost,
+            energy=None,
+            chosen=rank == way.ranks[0],
+        )
+        for rank, cost in kl_by_rank.items()
+    ]
 
-    @cached_property
-    def _calibration(self) -> Calibration:
-        from growkit.conversions.shared_diff.calibration import WINDOWS, Calibration
 
-        return Calibration(self._source, self._windows(WINDOWS))
-
-    def _windows(self, count: int | None = None) -> Sequence[Tensor]:
-        from growkit.engine.prompts import make_prompts
-
-        text = Settings(self._options.get("calibration"), count)
-        return make_prompts(text, Path(self._source.where()), self._source.config).windows
-
-    def settle(self) -> tuple[_Way, Mapping[int, float]]:
-        """The way to share, and what ranks cost that were tried.
-
-        Raises:
-            InputError: the options contradict each other, or no rank keeps the tolerance.
-        """
-        goals = [name for name in ("tolerance", "energy") if name in self._options]
-        if "shrinkage" in self._options and "calibration" not in self._options:
-            raise InputError("shrinkage goes with a calibration text; leave it out, or give one")
-        if self._options["rank"] != "auto":
-            if goals:
-                raise InputError(f"{goals[0]} goes with rank auto; leave it out, or choose auto")
-            ranks = tuple(map(int, self._options["rank"].split(",")))
-            if len(ranks) not in (1, self._layers):
-                raise InputError(
-                    f"{len(ranks)} ranks were given; the model has {self._layers} layers"
-                )
-            self._check_use(max(ranks))
-            return self._best(ranks * (self._layers // len(ranks))), {}
-        if len(goals) != 1:
-            raise InputError("rank auto needs either a tolerance or an energy to keep; give one")
-        if goals[0] == "energy":
-            return self._way_for_energy(float(self._options["energy"])), {}
-        return self._way_for_tolerance(float(self._options["tolerance"]))
-
-    @cached_property
-    def _shrinkages(self) -> Sequence[float]:
-        """Those that are allowed."""
-        if "calibration" not in self._options:
-            return (1.0,)
-        given = self._options.get("shrinkage")
-        return SHRINKAGES if given is None else (float(given),)
-
-    def _best(self, ranks: tuple[int, ...]) -> _Way:
-        ways = [_Way(ranks, shrinkage) for shrinkage in self._shrinkages]
-        costs = self._costs(ways) if len(ways) > 1 else {ways[0]: 0.0}
-        return min(ways, key=costs.__getitem__)
-
-    def _way_for_tolerance(self, tolerance: float) -> tuple[_Way, Mapping[int, float]]:
-        tried: dict[_Way, float] = {}
-
-        def cheapest(rank: int) -> _Way:
-            return min((way for way in tried if way.ranks[0] == rank), key=tried.__getitem__)
-
-        def costs(ranks: Sequence[int]) -> Mapping[int, float]:
-            for shrinkage in self._shrinkages:  # all at once would hold that many hidden states
-                tried.update(self._costs([_Way((r,) * self._layers, shrinkage) for r in ranks]))
-            return {rank: tried[cheapest(rank)] for rank in ranks}
-
-        rank, kl_by_rank = smallest_rank(self._full_rank, costs, tolerance)
-        return cheapest(rank), kl_by_rank
-
-    def _costs(self, ways: Sequence[_Way]) -> Mapping[_Way, float]:
-        """What ways cost on the text, nats per token."""
-        import torch
-
-        from growkit.conversions.shared_diff.calibration import divergences
-
-        dtype = getattr(torch, TORCH_NAMES[main_dtype(self._source.tensors)])  # of the parts
-
-        def rewritten(name: str, weight: Tensor, way: _Way) -> Tensor:
-            heads, layer = self.projections[name.split(".")[-2]], _layer_of(name)
-            moment = self._moment(layer, way.shrinkage)
-            parts = heads.factorise(weight.double(), way.ranks[layer], moment, dtype)
-            return heads.multiplied_out(*(part.double() for part in parts))
-
-        return divergences(self._source, self._windows(), list(self.projections), rewritten, ways)
-
-    def _way_for_energy(self, energy: float) -> _Way:
-        shrinkage = self._shrinkages[0]  # the energy is that of the text as it is
-        layers = range(self._layers)
-        ranks = tuple(self._rank_for_energy(layer, energy, shrinkage) for layer in layers)
-        return _Way(ranks, shrinkage)
-
-    def _rank_for_energy(self, layer: int, energy: float, shrinkage: float) -> int:
-        from growkit.conversions.shared_diff.low_rank import share, spread
-
-        moment = self._moment(layer, shrinkage)
-        members = [
-            heads.members(self._source.read(_weight(name, layer)).double())
-            for name, heads in self.projections.items()
-        ]
-        whole = sum(float(spread(each, moment).sum()) for each in members)
-
-        def costs(ranks: Sequence[int]) -> dict[int, float]:
-            return {
-                rank: sum(float(share(each, rank, moment).residual.sum()) for each in members)
-                for rank in ranks
-            }
-
-        # What is computed is never exact: the last bits are no energy.
-        return smallest_rank(self._full_rank, costs, (1 - energy + 1e-12) * whole)[0]
-
-    def _check_use(self, rank: int) -> None:
-        """Refuse a rank that only takes room.
-
-        Raises:
-            InputError: a lower one holds everything.
-        """
-        if rank > self._full_rank:
-            saving = max(heads.saving_rank(weight) for heads, weight in self._shared)
-            raise InputError(
-                f"rank {rank} is of no use: updates of rank {self._full_rank} hold any difference "
-                f"between these heads exactly, and only ranks up to {saving} make the model "
-                f"smaller; choose at most {self._full_rank}"
-            )
-
-    @cached_property
-    def _shared(self) -> list[tuple[Heads, Tensor]]:
-        """The heads of every projection, and its matrix in a layer; the shape is all it has."""
-        import torch
-
-        shapes = {name: self._source.tensors[_weight(name, 0)].shape for name in self.projections}
-        return [
-            (h, torch.empty(shapes[name], device="meta")) for name, h in self.projections.items()
-        ]
-
-    @cached_property
-    def _full_rank(self) -> int:
-        return max(heads.full_rank(weight) for heads, weight in self._shared)
-
-    def _moment(self, layer: int, shrinkage: float) -> Tensor | None:
-        """Of what a layer reads; None if all inputs count alike."""
-        return self._calibration.moment(layer, shrinkage) if shrinkage < 1 else None
-
-    def rule(self, way: _Way) -> Callable[[str, TensorInfo, int | None], Rule | None]:
-        """The rules of the parts."""
-        factors: dict[str, _Factors] = {}
-
-        def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
-            for projection, heads in self.projections.items():
-                prefix, found, part = name.partition(f"{projection}.")
-                if found and part in PARTS:
-                    assert layer is not None
-                    of, rank = f"{prefix}{projection}.weight", way.ranks[layer]
-                    moment = partial(self._moment, layer, way.shrinkage)
-                    made = factors.setdefault(of, _Factors(heads, rank, moment))
-                    compute = partial(made.part, PARTS.index(part), info)
-                    why = f"best base and rank-{rank} updates, scope {heads.scope}"
-                    return Rule(name, info, Computed((of,), why, compute, repeatable=False))
-                if found and part == "up.bias":
-                    return taken_over(name, info, f"{prefix}{projection}.bias")
-            return None
-
-        return special
-
-    def checks(self, way: _Way) -> list[Check]:
-        """What must hold of the parts."""
-        found = []
-        for layer in range(self._layers):
-            for projection, heads in self.projections.items():
-                module = ATTENTION.format(layer=layer) + projection
-                judge = partial(_judge, module, heads, way.shrinkage < 1)
-                targets = tuple(f"{module}.{part}" for part in PARTS)
-                found.append(Check((f"{module}.weight",), targets, judge))
-        return found
+def _more_than_the_source(source: Weights, plan: Plan, way: Way, names: Sequence[str]) -> list[str]:
+    """A warning where the parts hold more parameters than the projections that they stand for."""
+    before = bases = of_each_rank = after = 0
+    for layer, rank in enumerate(way.ranks):
+        for name in names:
+            before += source.tensors[weight_of(name, layer)].elements
+            module = ATTENTION.format(layer=layer) + name
+            base, *updates = (plan.by_target[f"{module}.{part}"].info.elements for part in PARTS)
+            bases += base
+            of_each_rank += sum(updates) // rank
+            after += base + sum(updates)
+    if after <= before:
+        return []
+    most = (before - bases - 1) // of_each_rank
+    return [
+        f"rank {' or '.join(map(str, sorted(set(way.ranks))))} makes the model larger: "
+        f"{after:,} parameters in the place of {before:,} of the source's own projections; "
+        + (f"ranks up to {most} hold fewer" if most > 0 else "no rank holds fewer")
+    ]
 
 
 def _judge(
@@ -364,25 +240,6 @@ def _judge(
     )
     fits = fitting.double().equal(base.double())
     return Judged(fits and (held.optimal or calibrated), spectrum)
-
-
-def _weight(projection: str, layer: int) -> str:
-    return f"{ATTENTION.format(layer=layer)}{projection}.weight"
-
-
-def _layer_of(name: str) -> int:
-    return next(int(part) for part in name.split(".") if part.isdecimal())
-
-
-def projections(config: Config) -> dict[str, Heads]:
-    """The projections that a model shares, each with its heads."""
-    from growkit.conversions.shared_diff.shared_projection import Heads
-
-    sizes, scope = DIFF.sizes(config | {"qk_projection": "full"}), config["shared_scope"]
-    found = {"q_proj": Heads(sizes["signal_heads"], sizes["noise_heads"], scope)}
-    if shared_keys(config):
-        found["k_proj"] = Heads(sizes["kv_heads"], sizes["kv_heads"], scope)
-    return found
 
 
 class _Factors:

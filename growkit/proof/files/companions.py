@@ -16,11 +16,9 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import generation
 from growkit.engine.oracle import quiet
+from growkit.engine.tokenizer_files import FILES, TEMPLATES, is_of_tokenizer
 from growkit.engine.tokenizing import (
-    FILES,
-    TEMPLATES,
     first_difference,
-    is_of_tokenizer,
     load_tokenizer,
 )
 from growkit.errors import InputError, foreign

@@ -18,7 +18,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
 from growkit.engine.loader import Loading
 from growkit.engine.oracle import parsed, quiet
-from growkit.engine.tokenizing import is_of_tokenizer
+from growkit.engine.tokenizer_files import is_of_tokenizer
 from growkit.errors import InputError, foreign
 from growkit.families.family import family_of
 from growkit.modeling import register

@@ -1,0 +1,99 @@
+"""What people give in the place of a model folder, and what would make one of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]*\w)?", re.ASCII)
+"""What the Hub accepts as the name of a model."""
+
+HUB_ADDRESS = re.compile(
+    r"(?:https?:/+)?(?:huggingface\.co|hf\.co)/([^/]+/[^/]+)(?:/.*)?", re.ASCII
+)
+
+GGUF = "is GGUF, for llama.cpp; give the folder of the model that it was made from"
+SAVE = "save the model with transformers' save_pretrained, and give that folder"
+
+IN_THE_PLACE_OF_WEIGHTS = (
+    ("adapter_config.json", "is that of an adapter; merge it into its base model first"),
+    ("*.gguf", GGUF),
+    (
+        "model-*-of-*.safetensors",
+        "is there, but no model.safetensors.index.json; copy that as well",
+    ),
+    (
+        "pytorch_model-*-of-*.bin",
+        "is there, but no pytorch_model.bin.index.json; copy that as well",
+    ),
+    ("consolidated*", f"is the maker's own format; {SAVE}"),
+    ("*.safetensors", "is not a name that transformers looks for; call it model.safetensors"),
+    ("zero_to_fp32.py", "is DeepSpeed's; run it, and give the folder that it makes"),
+    ("*.distcp", f"is part of a distributed checkpoint; {SAVE}"),
+    ("pytorch_model_fsdp*", f"is a distributed checkpoint; {SAVE}"),
+    ("*.h5", f"is of TensorFlow; {SAVE}"),
+    ("*.msgpack", f"is of Flax; {SAVE}"),
+    ("*.onnx", f"is ONNX; {SAVE}"),
+    ("*.pth", f"is not read; {SAVE}"),
+    ("*.pt", f"is not read; {SAVE}"),
+    ("*.bin", f"is not read; {SAVE}"),
+    ("*.ckpt", f"is not read; {SAVE}"),
+)
+"""Names, and what their files are and ask for; the first that fits is told."""
+
+
+def no_folder(path: Path) -> str:
+    """Why something that is no folder is no model, and what to give."""
+    text = str(path)
+    address = HUB_ADDRESS.fullmatch(text)
+    name = address[1] if address else text
+    if address or (HUB_NAME.fullmatch(name) and not os.path.lexists(path.parent)):
+        local = name.partition("/")[2]
+        return (
+            f"{text} is not a folder; if it is a model on the Hub, download it first "
+            f"(hf download {name} --local-dir {local}), and give that folder"
+        )
+    if path.is_file() and path.suffix == ".gguf":
+        return f"{text} {GGUF}"
+    if os.path.lexists(path.parent / "config.json") and os.path.lexists(path):
+        return f"{text} is not a folder; give the one that it lies in, {path.parent}"
+    return f"{text} is not a folder; give a model folder with config.json and weights"
+
+
+def no_model(folder: Path) -> str:
+    """Why a folder without ``config.json`` is no model, and what to give."""
+    missing = f"{folder / 'config.json'} does not exist"
+    inside = [file.parent for file in (*folder.glob("*/config.json"), *_snapshots(folder))]
+    if inside:
+        return f"{missing}; give one of the folders in there, such as {max(inside, key=_steps)}"
+    return f"{missing}; {told_of_weights(folder) or f'is {folder} a model folder?'}"
+
+
+def told_of_weights(folder: Path) -> str | None:
+    """What a folder holds in the place of weights that are read, and what to do about that."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return None
+    return next(
+        (
+            f"{name} {told}"
+            for pattern, told in IN_THE_PLACE_OF_WEIGHTS
+            for name in names
+            if fnmatchcase(name, pattern)
+        ),
+        None,
+    )
+
+
+def _snapshots(folder: Path) -> list[Path]:
+    """Of a model in the cache of the Hub."""
+    return [*folder.glob("snapshots/*/config.json")]
+
+
+def _steps(folder: Path) -> tuple[int, str]:
+    """By how many steps a checkpoint was trained, as its name says."""
+    found = re.search(r"(\d{1,18})$", folder.name)
+    return (int(found[1]) if found else -1, folder.name)

@@ -1,0 +1,165 @@
+"""How commands end, whatever happens: with a sentence and an exit code.
+
+Also what typer itself refuses of a command line, which it would show in a box.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from growkit.errors import InputError, reason
+from growkit.names import did_you_mean
+from growkit.operations import operations
+from growkit.options import expanded, say
+from growkit.planning.operation import callings
+
+USAGE: type[Any] = typer.BadParameter.__bases__[0]
+"""The error of a command line that is not understood: of typer or of click, by typer's version."""
+
+
+class Commands(TyperGroup):
+    """A group of commands."""
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        """See ``click.Command``."""
+        with _in_a_sentence():
+            return super().make_context(*arguments, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        """See ``click.Command``."""
+        with _in_a_sentence():
+            return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """See ``click.Group``."""
+        name = args[0]
+        if ctx.resilient_parsing or name.startswith("-") or self.get_command(ctx, name):
+            return super().resolve_command(ctx, args)
+        meant = did_you_mean(name, self.list_commands(ctx))
+        raise USAGE(f"there is no command {name!r}; {meant}", ctx)
+
+
+@contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    try:
+        yield
+    except USAGE as error:
+        if "NoArgsIsHelp" in type(error).__name__:  # which shows the help
+            raise
+        say(f"error: {InputError(_sentence(error))}")
+        raise typer.Exit(2) from None
+
+
+def _sentence(error: Any) -> str:
+    """What was not understood, and what was meant or where that stands."""
+    name, help_of = getattr(error, "option_name", None), ""
+    if error.ctx is not None:
+        help_of = f"'{error.ctx.command_path} --help' lists all there is"
+        if hasattr(error, "possibilities"):
+            known = _options(error.ctx.command)
+            meant = did_you_mean(name, known, _called(known), otherwise=help_of, quoted=str)
+            return f"{error.ctx.command_path} has no option {name}; {meant}"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    message = f"{message[:1].lower()}{message[1:]}"
+    return message if "; " in message or not help_of else f"{message}; {help_of}"
+
+
+def _options(command: Any) -> list[str]:
+    """Every option of a command that its help shows."""
+    shown = [each for each in command.params if not getattr(each, "hidden", False)]
+    named = [name for each in shown for name in (*each.opts, *each.secondary_opts)]
+    return [name for name in named if name.startswith("--")]
+
+
+def _called(known: list[str]) -> dict[str, str]:
+    """What configs call sizes, as people may write it, and the options of these sizes."""
+    every = [option for each in operations("grow").values() for option in each.options]
+    sizes = {f"--{key}": _written(name) for key, name in callings(every).items()}
+    return {called: name for called, name in sizes.items() if name in known}
+
+
+def _written(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+INTERRUPTED = "interrupted: nothing half-written is left"
+
+
+def heed_signals() -> None:
+    """Let interrupts and the like end a command as they should."""
+    handlers = {"SIGINT": _stop, "SIGTERM": _terminate, "SIGHUP": _terminate}
+    for name, handler in handlers.items():
+        signum = getattr(signal, name, None)  # Windows has no SIGHUP
+        if signum and signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
+            signal.signal(signum, handler)
+
+
+def _stop(signum: int, frame: object) -> NoReturn:
+    """An interrupt before a command has begun: typer would end it in its own way."""
+    say(INTERRUPTED)
+    sys.exit(130)
+
+
+def _interrupt(signum: int, frame: object) -> NoReturn:
+    signal.signal(signum, signal.SIG_IGN)  # once is enough: cleaning up is not to be disturbed
+    raise KeyboardInterrupt
+
+
+def _terminate(signum: int, frame: object) -> NoReturn:
+    signal.signal(signum, signal.SIG_IGN)
+    sys.exit(128 + signum)  # unwinds, so that nothing half-written stays
+
+
+def command(verb: str | None = None) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+    """Make a command of a function: its options, and a sentence and exit code for what goes wrong.
+
+    Args:
+        verb: the verb whose operations' options it has.
+    """
+
+    def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
+        return _guarded(expanded(function, verb))
+
+    return decorate
+
+
+def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
+    """Turn what goes wrong inside a command into a sentence and an exit code."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        code = 2
+        if signal.getsignal(signal.SIGINT) is _stop:
+            signal.signal(signal.SIGINT, _interrupt)
+        try:
+            code = function(*args, **kwargs) or 0
+        except KeyboardInterrupt as interrupt:
+            say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
+            code = 130
+        except (SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # torch and Rust raise some that are no Exception
+            if os.environ.get("GROWKIT_DEBUG"):
+                raise
+            if isinstance(error, InputError):
+                say(f"error: {error}")
+            elif isinstance(error, MemoryError):
+                say("error: memory ran out; use a machine with more, or compare less at once")
+            elif isinstance(error, OSError):
+                say(f"error: {reason(error)}")
+            else:
+                say(traceback.format_exc())
+                say("error: this is a fault of growkit itself; please report it with the above")
+        raise typer.Exit(code)
+
+    return guarded

@@ -1,0 +1,90 @@
+"""What a run will take: the disk for certain, memory and time by what was measured.
+
+Memory and times of Llamas of several sizes (``benchmarks/results``: growth speed, proof speed,
+proof memory) are scaled by the number of parameters and of tokens. For these models that is off by
+up to a half; machines differ by more.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from growkit.checkpoint.tensors import TensorInfo, Weights, total_bytes, total_parameters
+from growkit.checkpoint.writing import WORKERS
+from growkit.results.planned import Estimate
+from growkit.settings import Settings
+
+ROOM = 1 << 20
+"""Bytes set aside on the disk for everything that is not weights."""
+
+BASIS = "memory and time are scaled from runs on 2 CPU cores with a fast disk"
+
+LOADED = 0.4e9
+"""Bytes of memory that Python and torch take."""
+
+PROVING = 1.2e9
+"""The same with transformers, and with what both models make of the tokens."""
+
+STARTED = 2.0
+"""Seconds until torch is there, and again transformers."""
+
+WRITTEN = 1e9
+"""Bytes that are written in a second."""
+
+LOOKED_AT = 2.5e-8
+"""Seconds that a proof takes for a parameter, however many tokens there are."""
+
+MULTIPLIED = 2.6e-11
+"""Seconds that it takes for a parameter and a token."""
+
+SMALL = 1 << 29
+"""Bytes in float64 up to which both models are also used whole."""
+
+
+def estimate(
+    source: Weights, target: Weights, output: Path, proof: Settings | None, *, exact: bool
+) -> Estimate:
+    """What it will take to write a target, and to prove it.
+
+    Args:
+        source: headers of the source.
+        target: headers of the target.
+        output: the folder to be made.
+        proof: what is compared; None for no proof.
+        exact: whether fewer tokens do, since every weight is to give the source's back.
+    """
+    place = next(parent for parent in output.parents if parent.exists())
+    written = total_bytes(target.tensors)
+    read = max((info.bytes for info in source.tensors.values()), default=0)
+    memory, seconds = LOADED + WORKERS * read, None
+    if proof is not None:
+        models = source.tensors, target.tensors
+        parameters = sum(map(total_parameters, models))
+        whole = 8 * parameters if 8 * parameters <= SMALL else 0
+        memory = max(memory, PROVING + max(_at_a_time(target.tensors), whole))
+        prompts, length = (proof.settled if exact else proof).amount
+        seconds = STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length)
+    return Estimate(
+        disk_needed=written + ROOM,
+        disk_free=shutil.disk_usage(place).free,
+        memory=round(memory),
+        write_seconds=round(STARTED + written / WRITTEN, 1),
+        proof_seconds=None if seconds is None else round(seconds, 1),
+        basis=BASIS,
+    )
+
+
+def _at_a_time(tensors: Mapping[str, TensorInfo]) -> int:
+    """Bytes that a proof holds: a layer in float64, or what stands outside of layers, as it is."""
+    layers: dict[str, int] = {}
+    outside = 0
+    for name, info in tensors.items():
+        layer = re.match(r".*?\.\d+\.", name)
+        if layer:
+            layers[layer[0]] = layers.get(layer[0], 0) + 8 * info.elements
+        else:
+            outside = max(outside, info.bytes)
+    return max([outside, *layers.values()])

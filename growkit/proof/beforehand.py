@@ -1,0 +1,65 @@
+"""What would end a proof, found out before the seconds that torch and transformers take."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import total_bytes
+from growkit.engine.texts import read_text
+from growkit.engine.tokenizer_files import check_tokenizer
+from growkit.errors import InputError
+from growkit.settings import Settings
+
+NO_GPU = "device cuda was asked for, but torch sees no GPU; use --device cpu"
+
+
+def check_settings(settings: Settings, source: Checkpoint) -> None:
+    """Refuse what cannot be compared on, as far as that is seen without torch.
+
+    Raises:
+        InputError: the text cannot be read or has no tokenizer, or torch is built without GPUs.
+    """
+    if settings.text is not None:
+        read_text(settings.text)
+        check_tokenizer(source.opened)
+    if settings.device == "cuda" and "torch" not in sys.modules and _built_without_gpus():
+        raise InputError(NO_GPU)
+
+
+def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
+    """Refuse a target that cannot answer with all tokens of the source.
+
+    Raises:
+        InputError: it cannot, or a config does not say how many there are.
+    """
+    for checkpoint in (before, after):
+        size = checkpoint.config.get("vocab_size")
+        if not isinstance(size, int):
+            raise InputError(
+                f"vocab_size is {size!r} in {checkpoint.folder}; a whole number was expected"
+            )
+    if after.config["vocab_size"] < before.config["vocab_size"]:
+        raise other_vocabulary(before, after, "only a target may have more tokens")
+
+
+def other_vocabulary(before: Checkpoint, after: Checkpoint, why: str) -> InputError:
+    """What is said of models that do not answer with the same tokens."""
+    sizes = [checkpoint.config["vocab_size"] for checkpoint in (before, after)]
+    return InputError(
+        f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; only "
+        f"models of the same vocabulary can be compared: {why}"
+    )
+
+
+def bytes_of(before: Checkpoint, after: Checkpoint) -> int:
+    """The number of bytes that a proof reports as done, but for rounding."""
+    return 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
+
+
+def _built_without_gpus() -> bool:
+    try:
+        return version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return False

@@ -1,0 +1,260 @@
+"""Whatever has a name: a wrong one ends with the right one, and a shell offers those there are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import growkit
+from growkit.cli import app
+from growkit.errors import LONGEST_SENTENCE, InputError
+from growkit.names import did_you_mean, nearest, perhaps
+from growkit.operations import operations
+from growkit.recipe.files import parse_recipe
+from growkit.recipe.shipped import shipped_recipes
+from growkit.recipe.steps import STEPS
+from growkit.units import size
+from tests.conftest import save_model, seeded
+
+
+def run(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def sentence(*words: Any) -> str:
+    """What a command that is refused says: one sentence, without a box or a word on stdout."""
+    done = run(*words)
+    assert done.exit_code == 2, done.output
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr[:-1].isprintable()
+    assert len(done.stderr) < LONGEST_SENTENCE + 50
+    return str(done.stderr)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return save_model(tmp_path / "source", "llama")
+
+
+# Which is the nearest.
+
+
+def typo(choose: Any, name: str) -> str:
+    """A letter too many, one too few, another one, or two in the wrong order."""
+    at = choose.randrange(1, len(name) - 1)
+    letter = choose.choice("aeiou")
+    return str(
+        choose.choice(
+            [
+                name[:at] + name[at + 1 :],
+                name[:at] + letter + name[at:],
+                name[:at] + letter + name[at + 1 :],
+                name[:at] + name[at + 1] + name[at] + name[at + 2 :],
+                name.replace("-", "_").upper(),
+            ]
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        [*operations("convert")],
+        [*operations("grow")],
+        [*shipped_recipes()],
+        ["hidden", "ffn", "heads", "kv_heads", "symmetry", "snr_db"],
+    ],
+    ids=lambda known: known[0],
+)
+def test_typing_errors_are_seen_through(known: list[str]) -> None:
+    choose, seen = seeded(7), 0
+    for name in known:
+        for _ in range(10):
+            wrong = typo(choose, name)
+            seen += nearest(wrong, known) == name
+    # Of short names that differ in a letter, another may be as near.
+    assert seen >= 0.9 * 10 * len(known)
+
+
+def test_what_is_like_nothing_is_no_guess() -> None:
+    known = ["hidden", "heads", "ffn"]
+    assert nearest("zzz", known) is None
+    assert nearest("h", known) is None
+    assert nearest("", known) is nearest("--", known) is None
+    assert did_you_mean("zzz", known) == "known are hidden, heads, ffn"
+    assert did_you_mean("zzz", known, otherwise="look") == "look"
+    assert perhaps("zzz", known) == ""
+    assert did_you_mean("Hiden", known) == "did you mean 'hidden'?"
+    assert perhaps("ff", known) == "; did you mean 'ffn'?"
+    assert nearest("width", known, {"width": "hidden"}) == "hidden"
+
+
+def test_long_names_cost_nothing() -> None:
+    started = time.process_time()
+    nearest("x" * 10**7, ["hidden"] * 100)
+    assert time.process_time() - started < 0.5
+
+
+# Every name there is.
+
+OUT = "out"
+WRONG: list[tuple[tuple[str, ...], str]] = [
+    (("gorw",), "did you mean 'grow'"),
+    (("recipes", "lst"), "did you mean 'list'"),
+    (("zzz",), "known are inspect, grow"),
+    (("grow", "SRC", OUT, "--hiden", "x2"), "grow has no option --hiden; did you mean --hidden?"),
+    (("grow", "SRC", OUT, "--kv_heads", "x2"), "did you mean --kv-heads?"),
+    (("grow", "SRC", OUT, "--intermediate-size", "x2"), "did you mean --ffn?"),
+    (("grow", "SRC", OUT, "--num_key_value_heads", "2"), "did you mean --kv-heads?"),
+    (("grow", "SRC", OUT, "--no-verfy"), "did you mean --no-verify?"),
+    (("grow", "SRC", OUT, "--zzz"), "grow --help"),
+    (("verify", "SRC", OUT, "--legnth", "9"), "did you mean --length?"),
+    (("--verison",), "did you mean --version?"),
+    (("grow", "SRC", OUT, "--hi\x1b[31mden", "x2"), "\\x1b"),
+    (("grow", "SRC", OUT, "--" + "h" * 10**5, "x2"), "[…]"),
+    (("grow", "SRC"), "missing argument 'OUT'"),
+    (("grow", "SRC", OUT, "--hidden"), "'--hidden' requires an argument"),
+    (("grow", "SRC", OUT, "--prompts", "many"), "'--prompts'"),
+    (("grow", "SRC", OUT, "and\nmore"), "unexpected extra argument"),
+    (("convert", "SRC", OUT), "missing option '--to'"),
+    (("grow", "SRC", OUT, "--method", "hyperclonning"), "did you mean 'hypercloning'?"),
+    (("grow", "SRC", OUT, "--method", "dint"), "growkit convert"),
+    (("convert", "SRC", OUT, "--to", "hypercloning"), "growkit grow"),
+    (("convert", "SRC", OUT, "--to", "DIFF_V2"), "did you mean 'diff-v2'?"),
+    (("convert", "SRC", OUT, "--to", "difflama"), "did you mean 'diffllama'?"),
+    (("grow", "SRC", OUT, "--hidden", "x2", "--symmetry", "kept"), "did you mean 'keep'?"),
+    (("grow", "SRC", OUT, "--hidden", "x2", "--device", "gpu"), "did you mean 'cuda'?"),
+    (("grow", "SRC", OUT, "--hidden", "x2", "--dtype", "BF16"), "did you mean 'bfloat16'?"),
+    (("grow", "SRC", OUT, "--hidden", "x2", "--dtype", "flaot32"), "did you mean 'float32'?"),
+    (("run", "hypercloning-2x"), "did you mean hypercloning-x2?"),
+    (("run", "hypercloning-x2.yaml"), "did you mean hypercloning-x2?"),
+    (("run", "zzz"), "growkit recipes list"),
+    (("recipes", "show", "widermlp"), "did you mean wider-mlp?"),
+    (("recipes", "copy", "widermlp"), "did you mean wider-mlp?"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG, ids=lambda each: " ".join(each)[:40])
+def test_a_wrong_name_ends_with_the_right_one(
+    words: tuple[str, ...], said: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(source.parent)
+    assert said in sentence(*("source" if word == "SRC" else word for word in words))
+    assert sorted(path.name for path in source.parent.iterdir()) == ["source"]
+
+
+def test_the_help_is_still_the_help() -> None:
+    for words in ((), ("recipes",)):
+        assert "Usage" in run(*words).output
+    assert run("grow", "--help").exit_code == 0
+
+
+def test_options_in_python(source: Path) -> None:
+    with pytest.raises(InputError, match=r"has no option hiden; it has .*; did you mean 'hidden'"):
+        growkit.grow(source, "out", hiden="x2")
+    with pytest.raises(InputError, match="did you mean 'ffn'"):
+        growkit.grow(source, "out", intermediate_size=48)
+    with pytest.raises(InputError, match="did you mean 'heads'"):
+        growkit.grow(source, "out", n_head="x2")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sorce": "a"}, "did you mean 'source'"),
+        ({"steps": [{"gorw": "hypercloning"}]}, "did you mean 'grow'"),
+        ({"steps": [{"grow": "hypercloning", "hidden_size": "x2"}]}, "did you mean 'hidden'"),
+        ({"steps": [{"grow": "hypercloning", "simmetry": "keep"}]}, "did you mean 'symmetry'"),
+        ({"steps": [{"convert": "dnit"}]}, "did you mean 'dint'"),
+        ({"steps": [{"convert": "dint", "gamma": "gate"}]}, "did you mean 'gated'"),
+        ({"verify": {"promts": 2}}, "did you mean 'prompts'"),
+        ({"verify": {"device": "cdua"}}, "did you mean 'cuda'"),
+    ],
+    ids=str,
+)
+def test_recipes(change: dict[str, Any], said: str) -> None:
+    content = {"source": "a", "steps": [{"grow": "hypercloning"}], "output": "b"}
+    assert parse_recipe(content, "recipe.yaml").steps[0].verb in STEPS
+    with pytest.raises(InputError, match=said):
+        parse_recipe(content | change, "recipe.yaml")
+
+
+def test_configs(source: Path) -> None:
+    file = source / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"model_type": "lama"}))
+    assert "did you mean 'llama'?" in sentence("inspect", source)
+    config["hiden_size"] = config.pop("hidden_size")
+    file.write_text(json.dumps(config))
+    assert "is 'hiden_size' to be 'hidden_size'?" in sentence("inspect", source)
+
+
+# What a shell offers.
+
+
+def asked(line: str) -> dict[str, str]:
+    """How bash asks what a line may go on with."""
+    place = len(line.split()) - (not line.endswith(" "))
+    return {
+        "_GROWKIT_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(place),
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("growkit grow a b --method ", [*operations("grow")]),
+        ("growkit convert a b --to diff-", ["diff-v2", "diff-transformer"]),
+        ("growkit grow a b --symmetry ", ["break", "keep"]),
+        ("growkit convert a b --scope ", ["head", "layer", "all_heads"]),
+        ("growkit grow a b --dtype b", ["bfloat16"]),
+        ("growkit verify a b --device ", ["auto", "cpu", "cuda"]),
+        ("growkit run --device c", ["cpu", "cuda"]),
+        ("growkit run wider", ["wider-mlp"]),
+        ("growkit recipes show ", [*shipped_recipes()]),
+        ("growkit verify ./", []),
+    ],
+)
+def test_values_are_completed(line: str, values: list[str]) -> None:
+    done = CliRunner().invoke(app, env=asked(line), prog_name="growkit")
+    assert done.stdout.split() == values
+
+
+def test_completion_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, atexit\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'safetensors'}\n"
+        "atexit.register(lambda: sys.stderr.write(' '.join(heavy & set(sys.modules))))\n"
+        "sys.argv = ['growkit']\n"
+        "from growkit.cli import main\n"
+        "main()\n"
+    )
+    environment = os.environ | asked("growkit convert a b --to dint")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["dint"]
+    assert done.stderr == ""
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(128 << 10, "131 kB"), (1.5e12, "1.5 TB"), (1.5e16, "15,000 TB")],
+)
+def test_sizes(count: float, said: str) -> None:
+    assert size(count) == said

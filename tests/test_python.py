@@ -1,0 +1,303 @@
+"""growkit from Python: names that are found, one ``Settings``, results as objects and as shown."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import growkit
+from growkit.cli import app
+from growkit.errors import InputError
+from growkit.inspection import Attention
+from growkit.proof.verdict import proof_bytes
+from growkit.report import notebook
+from growkit.report.progress import Advance
+from growkit.report.terminal import show_inspection
+from growkit.results.operation import PlannedTensor
+from growkit.results.result import Result, fields
+from growkit.results.story import Story
+from tests.conftest import save_model
+from tests.test_report import contrast
+
+QUICK = growkit.Settings(prompts=1, length=8)
+HOSTILE = "<script>alert('x')</script> & \"more\""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("python")
+    save_model(folder / "source", "diffllama", head_dim=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def grown(place: Path) -> growkit.GrowResult:
+    return growkit.grow(place / "source", place / "out", ffn="x2", verify=QUICK)
+
+
+@pytest.fixture(scope="module")
+def proof(grown: growkit.GrowResult) -> growkit.VerifyResult:
+    assert grown.verification
+    return grown.verification
+
+
+def test_names_are_found_before_they_are_loaded() -> None:
+    code = (
+        "import sys, growkit\n"
+        "names = dir(growkit)\n"
+        "assert names == sorted(growkit.__all__), names\n"
+        "assert {'grow', 'verify', 'Settings', 'training', 'results'} <= set(names)\n"
+        "assert not {'torch', 'transformers', 'rich', 'growkit.training'} & set(sys.modules)\n"
+        "assert growkit.results.__name__ == 'growkit.results'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_name_leads_somewhere() -> None:
+    for name in {*dir(growkit)} - {"__version__"}:
+        assert getattr(growkit, name) is growkit.__getattr__(name)
+    assert growkit.training.GammaRamp(2).steps == 2
+    with pytest.raises(AttributeError, match="'growkit' has no attribute 'grew'"):
+        _ = growkit.grew  # type: ignore[attr-defined]
+
+
+def every_kind(kind: type[Result] = Result) -> Iterator[type[Result]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from every_kind(each)
+
+
+def test_no_field_hides_behind_a_method() -> None:
+    kinds = list(every_kind())
+    assert {growkit.Inspection, growkit.VerifyResult, Attention, PlannedTensor, Story} <= {*kinds}
+    for kind in kinds:
+        assert fields(kind)
+        assert not [name for name in fields(kind) if hasattr(kind, name)]
+
+
+def test_fields_are_keys(proof: growkit.VerifyResult) -> None:
+    assert {*fields(growkit.VerifyResult)} == proof.keys() <= {*dir(proof)}
+    assert proof.strict_float64.relative == proof["strict_float64"]["relative"]
+    assert all(mode.name == mode["name"] for mode in proof.modes)
+    for again in (copy.deepcopy(proof), pickle.loads(pickle.dumps(proof))):
+        assert type(again) is growkit.VerifyResult
+        assert again == proof
+        again.kept = False
+        assert again["kept"] is False
+    assert proof.kept is True
+    assert json.loads(json.dumps(proof)) == proof
+    with pytest.raises(AttributeError, match="'VerifyResult' object has no attribute 'kpet'"):
+        _ = proof.kpet  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'VerifyResult' object has no attribute 'kpet'"):
+        proof.kpet = True  # type: ignore[attr-defined]
+
+
+def test_everything_inside_is_an_object(grown: growkit.GrowResult, place: Path) -> None:
+    dry = growkit.grow(place / "source", place / "dry", ffn="x2", dry_run=True)
+    seen = growkit.inspect(place / "source")
+    declared = {name for kind in every_kind() for name in [frozenset(fields(kind))]}
+
+    def look(value: Any) -> None:
+        if isinstance(value, dict):
+            assert isinstance(value, Result) or frozenset(value) not in declared
+        inside = value.values() if isinstance(value, dict) else value
+        for each in inside if isinstance(value, dict | list) else ():
+            look(each)
+
+    for result in (grown, dry, seen):
+        look(result)
+    assert seen.attention is not None
+    assert seen.attention.ratio == 1
+    assert dry.plan[0].tensor == dry["plan"][0]["tensor"]
+
+
+def figures(result: growkit.VerifyResult) -> dict[str, Any]:
+    return {key: result[key] for key in result.keys() - {"created", "seconds", "target"}}
+
+
+@pytest.mark.usefixtures("grown")
+def test_settings_are_taken_wherever_something_is_proved(place: Path) -> None:
+    settings = growkit.Settings(prompts=1, length=8, seed=3, trainability=True)
+    given = growkit.verify(place / "source", place / "out", settings)
+    apart = growkit.verify(place / "source", place / "out", **vars(settings))
+    replaced = growkit.verify(place / "source", place / "out", settings, seed=0, trainability=False)
+    assert given.seed == 3
+    assert figures(given) == figures(apart) != figures(replaced)
+    assert figures(replaced) == figures(growkit.verify(place / "source", place / "out", QUICK))
+
+    manifest = place / "out" / "growkit.json"
+    recipe = growkit.load_recipe(manifest, output=str(place / "again"))
+    again = growkit.run(recipe, verify=settings)
+    assert again.verification
+    assert again.verification.seed == 3
+    unproved = growkit.run(recipe, verify=False, overwrite=True)
+    assert unproved.verification is None
+
+
+def test_a_text_may_be_a_path(place: Path) -> None:
+    settings = growkit.Settings(text=place / "text.txt")  # type: ignore[arg-type]
+    assert settings == growkit.Settings(text=str(place / "text.txt"))
+
+
+class Counted:
+    """Progress as anybody may show it."""
+
+    def __init__(self) -> None:
+        self.done: dict[str, int] = {}
+        self.total: dict[str, int] = {}
+
+    @contextmanager
+    def bytes(self, title: str, total: int) -> Iterator[Advance]:
+        self.done[title], self.total[title] = 0, total
+
+        def advance(count: int) -> None:
+            self.done[title] += count
+
+        yield advance
+
+
+def test_progress_is_shown_where_one_likes(place: Path) -> None:
+    shown: growkit.Progress = Counted()
+    assert isinstance(shown, Counted)
+    more: list[int] = []
+    folders = place / "source", place / "out"
+    growkit.verify(*folders, QUICK, progress=shown, advance=more.append)
+    assert shown.total == {"proving": proof_bytes(*folders)}
+    assert 0 < shown.done["proving"] == sum(more) <= shown.total["proving"]
+    growkit.grow(folders[0], place / "counted", ffn="x2", verify=False, progress=shown)
+    assert shown.done["writing"] == shown.total["writing"] > 0
+    growkit.verify(*folders, QUICK, progress=growkit.Bars())
+
+
+class Tags(HTMLParser):
+    """What a piece of HTML holds."""
+
+    EMPTY: ClassVar = {"br"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def checked(html: str) -> str:
+    """The text of a result in a notebook: it loads nothing, and dresses nothing but a sign."""
+    tags = Tags(html)
+    assert len(html) < 10_000
+    for tag, attributes in tags.found:
+        assert tag in {"div", "p", "strong", "span", "table", "tr", "th", "td"}
+        assert attributes.keys() <= {"style", "scope", "aria-hidden"}
+        style = attributes.get("style") or ""
+        assert "background" not in style
+        assert "url" not in style
+        assert "color:" not in style or attributes.get("aria-hidden") == "true"
+    return tags.text
+
+
+def test_results_are_shown_in_notebooks(
+    grown: growkit.GrowResult, proof: growkit.VerifyResult, place: Path
+) -> None:
+    text = checked(proof._repr_html_())
+    assert text.startswith("✓ Preserved")
+    assert proof.reason in text
+    assert f"{proof.source_parameters:,} → {proof.parameters:,}" in text
+    assert str(grown.output) in checked(grown._repr_html_())
+    dry = growkit.grow(place / "source", place / "dry", ffn="x2", dry_run=True)
+    assert "Dry run: nothing was written" in checked(dry._repr_html_())
+    seen = growkit.inspect(place / "source")
+    text = checked(seen._repr_html_())
+    console = Console(width=200)
+    with console.capture() as printed:
+        show_inspection(console, seen)
+    for word in printed.get().split():
+        assert word.strip("│") in text
+
+
+def test_a_failure_says_what_to_do_in_a_notebook(proof: growkit.VerifyResult) -> None:
+    broken = copy.deepcopy(proof)
+    broken.kept, broken.reason = False, f"not preserved: {HOSTILE}"
+    broken.first_lost_tensor = HOSTILE
+    text = checked(broken._repr_html_())
+    assert text.startswith("✗ Not preserved")
+    assert HOSTILE in text
+    assert "copy the target's weights again" in text
+    lossy = copy.deepcopy(proof)
+    lossy.promise, lossy.lost = "different", HOSTILE
+    assert f"lost{HOSTILE}" in checked(lossy._repr_html_())
+
+
+def test_text_from_files_is_escaped_in_notebooks(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = growkit.inspect(place / "source")
+    seen.folder = seen.family = HOSTILE
+    assert HOSTILE in checked(seen._repr_html_())
+    monkeypatch.setattr(notebook, "escape", str)
+    with pytest.raises(AssertionError):  # the control
+        checked(seen._repr_html_())
+
+
+def test_the_colours_stand_out_from_light_and_dark() -> None:
+    for colour in notebook.COLOURS.values():
+        assert re.fullmatch(r"#[0-9a-f]{6}", colour)
+        for paper in ("#ffffff", "#000000", "#111111", "#1f1f1f"):
+            assert contrast(colour, paper) >= 3, (colour, paper)
+
+
+def test_a_report_is_that_of_the_command(
+    grown: growkit.GrowResult, proof: growkit.VerifyResult, place: Path
+) -> None:
+    proof.save_report(place / "proof.json")
+    assert json.loads((place / "proof.json").read_text()) == proof
+    grown.save_report(place / "proof.html", place / "charts")
+    assert "<title>Preserved: source → out" in (place / "proof.html").read_text()
+    assert (place / "charts" / "01.svg").is_file()
+    arguments = ["grow", str(place / "source"), str(place / "other"), "--ffn", "x2"]
+    arguments += ["--prompts", "1", "--length", "8", "--report", str(place / "command.html")]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    pages = [(place / name).read_text() for name in ("proof.html", "command.html")]
+    headings = [re.findall("<h2>.*?</h2>", page) for page in pages]
+    assert headings[0] == headings[1]
+
+
+def test_a_report_of_what_is_gone_or_was_not_proved(
+    proof: growkit.VerifyResult, place: Path, tmp_path: Path
+) -> None:
+    gone = copy.deepcopy(proof)
+    gone.target = str(tmp_path / "gone")
+    gone.save_report(tmp_path / "proof.html")
+    assert "Preserved" in (tmp_path / "proof.html").read_text()
+    for name, folder in (("proof.html", place / "out"), ("proof.txt", tmp_path)):
+        with pytest.raises(InputError):
+            proof.save_report(folder / name)
+    assert not (place / "out" / "proof.html").exists()
+    dry = growkit.grow(place / "source", place / "dry", ffn="x2", dry_run=True)
+    with pytest.raises(InputError, match="was not proved"):
+        dry.save_report(tmp_path / "dry.html")
