@@ -222,7 +222,7 @@ def asked(line: str) -> dict[str, str]:
         ("growkit grow a b --dtype b", ["bfloat16"]),
         ("growkit verify a b --device ", ["auto", "cpu", "cuda"]),
         ("growkit run --device c", ["cpu", "cuda"]),
-        ("growkit run wider", ["wider-mlp"]),
+        ("growkit run wider-m", ["wider-mlp"]),
         ("growkit recipes show ", [*shipped_recipes()]),
         ("growkit verify ./", []),
     ],
