@@ -22,6 +22,8 @@ def check_seed(seed: int) -> None:
 DEVICES = ("auto", "cpu", "cuda")
 """Where a proof runs, the first by default."""
 
+NO_GPU = "device cuda was asked for, but torch sees no GPU; use --device cpu"
+
 MANY, LONG = 8, 512
 """Prompts, and tokens in each, if nothing else is said."""
 

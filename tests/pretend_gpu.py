@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import growkit
+from growkit.engine import devices
 from growkit.proof import verdict
 from tests.conftest import save_model
 
@@ -109,8 +110,8 @@ def pretend() -> None:
         (Tensor, "tolist"): lambda self: as_list(self.cpu()),
         (Tensor, "new_tensor"): like,
         (torch, "tensor"): moved,
-        (verdict, "_device"): lambda name: GPU,
-        (verdict, "_name"): lambda device: "pretended",
+        (devices, "chosen"): lambda name: GPU,
+        (devices, "called"): lambda device: "pretended",
         (verdict, "used"): lambda *asked: [],  # transformers saves only what has an address
     }
     for (owner, name), changed in changes.items():

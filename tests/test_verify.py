@@ -18,7 +18,7 @@ from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.metrics import Distance
 from growkit.errors import InputError
-from growkit.proof import comparison, verdict
+from growkit.proof import comparison, parts
 from growkit.results.proof import VerifyResult
 from growkit.settings import Settings
 from tests.conftest import folder_bytes, save_model
@@ -304,7 +304,7 @@ def test_a_control_that_is_not_noticed_spoils_the_verdict(
 def test_more_than_rounding_in_the_storage_dtype_is_not_preserved(
     pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdict, "ROUNDING_MARGIN", 0.0)
+    monkeypatch.setattr(parts, "ROUNDING_MARGIN", 0.0)
     result = growkit.verify(pair / "source", pair / "target", **QUICK)
     assert result["strict_float64"]["relative"] < 1e-12
     assert not result["kept"]
@@ -337,7 +337,7 @@ def test_a_missing_tensor_is_not_filled_in_at_random(pair: Path, broken: Path) -
 def test_a_broken_promise_leaves_a_rejected_folder(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdict, "STRICT_MARGIN", 0.0)
+    monkeypatch.setattr(parts, "STRICT_MARGIN", 0.0)
     result = growkit.grow(make("llama"), tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
     assert result["kept"] is False
     assert result["output"] == str(tmp_path / "target.rejected")

@@ -10,9 +10,7 @@ from growkit.checkpoint.tensors import total_bytes
 from growkit.engine.texts import read_text
 from growkit.engine.tokenizer_files import check_tokenizer
 from growkit.errors import InputError
-from growkit.settings import Settings
-
-NO_GPU = "device cuda was asked for, but torch sees no GPU; use --device cpu"
+from growkit.settings import NO_GPU, Settings
 
 
 def check_settings(settings: Settings, source: Checkpoint) -> None:

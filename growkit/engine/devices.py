@@ -1,0 +1,26 @@
+"""Where arithmetic runs."""
+
+from __future__ import annotations
+
+import torch
+
+from growkit.errors import InputError
+from growkit.settings import NO_GPU
+
+
+def chosen(name: str) -> torch.device:
+    """The device that people mean; ``auto`` is a GPU where there is one.
+
+    Raises:
+        InputError: there is no GPU.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError(NO_GPU)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def called(device: torch.device) -> str:
+    """What people call a device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
