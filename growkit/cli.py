@@ -73,7 +73,8 @@ def main() -> None:
     try:
         app()
     finally:
-        gc.freeze()
+        if "triton._C.libtriton" not in sys.modules:  # else it would complain of leaks on stderr
+            gc.freeze()
 
 
 @app.callback(invoke_without_command=True)
