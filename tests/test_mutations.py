@@ -945,6 +945,8 @@ def check_place(fault: Fault, result: VerifyResult) -> None:
         assert (fault.component, result["fault"]["component"]) in (
             (fault.component, fault.component),
             ("head_norm", "attention"),  # without weights to tell, both are what o_proj is given
+            # Nor does anything tell then which layer is one too many.
+            *([("input_layernorm", None)] if fault.spoil is a_layer_inserted_twice else []),
             # A softmax model has no noise queries that these could be held against.
             *([("q_proj", "attention")] if fault.pairs == ("softmax-v2",) else []),
         ), result["fault"]

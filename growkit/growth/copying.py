@@ -137,7 +137,7 @@ class CopyMethod:
         if not grown:
             return None
         expansions = partial(placed_copies, family, source.config, old, grown)
-        rounding = options["promise"] == "bounded"
+        rounding = options.get("promise") == "bounded"
         return expand(source, family, grown, expansions, shares, rounding=rounding)
 
     def grown(self, family: Family, config: Config, options: Mapping[str, str]) -> dict[str, int]:

@@ -34,9 +34,10 @@ def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
     """
     for checkpoint in (before, after):
         size = checkpoint.config.get("vocab_size")
-        if not isinstance(size, int):
+        if not isinstance(size, int) or size < 1:
             raise InputError(
-                f"vocab_size is {size!r} in {checkpoint.folder}; a whole number was expected"
+                f"vocab_size is {size!r} in {checkpoint.folder}; a whole number above 0 was "
+                "expected, correct config.json"
             )
     if after.config["vocab_size"] < before.config["vocab_size"]:
         raise other_vocabulary(before, after, "only a target may have more tokens")
