@@ -1,0 +1,115 @@
+"""The catalogue of ``growkit families`` in ``docs/families.md``, and what it says put to the proof.
+
+``python -m tests.catalogue`` writes it into the file. ``python -m tests.catalogue --prove`` does all
+that it says to a random model of every family; ``python -m tests.catalogue --prove phi`` to some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING
+
+import growkit
+from growkit.catalogue import TIED, Abilities, Answer, catalogue, table
+from growkit.engine.strict import strict_float64
+from growkit.families.example import example
+from growkit.families.family import family_of
+from tests.conftest import load_strict, save_random, seeded
+from tests.depth import KINDS
+from tests.families import FAMILIES
+
+FILE = Path(growkit.__file__).parents[1] / "docs" / "families.md"
+BEGIN, END = "<!-- growkit families -->\n", "<!-- end -->\n"
+
+
+def as_markdown(rows: Sequence[Abilities]) -> str:
+    """The generated part of the page."""
+    heading, *lines = table(rows)
+    cells = [heading, ["---"] * len(heading), *lines]
+    return BEGIN + "".join(f"| {' | '.join(line)} |\n" for line in cells) + END
+
+
+def random_model(kind: str, seed: int, folder: Path) -> tuple[Path, bool]:
+    """A model with random switches and the sizes that the catalogue asks about; whether it is tied.
+
+    Switches are those of which its kind says that they are in the way of nothing.
+    """
+    choose = seeded(seed)
+    config = KINDS[kind](choose)
+    while kind in FAMILIES and not FAMILIES[kind].grows(config | {TIED: False}):
+        config = KINDS[kind](choose)
+    config["do_layer_norm_before"] = True  # OPT hands nothing on without
+    family = family_of({"model_type": kind}, kind)
+    config |= {k: v for k, v in example(family).config.items() if k != "model_type"}
+    lists = {"layer_types", "no_rope_layers", "mlp_only_layers", "word_embed_proj_dim"}
+    config = {key: value for key, value in config.items() if key not in lists}
+    source = save_random(folder, CONFIG_MAPPING[kind](**config), seed, torch.float32)
+    return source, config[TIED]
+
+
+def keeps(answer: Answer, verb: str, source: Path, out: Path) -> bool:
+    """Whether what the catalogue says comes true, by whole transformers models in float64."""
+    options: dict[str, Any] = {"verify": False, **answer["options"]}
+    try:
+        if verb == "grow":
+            made = growkit.grow(source, out, method=answer["operation"], **options)
+        else:
+            made = growkit.convert(source, out, answer["operation"], **options)
+    except growkit.InputError:
+        return answer["promise"] is None
+    if made["promise"] != answer["promise"] or made["loads_with"]:
+        return made["promise"] == answer["promise"]  # with code that is nowhere here
+    error = difference(source, out)
+    if answer["promise"] == "exact":
+        return error < 1e-12
+    return 1e-12 < error < (0.1 if answer["promise"] == "bounded" else 100)
+
+
+def difference(source: Path, out: Path) -> float:
+    """Of the logits of the source's tokens, against their root mean square."""
+    before, after = load_strict(source), load_strict(out)
+    count = before.config.vocab_size
+    ids = torch.randint(count, (1, 12), generator=torch.Generator().manual_seed(0))
+    with strict_float64(), torch.no_grad():
+        expected, found = before(ids).logits, after(ids).logits[..., :count]
+    return float((expected - found).abs().max() / expected.square().mean().sqrt())
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*")
+    parser.add_argument("--prove", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rows = catalogue()
+    if not arguments.prove:
+        before, _, rest = FILE.read_text("utf-8").partition(BEGIN)
+        FILE.write_text(before + as_markdown(rows) + rest.partition(END)[2], encoding="utf-8")
+        return
+    wrong = 0
+    for kind in arguments.kinds or list(KINDS):
+        row = next(row for row in rows if kind in row["model_types"])
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            source, tied = random_model(kind, arguments.seed, place / "source")
+            asked = [("grow", each) for each in row["grow"] if each["tied"] == tied]
+            asked += [("convert", each) for each in row["convert"]]
+            for number, (verb, answer) in enumerate(asked):
+                if not keeps(answer, verb, source, place / str(number)):
+                    sys.stdout.write(f"{kind}, tied {tied}: {answer}\n")
+                    wrong += 1
+        sys.stdout.write(f"{kind}: {len(asked)} answers\n")
+        sys.stdout.flush()
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What ``growkit families`` says of families is what happens to models of transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import growkit.catalogue
+from growkit.catalogue import Abilities, Answer
+from growkit.cli import app
+from growkit.families.family import families
+from tests.catalogue import FILE, as_markdown, keeps, random_model
+from tests.conftest import seeded
+
+COMMAND = """
+import sys
+from growkit.cli import app
+try:
+    app(["families", "--json"])
+except SystemExit:
+    assert not {"torch", "transformers"} & set(sys.modules)
+    raise
+"""
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Abilities]:
+    """As the command prints them, which does not wait for torch."""
+    done = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, check=True)
+    found = json.loads(done.stdout)
+    for row in found:
+        for verb in ("grow", "convert"):
+            row[verb] = [Answer(**each) for each in row[verb]]
+    return [Abilities(**row) for row in found]
+
+
+def test_every_family_is_there(rows: list[Abilities]) -> None:
+    assert {row.family for row in rows} == {family.name for family in families().values()}
+    assert all(answer.promise or answer.why for row in rows for answer in row.grow + row.convert)
+
+
+def test_the_page_shows_what_the_command_says(
+    rows: list[Abilities], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``python -m tests.catalogue`` writes it."""
+    assert as_markdown(rows) in FILE.read_text("utf-8")
+    monkeypatch.setattr(growkit.catalogue, "catalogue", lambda: rows[:3])
+    shown = CliRunner().invoke(app, ["families"]).stdout
+    assert all(row.family in shown for row in rows[:3])
+    rows[0].grow[0].promise = None  # the control: another answer is another page
+    assert as_markdown(rows) not in FILE.read_text("utf-8")
+    rows[0].grow[0].promise = "exact"
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "llama", "mixtral", "olmo", "opt", "phi"])
+def test_answers_come_true(kind: str, rows: list[Abilities], tmp_path: Path) -> None:
+    """Some of them, with one that is refused among them; and of each, the contrary does not."""
+    row = next(row for row in rows if kind in row.model_types)
+    seed = len(kind)
+    source, tied = random_model(kind, seed, tmp_path / "source")
+    asked = [("grow", each) for each in row.grow if each.tied == tied]
+    asked += [("convert", each) for each in row.convert]
+    choose = seeded(seed)
+    done = choose.sample([each for each in asked if each[1].promise], 2)
+    refused = choose.choice([each for each in asked if not each[1].promise])
+    for number, (verb, answer) in enumerate([*done, refused]):
+        assert keeps(answer, verb, source, tmp_path / str(number)), answer
+        other = "bounded" if answer.promise == "exact" else "exact"
+        false = Answer(**answer | {"promise": other})
+        assert not keeps(false, verb, source, tmp_path / f"other-{number}"), answer
+
+
+def test_a_promise_that_is_too_good_is_noticed(tmp_path: Path) -> None:
+    """Rounding is no exactness, though nothing says so but the logits."""
+    source, _ = random_model("llama", 1, tmp_path / "source")
+    options = {"hidden": "x3/2", "promise": "bounded"}
+    answer = Answer(
+        operation="hypercloning", options=options, tied=None, promise="bounded", becomes=None, why=None
+    )
+    assert keeps(answer, "grow", source, tmp_path / "out")
+    plain = {"operation": "depth", "options": {"layers": "x2", "blocks": "stack"}}
+    different = Answer(**answer | plain | {"promise": "different"})
+    assert keeps(different, "grow", source, tmp_path / "stacked")
