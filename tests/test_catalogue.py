@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 import growkit.catalogue
 from growkit.catalogue import Abilities, Answer
 from growkit.cli import app
+from growkit.families.example import example
 from growkit.families.family import families
+from growkit.planner import change
+from growkit.recipe.steps import GrowStep
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import seeded
 
@@ -84,3 +87,12 @@ def test_rounding_is_no_exactness(rows: list[Abilities], tmp_path: Path) -> None
     found = outcome("grow", answer, source, tmp_path / "out")
     assert keeps("bounded", found)
     assert not keeps("exact", replace(found, promise="exact"))
+
+
+def test_groups_of_several_sizes_are_refused() -> None:
+    """Also where the config of a class takes any numbers of heads."""
+    (falcon,) = (family for family in families().values() if "falcon" in family.model_types)
+    model = example(falcon, new_decoder_architecture=True)
+    with pytest.raises(growkit.InputError, match="heads 8 is no multiple of kv_heads 6"):
+        change(GrowStep("hypercloning", kv_heads="x3/2"), model, 0)
+    assert change(GrowStep("hypercloning", kv_heads="x2"), model, 0).promise == "exact"
