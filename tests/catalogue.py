@@ -43,7 +43,8 @@ def random_model(kind: str, seed: int, folder: Path) -> tuple[Path, bool]:
     """
     config = KINDS[kind](seeded(seed))
     config = {k: v for k, v in config.items() if k == TIED or not isinstance(v, bool | str | list)}
-    config.pop("word_embed_proj_dim", None)
+    for only_with_switches in ("word_embed_proj_dim", "num_ln_in_parallel_attn"):
+        config.pop(only_with_switches, None)
     family = family_of({"model_type": kind}, kind)
     sizes = {k: v for k, v in example(family).config.items() if k != "model_type"}
     config |= {key: value for key, value in sizes.items() if key != TIED}
