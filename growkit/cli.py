@@ -101,6 +101,20 @@ def inspect(folder: Source, as_json: Json = False) -> None:
         show_inspection(_console(), result)
 
 
+@app.command("families")
+@command()
+def list_families(as_json: Json = False) -> None:
+    """List the families, and what can be done to their models under which promise."""
+    from growkit.catalogue import catalogue
+    from growkit.report.terminal import show_catalogue
+
+    result = catalogue()
+    if as_json:
+        _print_json(result)
+    else:
+        show_catalogue(_console(), result)
+
+
 @app.command()
 @command("grow")
 def grow(

@@ -63,7 +63,7 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
     ranks: list[RankTried] = []
     warnings: list[str] = []
     for step in recipe.steps:
-        taken = _take(step, grown, recipe.seed)
+        taken = change(step, grown, recipe.seed)
         kl_by_rank = taken.kl_by_rank or kl_by_rank
         settled = {**step.options, **taken.settled}
         steps.append(type(step)(step.name, {k: v for k, v in settled.items() if v is not None}))
@@ -80,16 +80,20 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
     return Prepared(lineage, tuple(steps), kl_by_rank, ranks, warnings)
 
 
-def _take(step: Step, source: Weights, seed: int) -> Change:
-    """What a step does; a family that cannot hold it is read as the DIFF Transformer that it is."""
+def change(step: Step, source: Weights, seed: int) -> Change:
+    """What a step does; a family that cannot hold it is read as the DIFF Transformer that it is.
+
+    Raises:
+        InputError: it cannot be done; says why.
+    """
     family = family_of(source.config, source.where())
     options = complete(step.operation, step.options)
     if step.operation.expresses(family, source.config, options):
         return step.operation.plan(source, options, seed)
     read = read_layout(source)
     options = dict(step.operation.portable(family, source.config, options))
-    change = step.operation.plan(Planned(source, read), options, seed)
-    return replace(change, plans=[read, *change.plans])
+    taken = step.operation.plan(Planned(source, read), options, seed)
+    return replace(taken, plans=[read, *taken.plans])
 
 
 def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResult:

@@ -28,7 +28,11 @@ PLACES = ("even", "end")
 
 
 def _is_size(text: str) -> bool:
-    return bool(re.fullmatch(r"x[0-9]{1,4}(\.[0-9]{1,4})?|[0-9]{1,5}", text.strip().lower()))
+    return bool(
+        re.fullmatch(
+            r"x[0-9]{1,4}(\.[0-9]{1,4}|/[1-9][0-9]{0,3})?|[0-9]{1,5}", text.strip().lower()
+        )
+    )
 
 
 def _is_place(text: str) -> bool:

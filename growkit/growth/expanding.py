@@ -98,7 +98,12 @@ def _check_groups(family: Family, old: Mapping[str, int], made: Mapping[str, Exp
                 made.get(each) or in_blocks(old[each], 1) for each in (axis, serving)
             )
             each = len(members.source) // len(groups.source)
-            assert each * len(groups.source) == len(members.source), "groups of one size"
+            if each * len(groups.source) != len(members.source):
+                raise InputError(
+                    f"{axis} {len(members.source)} is no multiple of {serving} "
+                    f"{len(groups.source)}, but each of these serves a whole group; choose a "
+                    "multiple"
+                )
             served = groups.source.repeat(each)
             right = members.source // (old[axis] // old[serving]) == served
             for place in (~right & (members.source != NOTHING)).nonzero()[0][:1].tolist():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from growkit.catalogue import table
 from growkit.errors import plain
 from growkit.report.glance import at_a_glance
 from growkit.report.plan import show_estimate, show_plan, show_ranks
@@ -20,6 +21,7 @@ from growkit.results.sentences import fault_sentence, next_step
 from growkit.units import size
 
 if TYPE_CHECKING:
+    from growkit.catalogue import Abilities
     from growkit.inspection import Inspection
     from growkit.results.operation import GrowResult
     from growkit.results.proof import VerifyResult
@@ -144,6 +146,15 @@ def show_inspection(console: Console, result: Inspection) -> None:
     for name, line in at_a_glance(result):
         table.add_row(name, line)
     console.print(table)
+
+
+def show_catalogue(console: Console, result: Sequence[Abilities]) -> None:
+    """What can be done to the models of every family."""
+    heading, *lines = table(result)
+    shown = Table(*heading, show_edge=False, pad_edge=False, show_lines=True)
+    for line in lines:
+        shown.add_row(*line)
+    console.print(shown)
 
 
 def show_demo(console: Console, story: Story) -> None:

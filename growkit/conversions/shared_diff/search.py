@@ -188,7 +188,7 @@ class Search:
         Raises:
             InputError: a lower one holds everything.
         """
-        if rank > self._full_rank:
+        if rank > 1 and rank > self._full_rank:  # there is none below 1
             saving = max(heads.saving_rank(weight) for heads, weight in self._shared)
             raise InputError(
                 f"rank {rank} is of no use: updates of rank {self._full_rank} hold any difference "

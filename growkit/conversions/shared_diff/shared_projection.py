@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from growkit.conversions.shared_diff.low_rank import share
-
-Parts = tuple[Tensor, Tensor, Tensor]
-"""``base``, ``down`` and ``up``, as ``growkit.modeling`` stores them."""
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,8 @@ class Heads:
         Args:
             weight: [(signal + noise) · head_dim, hidden].
         """
+        import torch
+
         hidden = weight.shape[1]
         if self.scope == "layer":
             return weight.view(1, 2, -1, hidden).transpose(-1, -2)
@@ -68,17 +68,21 @@ class Heads:
         weight: Tensor,
         rank: int,
         moment: Tensor | None = None,
-        dtype: torch.dtype = torch.float64,
-    ) -> Parts:
-        """The best parts of a projection.
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best parts of a projection: base, down and up, as ``growkit.modeling`` stores them.
 
         Args:
             weight: [(signal + noise) · head_dim, hidden], in float64.
             rank: of the updates.
             moment: second moment of what it reads, [hidden, hidden]; None to count all inputs
                 alike.
-            dtype: what the parts are rounded to; the base is that of the rounded updates.
+            dtype: what the parts are rounded to, float64 without; the base is that of the rounded
+                updates.
         """
+        from growkit.conversions.shared_diff.low_rank import share
+
+        dtype = dtype or weight.dtype
         found = share(self.members(weight), rank, moment)
         down = self._by_head(found.down).transpose(-1, -2).reshape(-1, weight.shape[1]).to(dtype)
         up = self._by_head(found.up).reshape(-1, rank).to(dtype)
@@ -93,7 +97,7 @@ class Heads:
             up: of all updates, as stored.
         """
         rests = self.members(self._updated(weight, down, -up))
-        mean = reduce(torch.add, rests.unbind(1)) / rests.shape[1]
+        mean = reduce(add, rests.unbind(1)) / rests.shape[1]
         return mean.transpose(-1, -2).reshape(-1, weight.shape[1])
 
     def multiplied_out(self, base: Tensor, down: Tensor, up: Tensor) -> Tensor:
@@ -101,6 +105,8 @@ class Heads:
 
         All in float64, the same bits on every machine.
         """
+        import torch
+
         hidden = base.shape[1]
         bases = base.view(-1, up.shape[0] // (self.signal + self.noise), hidden)
         counts = (self.signal, self.noise)
@@ -113,6 +119,8 @@ class Heads:
         Products are rounded, then added in the order of the rank. A product of matrices would be
         summed in another order, with other last bits, by every library and number of threads.
         """
+        import torch
+
         counts = (self.signal, self.noise)
         updated = weight.clone()
         heads = updated.view(sum(counts), -1, weight.shape[1])
@@ -127,6 +135,8 @@ class Heads:
 
     def _by_head(self, parts: Tensor) -> Tensor:
         """[groups, members, …] to [heads, …], signal heads first."""
+        import torch
+
         if self.scope != "head":
             return parts[0]
         return torch.cat([parts[:, :-1].flatten(0, 1), parts[:, -1]])

@@ -1,0 +1,195 @@
+"""What can be done to the models of every family, as families and operations say themselves.
+
+Nothing of it is written down: every operation is asked for a plan of a small model of every family,
+and a plan says what it promises, or why there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from growkit.errors import InputError
+from growkit.families.example import Example, example
+from growkit.families.family import Family, families, family_of
+from growkit.operations import operations
+from growkit.planner import change
+from growkit.planning.operation import PROMISES, Operation, SizeOption, Value
+from growkit.recipe.steps import STEPS
+from growkit.results.result import Result
+
+FACTORS = ("x3/2", "x2", "x4")
+"""Sizes that are tried, until one is had exactly: whole factors follow from the first of them."""
+
+ANY, WHOLE, FOURS = "any size", "whole factors", "powers of four"
+REACH = dict(zip(FACTORS, (ANY, WHOLE, FOURS), strict=True))
+"""What a family can have that has one of these."""
+
+NEEDED: Mapping[str, Value] = {"rank": 1, "experts": "x2"}
+"""Values for options that must be given."""
+
+TIED = "tie_word_embeddings"
+
+NOTHING = "–"
+
+
+class Answer(Result):
+    """What became of a question.
+
+    Attributes:
+        operation: a growth method, or the variant or layout of a conversion.
+        options: of the operation, as on the command line.
+        tied: whether the output head of the model is its embedding; null where the family says
+            nothing of that.
+        promise: exact, bounded or different; null where there is no plan.
+        becomes: the family of what is made; null where there is no plan.
+        why: why there is none; null where there is one.
+    """
+
+    operation: str
+    options: dict[str, str]
+    tied: bool | None
+    promise: str | None
+    becomes: str | None
+    why: str | None
+
+
+class Abilities(Result):
+    """What can be done to the models of a family, as ``growkit families --json`` lists it.
+
+    Attributes:
+        family: its name.
+        model_types: the ``model_type`` values that belong to it.
+        grow: the answers of growth methods, for as much as it takes to know what can be had.
+        convert: the answers of conversions.
+    """
+
+    family: str
+    model_types: list[str]
+    grow: list[Answer]
+    convert: list[Answer]
+
+
+def catalogue() -> list[Abilities]:
+    """Every family, by name."""
+    every = sorted(families().values(), key=lambda family: family.name.lower())
+    return [abilities(family) for family in every]
+
+
+def abilities(family: Family) -> Abilities:
+    """What can be done to the models of a family."""
+    ties = (True, False) if TIED in family.defaults else (None,)
+    models = [example(family, **({} if tied is None else {TIED: tied})) for tied in ties]
+    grown = [
+        answer
+        for operation in operations("grow").values()
+        for model in models
+        for answer in _growths(operation, model)
+    ]
+    converted = [
+        _answer("convert", operation, _needed(operation), models[-1])
+        for operation in operations("convert").values()
+    ]
+    return Abilities(
+        family=family.name, model_types=list(family.model_types), grow=grown, convert=converted
+    )
+
+
+def _needed(operation: Operation) -> dict[str, Value]:
+    return {each.name: NEEDED[each.name] for each in operation.options if each.needed}
+
+
+def _growths(operation: Operation, model: Example) -> Iterator[Answer]:
+    """Every size of a method, in every way that makes it more of what the method says."""
+    sizes = [each for each in operation.options if isinstance(each, SizeOption)]
+    rounding = any(each.name == "promise" for each in operation.options)
+    for size in sizes:
+        for factor in FACTORS:
+            options = {**_needed(operation), size.name: factor}
+            answer = _answer("grow", operation, options, model)
+            yield answer
+            if answer.promise == "exact":
+                break
+            if rounding:
+                bounded = _answer("grow", operation, {**options, "promise": "bounded"}, model)
+                if bounded.promise:
+                    yield bounded
+
+
+def _answer(
+    verb: str, operation: Operation, options: Mapping[str, Value], model: Example
+) -> Answer:
+    promise = becomes = why = None
+    try:
+        made = change(STEPS[verb](operation.name, options), model, seed=0)
+    except InputError as error:
+        why = str(error)
+    else:
+        config = made.plans[-1].config
+        promise, becomes = made.promise, family_of(config, model.where()).name
+    return Answer(
+        operation=operation.name,
+        options={name: str(value) for name, value in options.items()},
+        tied=model.config.get(TIED),
+        promise=promise,
+        becomes=becomes,
+        why=why,
+    )
+
+
+def table(rows: Sequence[Abilities]) -> list[list[str]]:
+    """The catalogue for people: a heading, and a line for every family.
+
+    A line says how far each growth method can change which sizes, exactly where it says no more.
+    """
+    growths = operations("grow")
+    lines = [["family", *growths, "convert to"]]
+    for row in rows:
+        cells = [_cell(row, operation) for operation in growths.values()]
+        made = (each for each in row.convert if each.promise)
+        named = [each.operation + _unless_exact(each.promise) for each in made]
+        lines.append([row.family, *cells, ", ".join(named) or NOTHING])
+    return lines
+
+
+def _unless_exact(promise: str | None) -> str:
+    return "" if promise == "exact" else f" ({promise})"
+
+
+def _cell(row: Abilities, operation: Operation) -> str:
+    """What a growth method can do, in a few words: sizes that can grow alike stand together."""
+    answers = [answer for answer in row.grow if answer.operation == operation.name]
+    found: dict[str, list[str]] = {}
+    for name in (each.name for each in operation.options if isinstance(each, SizeOption)):
+        words = _words(row, name, [answer for answer in answers if name in answer.options])
+        if words:
+            found.setdefault(words, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {words}" for words, names in found.items()) or NOTHING
+
+
+def _words(row: Abilities, name: str, answers: list[Answer]) -> str:
+    """How far a size can grow; nothing if it cannot."""
+    reach = {
+        tied: _reach(name, [answer for answer in answers if answer.tied == tied])
+        for tied in dict.fromkeys(answer.tied for answer in answers)
+    }
+    others = {each.becomes for each in answers if each.promise} - {row.family}
+    outcome = f" (as {others.pop()})" if len(others) == 1 else ""
+    if len({*reach.values()}) == 1:
+        words = next(iter(reach.values()))
+        return words and words + outcome
+    kinds = {True: "tied", False: "untied"}
+    told = (f"{words or 'not'} if {kinds[bool(tied)]}" for tied, words in reach.items())
+    return ", ".join(told) + outcome
+
+
+def _reach(name: str, answers: list[Answer]) -> str:
+    """How far a size can grow in one model: exactly, and at what cost further."""
+    words = []
+    for promise in PROMISES:
+        least = next((each.options[name] for each in answers if each.promise == promise), None)
+        if least is None:
+            continue
+        words.append(REACH[least] + ("" if promise == "exact" else f" {promise}"))
+        if least == FACTORS[0]:
+            break
+    return ", ".join(words)

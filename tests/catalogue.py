@@ -1,0 +1,137 @@
+"""The catalogue of ``growkit families`` in ``docs/families.md``, and what it says put to the proof.
+
+``python -m tests.catalogue`` writes it into the file; with ``--prove`` it does all that it says to
+a random model of every family, with ``--prove phi`` to some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING
+
+import growkit
+from growkit.catalogue import TIED, Abilities, Answer, catalogue, table
+from growkit.engine.strict import strict_float64
+from growkit.families.example import example
+from growkit.families.family import family_of
+from tests.conftest import load_strict, save_random, seeded
+from tests.depth import KINDS
+
+FILE = Path(growkit.__file__).parents[1] / "docs" / "families.md"
+BEGIN, END = "<!-- growkit families -->\n", "<!-- end -->\n"
+
+
+def as_markdown(rows: Sequence[Abilities]) -> str:
+    """The generated part of the page."""
+    heading, *lines = table(rows)
+    cells = [heading, ["---"] * len(heading), *lines]
+    return BEGIN + "".join(f"| {' | '.join(line)} |\n" for line in cells) + END
+
+
+def random_model(kind: str, seed: int, folder: Path) -> tuple[Path, bool]:
+    """A random model with the sizes that the catalogue asks about; whether it is tied.
+
+    Its switches are those of the class, as the catalogue has them; its other numbers are random.
+    """
+    config = KINDS[kind](seeded(seed))
+    config = {k: v for k, v in config.items() if k == TIED or not isinstance(v, bool | str | list)}
+    for only_with_switches in ("word_embed_proj_dim", "num_ln_in_parallel_attn"):
+        config.pop(only_with_switches, None)
+    family = family_of({"model_type": kind}, kind)
+    sizes = {k: v for k, v in example(family).config.items() if k != "model_type"}
+    config |= {key: value for key, value in sizes.items() if key != TIED}
+    source = save_random(folder, CONFIG_MAPPING[kind](**config), seed, torch.float32)
+    return source, config[TIED]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was promised of the model that was made, and how far off its logits are.
+
+    Attributes:
+        promise: None where the growth or conversion was refused.
+        error: of whole transformers models in strict float64; None where none loads the outcome.
+    """
+
+    promise: str | None
+    error: float | None = None
+
+
+def outcome(verb: str, answer: Answer, source: Path, out: Path) -> Outcome:
+    """What happens when somebody does what an answer is about."""
+    options: dict[str, Any] = {"verify": False, **answer["options"]}
+    try:
+        if verb == "grow":
+            made = growkit.grow(source, out, method=answer["operation"], **options)
+        else:
+            made = growkit.convert(source, out, answer["operation"], **options)
+    except growkit.InputError:
+        return Outcome(None)
+    return Outcome(made["promise"], None if made["loads_with"] else difference(source, out))
+
+
+LIMITS = {"exact": (0.0, 1e-12), "bounded": (1e-12, 0.1), "different": (1e-12, 100.0)}
+"""Of the error, by promise: what is bounded is not exact by accident."""
+
+
+def keeps(promise: str | None, found: Outcome) -> bool:
+    """Whether what the catalogue says has come true."""
+    if promise is None or promise != found.promise or found.error is None:
+        return promise == found.promise
+    least, most = LIMITS[promise]
+    return least <= found.error < most
+
+
+def difference(source: Path, out: Path) -> float:
+    """Of the logits of the source's tokens, against their root mean square."""
+    before, after = load_strict(source), load_strict(out)
+    count = before.config.vocab_size
+    ids = torch.randint(count, (1, 12), generator=torch.Generator().manual_seed(0))
+    with strict_float64(), torch.no_grad():
+        expected, found = before(ids).logits, after(ids).logits[..., :count]
+    return float((expected - found).abs().max() / expected.square().mean().sqrt())
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*")
+    parser.add_argument("--prove", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rows = catalogue()
+    if not arguments.prove:
+        before, _, rest = FILE.read_text("utf-8").partition(BEGIN)
+        FILE.write_text(before + as_markdown(rows) + rest.partition(END)[2], encoding="utf-8")
+        return
+    wrong = 0
+    for kind in arguments.kinds or list(KINDS):
+        row = next(row for row in rows if kind in row["model_types"])
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            source, tied = random_model(kind, arguments.seed, place / "source")
+            asked = [("grow", each) for each in row["grow"] if each["tied"] == tied]
+            asked += [("convert", each) for each in row["convert"]]
+            for number, (verb, answer) in enumerate(asked):
+                try:
+                    found: Outcome | Exception = outcome(verb, answer, source, place / str(number))
+                except Exception as problem:
+                    found = problem
+                if not isinstance(found, Outcome) or not keeps(answer["promise"], found):
+                    sys.stdout.write(f"{kind}, tied {tied}: {answer}, but {found!r}\n")
+                    wrong += 1
+        sys.stdout.write(f"{kind}: {len(asked)} answers\n")
+        sys.stdout.flush()
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
