@@ -92,7 +92,7 @@ def test_rounding_is_no_exactness(rows: list[Abilities], tmp_path: Path) -> None
 def test_groups_of_several_sizes_are_refused() -> None:
     """Also where the config of a class takes any numbers of heads."""
     (falcon,) = (family for family in families().values() if "falcon" in family.model_types)
-    model = example(falcon, new_decoder_architecture=True)
+    model = example(falcon, new_decoder_architecture=True, num_kv_heads=4)
     with pytest.raises(growkit.InputError, match="each of these serves a whole group"):
         change(GrowStep("hypercloning", kv_heads="x3/2"), model, 0)
     assert change(GrowStep("hypercloning", kv_heads="x2"), model, 0).promise == "exact"
