@@ -111,7 +111,7 @@ OUT = "out"
 WRONG: list[tuple[tuple[str, ...], str]] = [
     (("gorw",), "did you mean 'grow'"),
     (("recipes", "lst"), "did you mean 'list'"),
-    (("zzz",), "known are inspect, grow"),
+    (("zzz",), "known are inspect, families"),
     (("grow", "SRC", OUT, "--hiden", "x2"), "grow has no option --hiden; did you mean --hidden?"),
     (("grow", "SRC", OUT, "--kv_heads", "x2"), "did you mean --kv-heads?"),
     (("grow", "SRC", OUT, "--intermediate-size", "x2"), "did you mean --ffn?"),
