@@ -323,6 +323,15 @@ def test_the_storage_dtype_is_compared_as_well(
     assert verification["native"]["dtype"] == str(dtype).removeprefix("torch.")
 
 
+@pytest.mark.parametrize("size", [0, -1, 3.5, True, None, "29"])
+def test_a_vocabulary_is_a_number_of_tokens(size: object, make: Make) -> None:
+    source, target = make("llama"), make("llama")
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
+    with pytest.raises(InputError, match="a whole number above 0 was expected"):
+        growkit.verify(source, target, **QUICK)
+
+
 def test_different_vocabularies_cannot_be_compared(make: Make) -> None:
     with pytest.raises(InputError, match=r"vocab_size is 29 .* and 30"):
         growkit.verify(make("llama"), make("llama", vocab_size=30), **QUICK)

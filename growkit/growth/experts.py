@@ -29,8 +29,8 @@ from growkit.checkpoint.tensors import Config, TensorInfo, Weights
 from growkit.errors import InputError
 from growkit.families.family import Family, stored_family
 from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
-from growkit.growth.routing import EXPERTS, NUMBER, TOP_K, Place, asked_for, places
-from growkit.planning.operation import Change, Option, Row, Value
+from growkit.growth.routing import EXPERTS, NUMBER, TOP_K, Place, WithExperts, asked_for, places
+from growkit.planning.operation import Change, Option, Value
 from growkit.planning.plan import Plan, Rule, unused_tensors
 from growkit.planning.sections import Section
 from growkit.planning.transforms import Kept, Mapped, Transform
@@ -41,23 +41,12 @@ if TYPE_CHECKING:
     from growkit.algebra.expansion import IndexMap
 
 
-class MoreExperts:
+class MoreExperts(WithExperts):
     """See the module."""
 
     name = "experts"
     paper = "https://arxiv.org/abs/2212.05055"
-    rows: tuple[Row, ...] = ()
     options: tuple[Option, ...] = (NUMBER, TOP_K, SYMMETRY, SNR_DB)
-
-    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
-        """See ``growkit.planning.operation.Operation``."""
-        return True
-
-    def portable(
-        self, family: Family, config: Config, options: Mapping[str, str]
-    ) -> Mapping[str, str]:
-        """See ``growkit.planning.operation.Operation``."""
-        return options
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from growkit.algebra.axes import Pattern, Role
@@ -11,7 +11,7 @@ from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
 from growkit.families.description import Tensor
 from growkit.families.family import MOST_EXPERTS, Family
-from growkit.planning.operation import Option, SizeOption
+from growkit.planning.operation import Option, Row, SizeOption
 
 
 def is_count(text: str) -> bool:
@@ -36,6 +36,22 @@ TOP_K = Option(
     accepts=is_count,
     kinds=(str, int),
 )
+
+
+class WithExperts:
+    """What every method that makes experts says of itself."""
+
+    rows: tuple[Row, ...] = ()
+
+    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
+        """See ``growkit.planning.operation.Operation``."""
+        return True
+
+    def portable(
+        self, family: Family, config: Config, options: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """See ``growkit.planning.operation.Operation``."""
+        return options
 
 
 def asked_for(size: str, present: int, layers: int) -> int:

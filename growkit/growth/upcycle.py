@@ -30,8 +30,17 @@ from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights,
 from growkit.errors import InputError
 from growkit.families.experts import NEW, Dense, Experts
 from growkit.families.family import Family, families, stored_family
-from growkit.growth.routing import EXPERTS, NUMBER, TOP_K, Place, asked_for, is_count, places
-from growkit.planning.operation import Change, Option, Row
+from growkit.growth.routing import (
+    EXPERTS,
+    NUMBER,
+    TOP_K,
+    Place,
+    WithExperts,
+    asked_for,
+    is_count,
+    places,
+)
+from growkit.planning.operation import Change, Option
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.sections import Section, Stacked
 from growkit.planning.transforms import Computed, Constant, Kept, Transform
@@ -55,12 +64,11 @@ def _is_part(text: str) -> bool:
         return False
 
 
-class Upcycle:
+class Upcycle(WithExperts):
     """See the module."""
 
     name = "upcycle"
     paper = "https://arxiv.org/abs/2212.05055"
-    rows: tuple[Row, ...] = ()
     options = (
         NUMBER,
         TOP_K,
@@ -80,16 +88,6 @@ class Upcycle:
             accepts=_is_part,
         ),
     )
-
-    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
-        """See ``growkit.planning.operation.Operation``."""
-        return True
-
-    def portable(
-        self, family: Family, config: Config, options: Mapping[str, str]
-    ) -> Mapping[str, str]:
-        """See ``growkit.planning.operation.Operation``."""
-        return options
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""

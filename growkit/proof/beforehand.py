@@ -34,7 +34,7 @@ def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
     """
     for checkpoint in (before, after):
         size = checkpoint.config.get("vocab_size")
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise InputError(
                 f"vocab_size is {size!r} in {checkpoint.folder}; a whole number above 0 was "
                 "expected, correct config.json"
