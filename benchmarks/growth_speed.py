@@ -82,11 +82,13 @@ def measure(
     whole, writing, copying, memory = [], [], [], []
     before: list[float] = []
     for number in range(runs + 1):
+        # Each writes where as much was freed just before: memory that went back to the host of a
+        # virtual machine costs more to get than to write.
         shutil.rmtree(grown, ignore_errors=True)
-        shutil.rmtree(copied, ignore_errors=True)
         command = [sys.executable, "-m", "growkit", "grow", str(source), str(grown)]
         command += ["--hidden", "x2", "--symmetry", symmetry, "--no-verify", "--json"]
         growth = run(command)
+        shutil.rmtree(copied, ignore_errors=True)
         copy = run(["cp", "-r", str(grown), str(copied)])
         earlier = None
         if checkout:

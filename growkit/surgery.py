@@ -181,9 +181,9 @@ def run(
     hashed = {file.relative_to(source.folder).as_posix(): file for file in source.files}
     hashed["config.json"] = source.folder / "config.json"
     texts = {str(file): Path(file) for file in (*recipe.texts, *reads)}
-    with staged(output, replaceable) as staging, hashing(hashed) as hashes, hashing(texts) as more:
+    with staged(output, replaceable) as staging:
         check_space(staging.folder, result["bytes"] + ROOM)
-        import_module("torch")  # takes a second, in which hashing is well under way
+        import_module("torch")  # takes a second, which is none of writing
         started = time.perf_counter()
         with progress.bytes("writing", result["bytes"]) as advance, writing(output):
             write_weights(lineage.target, staging.folder, shard_bytes, advance)
@@ -192,7 +192,12 @@ def run(
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
         made = {file.name: file for file in staging.folder.glob("*.safetensors")}
-        with hashing(made, flushed=True) as written:
+        # Not while the weights are written, which keeps every core and the disk busy.
+        with (
+            hashing(made, flushed=True) as written,
+            hashing(hashed) as hashes,
+            hashing(texts) as more,
+        ):
             result["verification"] = _prove(recipe, staging.folder, progress, prepared)
             if result["verification"]:
                 result["kept"] = result["verification"]["kept"]

@@ -287,13 +287,9 @@ class _Draws:
         """
         if not self._shares.amplitude:
             return split(weight, count, lambda node: None)
-        drawn: dict[str, Tensor] = {}
 
         def draw(node: int, number: int = 0) -> Tensor:
-            key = self._shares.key(self._name, node, number)
-            if key not in drawn:
-                drawn[key] = self._share(key, columns)
-            return drawn.pop(key)
+            return self._share(self._shares.key(self._name, node, number), columns)
 
         if len(self._maps) == 1:
             return split_apart(weight, count, draw)

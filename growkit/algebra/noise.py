@@ -32,14 +32,17 @@ def noise(key: str, rows: NDArray[np.int64], columns: int) -> NDArray[np.int16]:
     steps = -(-columns // LANES)
     digest = hashlib.sha256(key.encode()).digest()
     words = np.frombuffer(digest[:16], "<u8").astype(np.uint64)
-    field = np.empty((len(rows), steps * LANES), np.int16)
-    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-    for run in np.split(np.arange(len(rows)), breaks):
-        if len(run):
-            generator = Philox(key=words)
-            generator.advance(int(rows[run[0]]) * steps)
-            raw = generator.random_raw(len(run) * steps * 4)
-            # Little-endian words, so that the four numbers of a word have their places everywhere.
-            numbers = np.asarray(raw, "<u8").view("<i2").astype(np.int16, copy=False)
-            field[run[0] : run[-1] + 1] = numbers.reshape(len(run), -1)
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+    drawn = [_neighbours(words, run, steps) for run in runs]
+    field = drawn[0] if len(drawn) == 1 else np.concatenate(drawn)
     return field[:, :columns]
+
+
+def _neighbours(key: NDArray[np.uint64], rows: NDArray[np.int64], steps: int) -> NDArray[np.int16]:
+    """The noise of rows that follow each other, of so many steps of the counter each."""
+    generator = Philox(key=key)
+    generator.advance(int(rows[0]) * steps if len(rows) else 0)
+    raw = generator.random_raw(len(rows) * steps * 4)
+    # Little-endian words, so that the four numbers of a word have their places everywhere.
+    numbers = np.asarray(raw, "<u8").view("<i2").astype(np.int16, copy=False)
+    return numbers.reshape(len(rows), steps * LANES)

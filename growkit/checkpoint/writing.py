@@ -77,10 +77,12 @@ def write_weights(
     stop = Event()
     threads = torch.get_num_threads()
     try:
+        # The largest first: none is left to one worker alone at the end.
+        order = sorted(places, key=lambda tensor: -weights.tensors[tensor].bytes)
         with ThreadPoolExecutor(WORKERS, initializer=_one_thread) as pool:
             jobs = [
-                pool.submit(_write_tensor, weights, tensor, *place, advance, stop)
-                for tensor, place in places.items()
+                pool.submit(_write_tensor, weights, tensor, *places[tensor], advance, stop)
+                for tensor in order
             ]
             try:
                 wait(jobs, return_when=FIRST_EXCEPTION)
