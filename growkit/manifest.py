@@ -14,10 +14,11 @@ from typing import Any
 from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError, reason
+from growkit.paths import by_name, name_of, without_paths
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.recipe import Recipe
 from growkit.results.operation import GrowResult
-from growkit.results.proof import RankCost
+from growkit.results.proof import RankCost, VerifyResult
 from growkit.results.versions import versions
 from growkit.version import __version__
 
@@ -28,17 +29,29 @@ MOST_COSTS = 10_000
 """Ranks, at most, whose costs are taken over from a manifest."""
 
 
-def manifest_of(recipe: Recipe, result: GrowResult) -> dict[str, Any]:
-    """What the manifest says of how a model was made."""
+def manifest_of(
+    recipe: Recipe,
+    result: GrowResult,
+    source_files: Mapping[str, str],
+    other_files: Mapping[str, str],
+) -> dict[str, Any]:
+    """What the manifest says of how a model was made, fit to be published: it holds no path.
+
+    Args:
+        recipe: how it was made.
+        result: what was done.
+        source_files: the SHA-256 of each file of the source, by its path in the source.
+        other_files: the SHA-256 of each other file that was read, by its path.
+    """
     return {
         "growkit": __version__,
         "format": FORMAT,
         "versions": versions(),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "recipe": recipe.as_dict(),
+        "recipe": recipe.by_names().as_dict(),
         "papers": [step.paper for step in recipe.steps],
-        "source_files": {},
-        "other_files": {},
+        "source_files": dict(source_files),
+        "other_files": by_name(other_files),
         "promise": result["promise"],
         "lost": result["lost"],
         "kept": result["kept"],
@@ -49,8 +62,17 @@ def manifest_of(recipe: Recipe, result: GrowResult) -> dict[str, Any]:
         "loads_with": result["loads_with"],
         "copies": result["copies"],
         "dropped": result["dropped"],
-        "verification": result["verification"],
+        "verification": _public(result["verification"], recipe),
     }
+
+
+def _public(proof: VerifyResult | None, recipe: Recipe) -> dict[str, Any] | None:
+    """A proof whose sentences and files are those of no machine."""
+    if proof is None:
+        return None
+    files = {key: proof[key] for key in ("source", "target", "text") if proof[key] is not None}
+    public = without_paths([recipe.source, recipe.output, *files.values()])
+    return {**public(proof), **{key: name_of(path) for key, path in files.items()}}
 
 
 @dataclass(frozen=True)

@@ -201,10 +201,7 @@ def run(
             result["verification"] = _prove(recipe, staging.folder, progress, prepared)
             if result["verification"]:
                 result["kept"] = result["verification"]["kept"]
-            manifest = manifest_of(recipe, result) | {
-                "source_files": hashes.result(),
-                "other_files": more.result(),
-            }
+            manifest = manifest_of(recipe, result, hashes.result(), more.result())
             with writing(output):
                 _document(manifest, written.result(), staging.folder)
         beside = [source.folder / name for name in carried(source.opened)]

@@ -22,6 +22,7 @@ import growkit
 from growkit.cli import app
 from growkit.demo.story import MODEL
 from growkit.errors import InputError
+from growkit.paths import by_name, without_paths
 from growkit.recipe.files import load_recipe
 from growkit.report.card import model_card
 from tests.conftest import save_model
@@ -84,8 +85,70 @@ def test_no_path_of_the_machine_is_in_it(kind: str, place: Path) -> None:
     card = card_of(place / "out" / kind)
     for private in (str(place), place.name, "my models", "my texts", "/tmp/", "secret", "\\"):
         assert private not in card
-    manifest = (place / "out" / kind / "growkit.json").read_text()
-    assert str(place) in manifest  # the control: there was one to be left out
+    assert "a (a.py) b" in without_paths([])("a (/x/a.py) b")  # the control: it is taken out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_manifest_holds_names_alone(kind: str, place: Path) -> None:
+    """It is published with the card; with the places, the same sentences would hold paths."""
+    text = (place / "out" / kind / "growkit.json").read_text()
+    for private in (str(place), place.name, "my models", "my texts", "/tmp/"):
+        assert private not in text
+    manifest = json.loads(text)
+    assert (manifest["recipe"]["source"], manifest["recipe"]["output"]) == ("secret", kind)
+    proof = manifest["verification"]
+    if proof:
+        assert [proof[key] for key in ("source", "target", "text")] == [
+            *("secret", kind, "held out.txt")
+        ]
+        assert manifest["recipe"]["verify"]["text"] == "held out.txt"
+        assert list(manifest["other_files"]) == ["held out.txt"]
+    assert manifest["recipe"]["steps"][0].get("calibration") == (
+        "held out.txt" if kind == "lossy" else None
+    )
+    (source,) = (place / "my models").iterdir()
+    again = growkit.verify(source, place / "out" / kind, prompts=1, length=8)
+    assert again["kept"]
+    assert again["weights_recovered"] is True
+    assert again["source"] == str(source)
+
+
+def test_names_are_found_beside_the_model(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest is a recipe also where its folder was moved, with what it was made from."""
+    shutil.copytree(place / "my models" / "secret", tmp_path / "secret")
+    shutil.copytree(place / "out" / "unproved", tmp_path / "moved")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    recipe = load_recipe(Path("../moved/growkit.json"), output="again")
+    assert Path(recipe.source).samefile(tmp_path / "secret")
+    growkit.run(recipe)
+    made, again = (Path(f) / "model.safetensors" for f in ("../moved", "again"))
+    assert made.read_bytes() == again.read_bytes()
+    with pytest.raises(InputError, match="moved"):
+        growkit.run("../moved")  # would write what it reads
+    shutil.copytree(tmp_path / "secret", "secret")  # the current folder comes first
+    assert load_recipe(Path("../moved")).source == "secret"
+    shutil.rmtree("secret")
+    shutil.rmtree(tmp_path / "secret")
+    done = CliRunner().invoke(app, ["run", "../moved", "--output", "more"])
+    assert (done.exit_code, "--source" in done.stderr) == (2, True)
+
+
+def test_manifests_with_paths_are_read_as_before(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "out" / "unproved", tmp_path / "old")
+    manifest = json.loads((tmp_path / "old" / "growkit.json").read_text())
+    source, output = place / "my models" / "secret", tmp_path / "absent" / "out"
+    manifest["recipe"] |= {"source": str(source), "output": str(output)}
+    (tmp_path / "old" / "growkit.json").write_text(json.dumps(manifest))
+    recipe = load_recipe(tmp_path / "old")
+    assert (recipe.source, recipe.output) == (str(source), str(output))
+
+
+def test_files_of_one_name_are_told_apart() -> None:
+    found = by_name({"/a/x": 1, "/b/x": 2, "x": 3, "y": 4})
+    assert found == {"x": 1, "x (2)": 2, "x (3)": 3, "y": 4}
 
 
 def test_no_path_comes_in_with_a_sentence(place: Path) -> None:
@@ -98,9 +161,11 @@ def test_no_path_comes_in_with_a_sentence(place: Path) -> None:
     proof["reason"] = said
     proof["modes"][0]["note"] = f"not tried: {source}/x.json cannot be read, C:\\Users\\me\\x too"
     proof["fault"] = {"layer": 0, "component": None, "tensor": None, "cause": f"{target} is odd"}
-    card = model_card(manifest)
+    public = without_paths([str(source), str(place / "out" / "large")])
+    card = model_card(manifest | {"verification": public(proof)})
     for private in (str(place), place.name, "my models", "/var", "reload/", "Users"):
         assert private not in card
+        assert private in model_card(manifest) or private in ("my models", "reload/")
     assert "the code in secret (a.py) and config.json and 'x.py' differ" in card
 
 

@@ -191,7 +191,7 @@ class TestWhatIsRead:
         growkit.run(recipe)
         manifest = json.loads((place / "out" / "growkit.json").read_text())
         for file, found in (
-            (recipe, manifest["other_files"][str(recipe)]),
+            (recipe, manifest["other_files"][recipe.name]),
             (source / "config.json", manifest["source_files"]["config.json"]),
         ):
             assert found == hashlib.sha256(file.read_bytes()).hexdigest()

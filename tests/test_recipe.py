@@ -202,7 +202,7 @@ def test_the_proof_of_a_recipe_reads_another_text(
     assert verdict["text"] == str(text)
     assert verdict["strict_float64"]["device"] == "cpu"
     proof = json.loads((out / "growkit.json").read_text())["recipe"]["verify"]
-    assert (proof["text"], proof["device"], proof["length"]) == (str(text), "cpu", 12)
+    assert (proof["text"], proof["device"], proof["length"]) == (text.name, "cpu", 12)
     assert "no GPU" in run(recipe, "--text", text, "--device", "cuda", "--overwrite").stderr
     recipe.write_text(content + "verify: false\n")
     for option in (("--text", text), ("--device", "cpu")):

@@ -182,7 +182,7 @@ def _proved(
     distance = strict.distance
     within, found_kl = within_limit(distance, settings.max_kl)
     if kept and weights.kept and strict.caught and not within:
-        reason = f"not as asked: {found_kl}; {reason}"
+        reason = f"not as asked: {found_kl}; {reason.replace(', as asked for', '', 1)}"
     reason += "".join(f"; {note}" for note in strict.notes)
     if distance.predictions < FEW:
         reason += f"; on {distance.predictions} predictions alone"

@@ -87,7 +87,35 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
 def _manifest(file: Path) -> Any:
     """The recipe in a manifest; a recipe of its own, where the JSON is no manifest."""
     content = Folder(file.parent).json(file.name)
-    return content.get("recipe") if "growkit" in content else content
+    recipe = content.get("recipe") if "growkit" in content else content
+    return _placed(recipe, file.parent) if recipe is not content else content
+
+
+def _placed(recipe: Any, model: Path) -> Any:
+    """The recipe of a manifest, which holds names, with the places where these are found.
+
+    What is not in the current folder may lie beside the model. The output is the model itself.
+    """
+    if not isinstance(recipe, dict):
+        return recipe
+    beside = os.path.dirname(os.path.abspath(model))
+
+    def found(content: Any, key: str) -> Any:
+        name = content.get(key) if isinstance(content, dict) else None
+        if not isinstance(name, str) or not name or os.path.lexists(name):
+            return content
+        path = os.path.join(beside, name)
+        return content | {key: path} if os.path.lexists(path) else content
+
+    placed = found(recipe, "source")
+    if isinstance(placed.get("steps"), list):
+        placed = placed | {"steps": [found(step, "calibration") for step in placed["steps"]]}
+    if isinstance(placed.get("verify"), dict):
+        placed = placed | {"verify": found(placed["verify"], "text")}
+    output = placed.get("output")
+    if isinstance(output, str) and output and not os.path.isabs(output):
+        placed = placed | {"output": str(model)}
+    return placed
 
 
 def _yaml(file: Path) -> Any:

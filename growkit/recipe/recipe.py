@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from growkit.checkpoint.elsewhere import HUB_NAME
 from growkit.checkpoint.folder import check_name
 from growkit.errors import InputError
+from growkit.paths import name_of
 from growkit.recipe.steps import Step
 from growkit.settings import Settings, check_seed
 
@@ -61,6 +62,20 @@ class Recipe:
         calibrations = [step.options.get("calibration") for step in self.steps]
         proof = self.verify.text if self.verify else None
         return [str(text) for text in (*calibrations, proof) if text is not None]
+
+    def by_names(self) -> Recipe:
+        """The recipe as it may be published: folders and files by their names alone."""
+        verify = self.verify
+        if verify and verify.text is not None:
+            verify = replace(verify, text=name_of(verify.text))
+        steps = tuple(
+            type(step)(step.name, {**step.options, "calibration": name_of(str(text))})
+            if (text := step.options.get("calibration")) is not None
+            else step
+            for step in self.steps
+        )
+        names = {"source": name_of(self.source), "output": name_of(self.output)}
+        return replace(self, **names, steps=steps, verify=verify)
 
     def as_dict(self) -> dict[str, Any]:
         """The recipe as it would stand in YAML."""

@@ -1,12 +1,9 @@
-"""The model card beside the weights, fit to be published: it holds no path of a machine."""
+"""The model card beside the weights, fit to be published: it says what the manifest says."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from growkit.errors import plain
@@ -33,11 +30,6 @@ name = "."  # this folder; ORG/NAME once it is on the Hub
 {lines}
 ```"""
 
-DIRECTORIES = re.compile(
-    r"""(?:^|(?<=[\s('"`=:,]))(?:~|[A-Za-z]:)?[/\\](?=\S)(?:[^\s/\\'"`)]+[/\\])*"""
-)
-"""What leads to a file on a machine."""
-
 
 def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
     """A ``README.md`` in the Hub's form.
@@ -55,7 +47,7 @@ def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
         "## How to use it",
         _use(manifest.get("loads_with"), tokenizer),
         "## Is anything lost?",
-        *(_proof(proof, manifest) if proof else ["Not verified: the proof was switched off."]),
+        *(_proof(proof) if proof else ["Not verified: the proof was switched off."]),
         "## How it was made",
         "\n".join(f"- {_code(_step(step))}" for step in manifest["recipe"]["steps"]),
         "`growkit.json` holds the recipe, the versions, the seed, the hashes of the source files "
@@ -88,7 +80,7 @@ def _verb(step: Found) -> Iterator[str]:
 
 
 def _name(manifest: Found) -> str:
-    return _text(Path(os.path.abspath(manifest["recipe"]["output"])).name)
+    return _text(manifest["recipe"]["output"])
 
 
 def _told(manifest: Found) -> str:
@@ -136,9 +128,8 @@ def _use(loads_with: Any, tokenizer: bool) -> str:
     return SNIPPET.format(classes=", ".join(classes), lines="\n".join(lines))
 
 
-def _proof(proof: Found, manifest: Found) -> Iterator[str]:
-    public = _without_paths(_paths(proof, manifest))
-    yield f"Promise: {proof['promise']}. Verdict: {_text(public(proof['reason']))}."
+def _proof(proof: Found) -> Iterator[str]:
+    yield f"Promise: {proof['promise']}. Verdict: {_text(proof['reason'])}."
     columns = [proof["strict_float64"], proof["native"], proof["rounding"]]
     rows = [[label, *(column[key] for column in columns)] for label, key in MEASURES]
     yield _table(["", "strict float64", "as it runs", "the source's own rounding"], rows)
@@ -162,7 +153,7 @@ def _proof(proof: Found, manifest: Found) -> Iterator[str]:
             "not tried" if mode["note"].startswith(NOT_TRIED) else words[mode["kept"]],
             mode["relative"],
             mode["native"],
-            public(mode["note"].removeprefix(NOT_TRIED)),
+            mode["note"].removeprefix(NOT_TRIED),
         ]
         for mode in proof["modes"]
     ]
@@ -170,7 +161,7 @@ def _proof(proof: Found, manifest: Found) -> Iterator[str]:
     caught = "yes" if proof["negative_control_caught"] else "no"
     yield f"Negative control caught: {caught} ({_text(proof['negative_control'])})."
     if proof["fault"]:
-        yield f"{_text(public(fault_sentence(proof['fault'])))}."
+        yield f"{_text(fault_sentence(proof['fault']))}."
     if proof["trainability"]:
         yield f"{_text(trainability_sentence(proof['trainability']))}."
 
@@ -188,13 +179,7 @@ def _citation(manifest: Found) -> str:
 
 
 def _step(step: Found) -> str:
-    """A step as in a recipe; of files that it read, the names."""
-    return ", ".join(f"{key}: {_file_name(value)}" for key, value in step.items())
-
-
-def _file_name(value: Any) -> Any:
-    parts = re.split(r"[/\\]", value) if isinstance(value, str) else [value]
-    return parts[-1]
+    return ", ".join(f"{key}: {value}" for key, value in step.items())
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -214,28 +199,3 @@ def _text(text: Any) -> str:
 
 def _code(text: str) -> str:
     return f"`{plain(text).replace('`', chr(39))}`"
-
-
-def _paths(proof: Found, manifest: Found) -> list[str]:
-    """Folders and files that sentences may name."""
-    recipe = manifest["recipe"]
-    named = [recipe["source"], recipe["output"], proof["source"], proof["target"], proof["text"]]
-    return [str(path) for path in named if path]
-
-
-def _without_paths(paths: Sequence[str]) -> Any:
-    """What takes paths out of sentences, and leaves the names at their ends."""
-    leading = set()
-    for path in paths:
-        for way in (path, os.path.abspath(path), os.path.realpath(path)):
-            folder = os.path.dirname(way.rstrip("/"))
-            if len(folder) > 1:  # else nothing is to be taken out, or every slash would be
-                leading.add(folder + os.sep)
-    longest_first = sorted(leading, key=len, reverse=True)
-
-    def public(text: str) -> str:
-        for folder in longest_first:
-            text = text.replace(folder, os.sep)  # folders may hold blanks
-        return DIRECTORIES.sub("", text)
-
-    return public

@@ -23,6 +23,9 @@ LETTER = 7.6
 ZERO_ROOM = 30
 """Height between a logarithmic scale and the line of zeros."""
 
+NARROW = 30
+"""Height of a band that would hold little more than its own name."""
+
 MOST_DOTS = 60
 """Points up to which a line shows each of them."""
 
@@ -122,7 +125,10 @@ def residuals(
     if lines and band:
         for sign in (-1, 1):
             parts.append(f'<path class="limit" d="M{LEFT} {up.y(sign * band[0]):.1f}H{up.right}"/>')
-        parts.append(_text(up.right, up.y(band[0]) - 6, band[1], "end", "limit-name"))
+        # Lines that lie within the cloud of points have their name above it.
+        within = up.y(-band[0]) - up.y(band[0]) < NARROW
+        height, name = (TOP, f"dashed: {band[1]}") if within else (up.y(band[0]), band[1])
+        parts.append(_text(up.right, height - 6, name, "end", "limit-name"))
     parts.append(up.titles(x_title, y_title))
     said = [f"{len(known)} points"]
     if known:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from re import sub
 from typing import Any
 
-from growkit.report.markup import escape, facts
+from growkit.report.markup import escape, facts, is_number
 from growkit.report.summary import summary
 from growkit.results.sentences import fault_place, next_step
 
@@ -33,19 +34,45 @@ def verdict_of(result: Found) -> tuple[str, str]:
     return "warn", f"{promise}, as asked for".capitalize()
 
 
-def header(result: Found) -> str:
-    """The verdict in its box; below it what people look for."""
+def header(result: Found, steps: Sequence[str] = ()) -> str:
+    """What was tried and the verdict in a box; below it what people look for.
+
+    Args:
+        result: of a proof.
+        steps: how the target was made, as far as that is known.
+    """
     kind, verdict = verdict_of(result)
     promise = str(result.get("promise"))
-    meaning = f": {PROMISES[promise]}" if promise in PROMISES else ""
+    meaning = f" ({PROMISES[promise]})" if promise in PROMISES else ""
     first = _lost(result) if result.get("kept") else facts(to_do(result), "to-do")
     return (
-        f'<header><div class="verdict {kind}"><h1><span aria-hidden="true">{SIGNS[kind]}</span> '
+        f'<header><div class="verdict {kind}"><p>{_tried(result, steps)}</p>'
+        f'<h1><span aria-hidden="true">{SIGNS[kind]}</span> '
         f'{escape(verdict)}</h1>{first}<p class="reason">{_reason(result, verdict)}.</p>'
-        f"<p>Promise: <strong>{escape(promise)}</strong>{meaning}.</p></div>"
+        f"<p>Promise: <strong>{escape(promise)}</strong>{meaning}. {_after(result)}</p></div>"
         f"{_glance(result)}"
         f"{facts({key: result.get(key) for key in ('source', 'target')})}</header>"
     )
+
+
+def _tried(result: Found, steps: Sequence[str]) -> str:
+    """Which model is held against which, and how it was made of it."""
+    source, target = (
+        f"<strong>{escape(Path(str(result.get(key))).name)}</strong>"
+        for key in ("source", "target")
+    )
+    if not steps:
+        return f"{target}, held against its source {source}"
+    return f"{target}, made from {source} ({escape('; '.join(steps))})"
+
+
+def _after(result: Found) -> str:
+    """What to do with a target that is as it was promised."""
+    if not result.get("kept"):
+        return ""
+    if result.get("promise") == "exact":
+        return "Nothing is left to be done: use it or train it in the place of its source."
+    return "If too much is lost, choose options that lose less; --max-kl sets a limit."
 
 
 def _glance(result: Found) -> str:
@@ -75,6 +102,11 @@ def _lost(result: Found) -> str:
 def to_do(result: Found) -> dict[str, Any]:
     """Where it failed, why, and what to do next; what is not known is None."""
     fault = result.get("fault") or {}
+    measured, most = result.get("strict_float64") or {}, result.get("max_kl")
+    kl = measured.get("kl_nats_per_token")
+    too_much = None
+    if is_number(kl) and is_number(most) and kl > most:
+        too_much = f"{kl:.3g} nats per token of KL are more than the {most:.3g} allowed"
     changed = ", ".join(map(str, result.get("changed") or [])) or None
     failed = [str(m.get("name")) for m in result.get("modes") or [] if m.get("kept") is False]
     return {
@@ -83,6 +115,12 @@ def to_do(result: Found) -> dict[str, Any]:
         or changed
         or ", ".join(failed)
         or None,
-        "Why": fault.get("cause"),
+        "Why": fault.get("cause")
+        or (
+            f"{kl:.3g} nats per token of KL are more than the {most:.3g} allowed"
+            if too_much
+            else None
+        ),
+        "Lost": result.get("lost"),
         "Next": next_step(result),
     }

@@ -69,7 +69,7 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
 {style}</style>
 </head>
 <body>
-{header(result)}
+{header(result, _steps(manifest or {}))}
 <main>
 {main}</main>
 </body>
@@ -93,9 +93,13 @@ def _numbers(result: Found) -> str:
         "tokenizer and generation settings do."
     )
     if recovered is not None:
-        does, are = ("give", "are") if recovered else ("do not give", "are not")
-        told = f"The written weights {does} the source's back, every element, bit for bit."
+        told = (
+            "The written weights give the source's back, every element, bit for bit."
+            if recovered
+            else "Some of the source's weights cannot be read off the written ones."
+        )
         if result.get("promise") != "exact":
+            are = "are" if recovered else "are not"
             told = f"The written weights {are} what the recipe makes of the source's."
     if columns[2]:
         told += (
@@ -340,12 +344,8 @@ def _measured(result: Found) -> str:
 
 def _manifest(manifest: Found) -> str:
     """What a manifest says, as far as it has the form that growkit gives it."""
-    recipe, papers, hashes = (manifest.get(k) for k in ("recipe", "papers", "source_files"))
-    steps = recipe.get("steps") if isinstance(recipe, Mapping) else None
-    listed = (
-        [each for each in steps if isinstance(each, Mapping)] if isinstance(steps, list) else []
-    )
-    told = [", ".join(f"{key} {value}" for key, value in step.items()) for step in listed]
+    papers, hashes = (manifest.get(key) for key in ("papers", "source_files"))
+    told = _steps(manifest)
     found = {key.replace("_", " "): manifest.get(key) for key in RECORDED}
     names = [str(paper) for paper in papers] if isinstance(papers, list) else []
     found["papers"] = "; ".join(dict.fromkeys(names)) or None
@@ -355,6 +355,18 @@ def _manifest(manifest: Found) -> str:
     inside += facts(found) + table(["source file", "SHA-256"], items, "cc")
     text = "From the manifest beside the weights, growkit.json."
     return section("How it was made", text, more("Recipe and source files", inside))
+
+
+def _steps(manifest: Found) -> list[str]:
+    """How the target was made, a text for each step."""
+    recipe = manifest.get("recipe")
+    steps = recipe.get("steps") if isinstance(recipe, Mapping) else None
+    listed = steps if isinstance(steps, list) else []
+    return [
+        ", ".join(f"{key} {value}" for key, value in step.items())
+        for step in listed
+        if isinstance(step, Mapping)
+    ]
 
 
 def _first(*values: Any) -> Any:
