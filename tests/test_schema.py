@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 import growkit
+from growkit.catalogue import abilities
+from growkit.families.family import families
 from growkit.results.schema import json_schema
+from growkit.results.story import Story
 
 FILE = Path(growkit.__file__).parents[1] / "docs" / "results.schema.json"
 KINDS: dict[str, type | tuple[type, ...]] = {
@@ -82,6 +85,28 @@ def test_results_keep_to_it(rank: int | None, make: Callable[..., Path], tmp_pat
     assert wrong(as_json(dry), grown) == []
     verdict = as_json(result["verification"])
     assert wrong(verdict, json_schema()["anyOf"][1]) == []
+
+
+def test_what_other_commands_print_keeps_to_it(make: Callable[..., Path], tmp_path: Path) -> None:
+    inspected, story, listed = json_schema()["anyOf"][2:]
+    for source in (make("llama"), make("diffllama", head_dim=8)):
+        assert wrong(as_json(growkit.inspect(source)), inspected) == []
+    told = Story(
+        growth=growkit.grow(source, tmp_path / "out", ffn="x2", verify=False),
+        opening="a",
+        before="b",
+        after="b",
+        kept_in=None,
+    )
+    assert wrong(as_json(told), story) == []
+    named = [family for family in families().values() if family.name in ("Llama", "Mamba")]
+    found = as_json([abilities(family) for family in named])
+    assert found
+    assert wrong(found, listed) == []
+    found[0]["grow"][0]["promise"] = ["exact"]  # the controls
+    assert wrong(found, listed) == [".0.grow.0.promise is ['exact'], no ['string', 'null']"]
+    del told["opening"]
+    assert wrong(as_json(told), story) == [".opening is missing"]
 
 
 def test_the_control_sees_what_breaks_it(make: Callable[..., Path], tmp_path: Path) -> None:

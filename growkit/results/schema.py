@@ -12,22 +12,29 @@ import sys
 from types import NoneType
 from typing import Any, get_args, get_origin
 
+from growkit.catalogue import Abilities
+from growkit.inspection import Inspection
 from growkit.results.operation import GrowResult
 from growkit.results.proof import VerifyResult
 from growkit.results.result import Result, fields
+from growkit.results.story import Story
+
+PRINTED = (GrowResult, VerifyResult, Inspection, Story, list[Abilities])
+"""What commands print."""
 
 _SIMPLE = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null"}
 _ATTRIBUTE = re.compile(r"^(\w+): (.*?)(?=^\w+: |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def json_schema() -> dict[str, Any]:
-    """What ``grow``, ``convert``, ``run`` and ``verify`` print with ``--json``, JSON Schema."""
+    """What commands print with ``--json``, as a JSON Schema."""
     definitions: dict[str, Any] = {}
-    shapes = [_schema(declared, definitions) for declared in (GrowResult, VerifyResult)]
+    shapes = [_schema(declared, definitions) for declared in PRINTED]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Results of growkit",
-        "description": "grow, convert and run print the first, verify and --report the second.",
+        "description": "grow, convert and run print the first, verify and --report the second, "
+        "inspect the third, demo the fourth, families the fifth.",
         "anyOf": shapes,
         "$defs": dict(sorted(definitions.items())),
     }

@@ -83,8 +83,8 @@ def next_step(result: Mapping[str, Any]) -> str | None:
             "(--length)"
         )
     again = (
-        "make the target again from its growkit.json (growkit run OUT/growkit.json --output "
-        "AGAIN); if that is rejected too, please report it with this proof"
+        "make the target again from its growkit.json (growkit run OUT/growkit.json --source "
+        "SRC --output AGAIN); if that is rejected too, please report it with this proof"
     )
     if result.get("first_lost_tensor"):
         return f"copy the target's weights again, in case they were damaged on the way; or {again}"
