@@ -67,11 +67,20 @@ def _sentence(error: Any) -> str:
         help_of = f"'{error.ctx.command_path} --help' lists all there is"
         if hasattr(error, "possibilities"):
             known = _options(error.ctx.command)
-            meant = did_you_mean(name, known, _called(known), otherwise=help_of, quoted=str)
+            meant = _elsewhere(error.ctx, name) or did_you_mean(
+                name, known, _called(known), otherwise=help_of, quoted=str
+            )
             return f"{error.ctx.command_path} has no option {name}; {meant}"
     message = " ".join(error.format_message().split()).rstrip(".")
     message = f"{message[:1].lower()}{message[1:]}"
     return message if "; " in message or not help_of else f"{message}; {help_of}"
+
+
+def _elsewhere(ctx: Any, name: str) -> str:
+    """Which other commands have an option; empty if none has."""
+    others = getattr(ctx.parent and ctx.parent.command, "commands", {})
+    found = [f"growkit {each}" for each, command in others.items() if name in _options(command)]
+    return f"{' and '.join(found)} {'has' if len(found) == 1 else 'have'} it" if found else ""
 
 
 def _options(command: Any) -> list[str]:

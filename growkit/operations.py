@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import cast
 
 from growkit.conversions.storing import storings
 from growkit.errors import InputError
 from growkit.names import did_you_mean
-from growkit.planning.operation import Operation
+from growkit.planning.operation import Operation, callings
 from growkit.registry import members
 
 PACKAGES = {"grow": "growkit.growth", "convert": "growkit.conversions"}
@@ -20,6 +21,26 @@ def operations(verb: str) -> dict[str, Operation]:
     if verb == "convert":
         found += storings()
     return {operation.name: operation for operation in found}
+
+
+def having(option: str, besides: Collection[str]) -> str:
+    """Which operations have an option, as what to choose for it; empty if none has.
+
+    Args:
+        option: its name, or what configs call the size that it changes.
+        besides: the options that there are where it is not one.
+    """
+    every = {verb: operations(verb).values() for verb in PACKAGES}
+    options = [each for known in every.values() for one in known for each in one.options]
+    name = callings(options).get(option, option)
+    if name in besides:
+        return ""
+    ways = {"grow": "the growth method", "convert": "the conversion to"}
+    told = []
+    for verb, known in every.items():
+        found = [one.name for one in known if name in (each.name for each in one.options)]
+        told += [f"{ways[verb]} {' or '.join(found)}"] if found else []
+    return f"for {name} choose {' or '.join(told)}" if told else ""
 
 
 def operation_of(verb: str, name: str) -> Operation:

@@ -119,6 +119,13 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("grow", "SRC", OUT, "--no-verfy"), "did you mean --no-verify?"),
     (("grow", "SRC", OUT, "--zzz"), "grow --help"),
     (("verify", "SRC", OUT, "--legnth", "9"), "did you mean --length?"),
+    (("grow", "SRC", OUT, "--layers", "8"), "layers; it has hidden, "),
+    (("grow", "SRC", OUT, "--layers", "8"), "for layers choose the growth method depth"),
+    (("grow", "SRC", OUT, "--experts", "4"), "choose the growth method experts or upcycle"),
+    (("grow", "SRC", OUT, "--method", "depth", "--promise", "bounded"), "method hypercloning"),
+    (("convert", "SRC", OUT, "--to", "dint", "--rank", "4"), "the conversion to shared-diff"),
+    (("grow", "SRC", OUT, "--rank", "4"), "has no option --rank; growkit convert has it"),
+    (("run", "wider-mlp", "--hidden", "x2"), "growkit grow and growkit demo have it"),
     (("--verison",), "did you mean --version?"),
     (("grow", "SRC", OUT, "--hi\x1b[31mden", "x2"), "\\x1b"),
     (("grow", "SRC", OUT, "--" + "h" * 10**5, "x2"), "[…]"),
@@ -164,6 +171,10 @@ def test_options_in_python(source: Path) -> None:
         growkit.grow(source, "out", hiden="x2")
     with pytest.raises(InputError, match="did you mean 'ffn'"):
         growkit.grow(source, "out", intermediate_size=48)
+    with pytest.raises(InputError, match="for layers choose the growth method depth"):
+        growkit.grow(source, "out", num_hidden_layers=8)
+    with pytest.raises(InputError, match="for rank choose the conversion to shared-diff"):
+        growkit.grow(source, "out", rank=8)
     with pytest.raises(InputError, match="did you mean 'heads'"):
         growkit.grow(source, "out", n_head="x2")
 
@@ -175,6 +186,8 @@ def test_options_in_python(source: Path) -> None:
         ({"steps": [{"gorw": "hypercloning"}]}, "did you mean 'grow'"),
         ({"steps": [{"grow": "hypercloning", "hidden_size": "x2"}]}, "did you mean 'hidden'"),
         ({"steps": [{"grow": "hypercloning", "simmetry": "keep"}]}, "did you mean 'symmetry'"),
+        ({"steps": [{"grow": "hypercloning", "layers": 8}]}, "choose the growth method depth"),
+        ({"steps": [{"convert": "dint", "rank": 8}]}, "choose the conversion to shared-diff"),
         ({"steps": [{"convert": "dnit"}]}, "did you mean 'dint'"),
         ({"steps": [{"convert": "dint", "gamma": "gate"}]}, "did you mean 'gated'"),
         ({"verify": {"promts": 2}}, "did you mean 'prompts'"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -239,8 +239,18 @@ def callings(options: Iterable[Option]) -> dict[str, str]:
     return {key: name for (key, name), _ in reversed(votes.most_common())}
 
 
-def complete(operation: Operation, options: Mapping[str, Value]) -> dict[str, str]:
+def complete(
+    operation: Operation,
+    options: Mapping[str, Value],
+    having: Callable[[str, Collection[str]], str] = lambda option, known: "",
+) -> dict[str, str]:
     """The options of an operation with their defaults.
+
+    Args:
+        operation: it.
+        options: those that were given.
+        having: of an option that is none of those that it has, what to choose for it; empty if
+            nothing has it.
 
     Raises:
         InputError: there is no such option or value; says which there are.
@@ -248,9 +258,10 @@ def complete(operation: Operation, options: Mapping[str, Value]) -> dict[str, st
     known = {option.name: option for option in operation.options}
     for name in options:
         if name not in known:
+            other = having(name, known)
+            hint = f"; {other}" if other else perhaps(name, known, callings(operation.options))
             raise InputError(
-                f"{operation.name} has no option {name}; it has {', '.join(known) or 'none'}"
-                f"{perhaps(name, known, callings(operation.options))}"
+                f"{operation.name} has no option {name}; it has {', '.join(known) or 'none'}{hint}"
             )
     read = {name: option.read(options.get(name)) for name, option in known.items()}
     return {name: value for name, value in read.items() if value is not None}

@@ -16,7 +16,7 @@ errors that name the nearest match. Paths are relative to the current folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from growkit.checkpoint.folder import Folder, open_regular, read
 from growkit.checkpoint.made import MANIFEST
 from growkit.errors import InputError, reason
 from growkit.names import NOTHING, did_you_mean, nearest, perhaps
-from growkit.operations import operation_of
+from growkit.operations import having, operation_of
 from growkit.planning.operation import callings
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.shipped import shipped_recipes
@@ -177,7 +177,7 @@ def _parse_step(step: Any, where: str) -> Step:
     name = _typed(step, verb, str, where)
     options = operation_of(verb, name).options
     known = {option.name: option for option in options}
-    _known_keys(step, [verb, *known], where, callings(options))
+    _known_keys(step, [verb, *known], where, callings(options), having)
     given = {key: value for key, value in step.items() if key != verb}
     for key, value in given.items():
         known[key].check_kind(value, f"{key} in {where}")
@@ -204,12 +204,12 @@ def _known_keys(
     known: Collection[str],
     where: str,
     called: Mapping[str, str] = NOTHING,
+    having: Callable[[str, Collection[str]], str] = lambda key, known: "",
 ) -> None:
     for key in content:
         if key not in known:
-            raise InputError(
-                f"{where} has an unknown key {key!r}; {did_you_mean(key, known, called)}"
-            )
+            meant = having(str(key), known) or did_you_mean(key, known, called)
+            raise InputError(f"{where} has an unknown key {key!r}; {meant}")
 
 
 def _typed(content: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:

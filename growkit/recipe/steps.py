@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from growkit.operations import operation_of
+from growkit.operations import having, operation_of
 from growkit.planning.operation import Operation, Value, complete
 
 
@@ -32,7 +32,7 @@ class Step:
             InputError: there is no such operation, option or value; says which there are.
         """
         vars(self).update(name=name, options={**(options or {}), **more})
-        complete(self.operation, self.options)
+        complete(self.operation, self.options, having)
 
     @property
     def operation(self) -> Operation:
