@@ -122,7 +122,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("grow", "SRC", OUT, "--layers", "8"), "layers; it has hidden, "),
     (("grow", "SRC", OUT, "--layers", "8"), "for layers choose the growth method depth"),
     (("grow", "SRC", OUT, "--experts", "4"), "choose the growth method experts or upcycle"),
-    (("grow", "SRC", OUT, "--method", "depth", "--promise", "bounded"), "method hypercloning"),
+    (("grow", "SRC", OUT, "--method", "depth", "--promise", "bounded"), "or hypercloning"),
     (("convert", "SRC", OUT, "--to", "dint", "--rank", "4"), "the conversion to shared-diff"),
     (("grow", "SRC", OUT, "--rank", "4"), "has no option --rank; growkit convert has it"),
     (("run", "wider-mlp", "--hidden", "x2"), "growkit grow and growkit demo have it"),

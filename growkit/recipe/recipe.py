@@ -74,8 +74,8 @@ class Recipe:
             else step
             for step in self.steps
         )
-        names = {"source": name_of(self.source), "output": name_of(self.output)}
-        return replace(self, **names, steps=steps, verify=verify)
+        source, output = name_of(self.source), name_of(self.output)
+        return replace(self, source=source, output=output, steps=steps, verify=verify)
 
     def as_dict(self) -> dict[str, Any]:
         """The recipe as it would stand in YAML."""
