@@ -77,10 +77,17 @@ def _sentence(error: Any) -> str:
 
 
 def _elsewhere(ctx: Any, name: str) -> str:
-    """Which other commands have an option; empty if none has."""
+    """Which other commands have an option, or which option takes its name; empty if none."""
     others = getattr(ctx.parent and ctx.parent.command, "commands", {})
-    found = [f"growkit {each}" for each, command in others.items() if name in _options(command)]
-    return f"{' and '.join(found)} {'has' if len(found) == 1 else 'have'} it" if found else ""
+    found = [each for each, command in others.items() if name in _options(command)]
+    if found:
+        *first, last = found
+        several = f"{', '.join(first)} and {last} have" if first else f"{last} has"
+        return f"growkit {several} it"
+    choosing = {"grow": "--method", "convert": "--to"}.get(ctx.info_name)
+    if choosing and name.removeprefix("--") in operations(ctx.info_name):
+        return f"did you mean {choosing} {name.removeprefix('--')}?"
+    return ""
 
 
 def _options(command: Any) -> list[str]:

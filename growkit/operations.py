@@ -7,7 +7,7 @@ from typing import cast
 
 from growkit.conversions.storing import storings
 from growkit.errors import InputError
-from growkit.names import did_you_mean
+from growkit.names import did_you_mean, nearest
 from growkit.planning.operation import Operation, callings
 from growkit.registry import members
 
@@ -55,5 +55,9 @@ def operation_of(verb: str, name: str) -> Operation:
         if name in others:
             raise InputError(f"{name} is not for {verb}; use growkit {others[name]}")
         kind = "growth method" if verb == "grow" else "conversion to"
-        raise InputError(f"there is no {kind} {name!r}; {did_you_mean(name, sorted(known))}")
+        meant = did_you_mean(name, sorted(known))
+        if nearest(name, known) is None:
+            options = {each.name for other in known.values() for each in other.options}
+            meant = having(nearest(name, options) or "", ()) or meant
+        raise InputError(f"there is no {kind} {name!r}; {meant}")
     return known[name]

@@ -1,4 +1,4 @@
-"""A hundred things that people get wrong at the command line, and what they are told.
+"""Hundreds of things that people get wrong at the command line, and what they are told.
 
 python -m tests.mistakes
 
@@ -410,7 +410,56 @@ RECIPES = [
     ),
 ]
 
-MISTAKES = [*FOLDERS, *FILES, *SIZES, *VALUES, *CONVERSIONS, *RECIPES]
+DEPTH = "grow source out --method depth"
+UPCYCLE = "grow source out --method upcycle"
+
+METHODS = [
+    Mistake(DEPTH, ("layers", "x2")),
+    Mistake(f"{DEPTH} --layers 1", ("layers 1", "2", "x2")),
+    Mistake(f"{DEPTH} --layers 2", ("layers 2", "x2")),
+    Mistake(f"{DEPTH} --layers 4 --place top", ("top", "even|end")),
+    Mistake(f"{DEPTH} --layers 4 --blocks zero", ("zero", "identity")),
+    Mistake(f"{DEPTH} --layers 4 --symmetry break", ("symmetry", "hypercloning")),
+    Mistake(f"{DEPTH} --hidden x2", ("hidden", "layers", "hypercloning")),
+    Mistake("grow source out --layers 4", ("layers", "depth")),
+    Mistake("grow source out --depth 4", ("--depth", "--method depth")),
+    Mistake("grow source out --method dept --layers 4", ("dept", "depth")),
+    Mistake("grow source out --method vocabulary --vocab 300", ("vocab", "hypercloning")),
+    Mistake("grow source out --vocab 100", ("100", "256")),
+    Mistake("grow source out --vocab 256", ("nothing would grow", "x2")),
+    Mistake(UPCYCLE, ("experts", "how many")),
+    Mistake(f"{UPCYCLE} --experts 0", ("experts", "'0'", "x2")),
+    Mistake(f"{UPCYCLE} --experts 4 --top-k 5", ("top_k 5", "at most 4")),
+    Mistake(f"{UPCYCLE} --experts 4 --granularity 7", ("granularity 7", "power of two")),
+    Mistake("grow source out --method upcycling --experts 4", ("upcycling", "upcycle")),
+    Mistake("grow source out --method experts --experts 8", ("no experts", "upcycle")),
+    Mistake("grow diff out --method upcycle --experts 4", ("DiffLlama", "llama")),
+    Mistake("grow source out --experts 4", ("experts", "upcycle")),
+    Mistake("grow source out --untie", ("untie", "already")),
+    Mistake("grow source out --untie yes", ("yes",)),
+    Mistake("grow source out --hidden 24 --promise bound", ("bound", "bounded")),
+    Mistake(f"{GROW} --promise exakt", ("exakt", "exact")),
+    Mistake(f"{GROW} --rank 4", ("--rank", "convert")),
+    Mistake(f"{GROW} --dryrun", ("--dryrun", "--dry-run")),
+    Mistake("convert diff out --to diff --rank 4", ("rank", "shared-diff")),
+    Mistake("convert source out --method dint", ("--method", "grow")),
+    Mistake("convert source out --dint", ("--dint", "--to dint")),
+    Mistake("verify source grown --dry-run", ("--dry-run", "grow")),
+    Mistake("verify source grown --max-kl lots", ("--max-kl", "number")),
+    Mistake("families llama", ("llama", "--help")),
+    Mistake("families --jsn", ("--jsn", "--json")),
+    Mistake("probe source", ("probe", "inspect")),
+    Mistake("demo out --text text.txt", ("--text", "grow")),
+    Mistake("run grown --output out --hidden x2", ("--hidden", "grow")),
+    Mistake("run grown --output source", ("source", "another")),
+    Mistake("run grown --output out --source nowhere", ("nowhere", "folder")),
+    Mistake("run grown --output out", ("source", "--source"), lambda: shutil.rmtree("source")),
+    Mistake("run grown/README.md --output out", ("README.md", "YAML")),
+    Mistake("run depth-llama --source source", ("depth-llama", "depth-llama-pro")),
+    Mistake("recipes run wider-mlp", ("run", "show")),
+]
+
+MISTAKES = [*FOLDERS, *FILES, *SIZES, *VALUES, *CONVERSIONS, *RECIPES, *METHODS]
 
 
 def other_vocabulary() -> None:

@@ -405,6 +405,10 @@ def test_the_rounding_of_the_source_is_a_band_around_zero() -> None:
     assert upper < min(points) < max(points) < lower
     assert "alone" in svg
     assert 'class="limit"' not in drawing.residuals([[1.0, 1.1]], **TITLES)
+    # Within the cloud its name would be hidden by the points.
+    thin = drawing.residuals([[1.0, 1.9], [2.0, 1.1]], **TITLES, band=(0.001, "alone"))
+    name = next(each for each in ElementTree.fromstring(thin).iter("text") if "alone" in each.text)
+    assert float(name.get("y")) < min(y for _, y in cloud([[1.0, 1.9]], band=(0.001, "alone")))
 
 
 def ticks(svg: str) -> list[str]:
@@ -486,6 +490,35 @@ def test_on_a_failure_where_why_and_what_to_do_come_first() -> None:
     assert page.index('class="reason"') < page.index('class="glance"') < page.index("<h2>")
     kept = report_page(full(kept=True, reason="preserved: all", fault=None), manifest())
     assert ">Next<" not in kept
+
+
+def test_it_begins_with_what_was_tried() -> None:
+    page = report_page(full(), manifest())
+    tried = (
+        "<strong>large</strong>, made from <strong>small</strong> (grow hypercloning, hidden x2)"
+    )
+    assert page.index(tried) < page.index("</h1>")
+    unknown = report_page(full(), None)
+    assert unknown.index("held against its source <strong>small</strong>") < page.index("</h1>")
+    assert "made from" not in unknown
+
+
+def test_what_is_kept_says_what_to_do() -> None:
+    kept = {"kept": True, "reason": "preserved: all"}
+    exact, lossy = "Nothing is left to be done", "choose options that lose less"
+    assert exact in report_page(full(**kept), None)
+    assert lossy in report_page(full(**kept, promise="bounded"), None)
+    broken = report_page(full(), None)
+    assert exact not in broken
+    assert lossy not in broken
+
+
+def test_a_limit_that_was_passed_is_the_reason() -> None:
+    changes = {"promise": "bounded", "max_kl": 1e-6, "fault": None, "lost": "the rest of it"}
+    page = report_page(full(**changes), None)
+    why = page.index("0.0005 nats per token of KL are more than the 1e-06 allowed")
+    assert page.index(">Why<") < why < page.index(">Lost<") < page.index("the rest of it")
+    assert "allowed</dd>" not in report_page(full(**changes | {"max_kl": 1.0}), None)
 
 
 def test_a_lossy_conversion_leads_with_what_was_lost() -> None:

@@ -24,7 +24,7 @@ EXPERTS = "experts"
 
 NUMBER = SizeOption(
     EXPERTS,
-    "experts of every layer; under experts a multiple of those that there are",
+    "how many experts each layer gets; the method experts makes a multiple of those there are",
     axes=(EXPERTS,),
     needed=True,
 )

@@ -161,9 +161,11 @@ def _proof(proof: Found) -> Iterator[str]:
     caught = "yes" if proof["negative_control_caught"] else "no"
     yield f"Negative control caught: {caught} ({_text(proof['negative_control'])})."
     if proof["fault"]:
-        yield f"{_text(fault_sentence(proof['fault']))}."
+        sentence = fault_sentence(proof["fault"])
+        yield f"{_text(sentence[:1].upper() + sentence[1:])}."
     if proof["trainability"]:
-        yield f"{_text(trainability_sentence(proof['trainability']))}."
+        sentence = trainability_sentence(proof["trainability"])
+        yield f"{_text(sentence[:1].upper() + sentence[1:])}."
 
 
 def _citation(manifest: Found) -> str:
