@@ -67,7 +67,7 @@ def _sentence(error: Any) -> str:
         help_of = f"'{error.ctx.command_path} --help' lists all there is"
         if hasattr(error, "possibilities"):
             known = _options(error.ctx.command)
-            meant = _elsewhere(error.ctx, name) or did_you_mean(
+            meant = _elsewhere(error.ctx, str(name)) or did_you_mean(
                 name, known, _called(known), otherwise=help_of, quoted=str
             )
             return f"{error.ctx.command_path} has no option {name}; {meant}"
