@@ -85,9 +85,9 @@ def _box(kind: str, title: str, told: str, rows: Rows) -> str:
 
 
 def _head(name: Any) -> str:
-    return f'<th scope="row" style="text-align:left;vertical-align:top">{escape(name)}</th>'
+    return f'<th scope="row" style="text-align:left;vertical-align:top;padding-right:8px">{escape(name)}</th>'
 
 
 def _cell(first: str, then: str) -> str:
     shown = f"<strong>{escape(first)}</strong> {escape(then)}" if then else escape(first)
-    return f'<td style="text-align:left">{shown}</td>'
+    return f'<td style="text-align:left;overflow-wrap:anywhere">{shown}</td>'
