@@ -85,7 +85,8 @@ def _box(kind: str, title: str, told: str, rows: Rows) -> str:
 
 
 def _head(name: Any) -> str:
-    return f'<th scope="row" style="text-align:left;vertical-align:top;padding-right:8px">{escape(name)}</th>'
+    style = "text-align:left;vertical-align:top;padding-right:8px"
+    return f'<th scope="row" style="{style}">{escape(name)}</th>'
 
 
 def _cell(first: str, then: str) -> str:
