@@ -37,6 +37,7 @@ class Kind:
         apart: whether heads can grow apart from hidden.
         grows: whether hidden can grow at all, in a model of this config.
         by_hidden: whether the width of its blocks is a multiple of hidden.
+        ffn: whether the MLP can have a width of its own.
     """
 
     any: Callable[[Random], Config]
@@ -45,6 +46,7 @@ class Kind:
     apart: bool = True
     grows: Callable[[Config], bool] = lambda config: True
     by_hidden: bool = False
+    ffn: bool = True
 
 
 SIZES: Config = {
@@ -143,6 +145,17 @@ def falcon(choose: Random) -> Config:
     return sizes | {"alibi": choose.random() < 0.1}
 
 
+def bloom(choose: Random) -> Config:
+    """Any number of heads: slopes are of two kinds where it is no power of two."""
+    heads = choose.choice([1, 2, 3, 5, 6, 8])
+    return SIZES | {
+        "hidden_size": heads * choose.choice([2, 3]),
+        "n_head": heads,
+        "tie_word_embeddings": coin(choose),
+        "apply_residual_connection_post_layernorm": coin(choose),
+    }
+
+
 FAMILIES: dict[str, Kind] = {
     "qwen2": Kind(lambda c: softmax(c, head_dim=coin(c))),
     "smollm3": Kind(
@@ -237,6 +250,7 @@ FAMILIES: dict[str, Kind] = {
     ),
     "opt": Kind(opt, kv=False, apart=False, grows=opt_grows),
     "falcon": Kind(falcon, kv=False, apart=False, grows=lambda config: not config["alibi"]),
+    "bloom": Kind(bloom, kv=False, apart=False, ffn=False),
     "mamba": Kind(
         lambda c: (
             SIZES
@@ -274,9 +288,12 @@ class Case:
         self.sizes = self._sizes(choose)
 
     def _sizes(self, choose: Random) -> dict[str, str]:
-        hidden = choose.choice([*self.kind.hidden, self.kind.hidden[0], 1]) if self.grows else 1
+        still = [1] if self.kind.ffn else []
+        factors = [*self.kind.hidden, self.kind.hidden[0], *still]
+        hidden = choose.choice(factors) if self.grows else 1
         sizes: dict[str, int] = {}
-        sizes["ffn"] = choose.choice([2, 3] if hidden == 1 else [1, 2, 3])
+        if self.kind.ffn:
+            sizes["ffn"] = choose.choice([2, 3] if hidden == 1 else [1, 2, 3])
         if self.kind.by_hidden:
             sizes["ffn"] *= hidden
         if hidden > 1:

@@ -75,6 +75,9 @@ class Family:
         grouped: axes whose neighbours form groups by position (head i reads KV head ⌊i/r⌋), so
             that copies must stand side by side.
         served: for such axes those whose coordinates serve their groups: KV heads those of heads.
+        places: for axes whose coordinates compute with their number: from the sizes of source and
+            target, for every place in the target the coordinate of the source that computes the
+            same there, or None.
         norms: those that have no weight; the others stand with their weight.
         multiples: sizes that the model class demands to be multiples of others.
         recomputed: endings of tensor names that old checkpoints hold and the class computes itself.
@@ -110,6 +113,7 @@ class Family:
     normed_sums: Callable[[Config], bool] = lambda config: False
     grouped: frozenset[str] = frozenset()
     served: Mapping[str, Axes] = field(default_factory=dict)
+    places: Mapping[str, Callable[[int, int], Sequence[int | None]]] = field(default_factory=dict)
     norms: tuple[Norm, ...] = ()
     multiples: tuple[Multiple, ...] = ()
     recomputed: tuple[str, ...] = ()
@@ -276,9 +280,14 @@ class Family:
         for axis, size in sizes.items():
             if found[axis] != size:
                 listed = ", ".join(f"{each} {sizes[each]}" for each in sorted(sizes))
+                computed = "".join(
+                    f", since its class computes {axis} from the others"
+                    for key in self.derived
+                    if self.axes.get(key) == (axis,)
+                )
                 raise InputError(
-                    f"a {self.name} model cannot have {axis} {size} with these sizes: {listed}; "
-                    "grow alike what it keeps alike"
+                    f"a {self.name} model cannot have {axis} {size} with these sizes: "
+                    f"{listed}{computed}; grow alike what it keeps alike"
                 )
         return resized
 
