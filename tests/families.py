@@ -286,6 +286,7 @@ class Case:
         self.symmetry = choose.choice(["break", "keep"])
         self.class_names = choose.random() < 0.3
         self.sizes = self._sizes(choose)
+        self.base_names = choose.random() < 0.2
 
     def _sizes(self, choose: Random) -> dict[str, str]:
         still = [1] if self.kind.ffn else []
@@ -327,12 +328,23 @@ def with_class_names(folder: Path, dtype: torch.dtype) -> None:
     save_file(state, folder / "model.safetensors", {"format": "pt"})
 
 
+def with_base_names(folder: Path) -> None:
+    """The same model with the tensors as the class without a head has them."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    prefix = next(name for name in tensors if ".0." in name).partition(".")[0] + "."
+    tensors = {name.removeprefix(prefix): each for name, each in tensors.items()}
+    save_file(tensors, file, {"format": "pt"})
+
+
 def grow_any(kind: str, seed: int, folder: Path) -> float:
     """Grow a random model; the relative error of its logits in strict float64."""
     case = Case(FAMILIES[kind], seeded(seed))
     source, out = save(folder / "source", case, seed), folder / "out"
     if case.class_names:
         with_class_names(source, case.dtype)
+    if case.base_names:
+        with_base_names(source)
     growkit.grow(source, out, symmetry=case.symmetry, verify=False, **case.sizes)
     return relative_error(source, out)
 

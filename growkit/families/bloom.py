@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from growkit.checkpoint.tensors import Config
-from growkit.families.description import Multiple, Norm, Tensor, always
+from growkit.families.description import Multiple, Norm, Tensor
 from growkit.families.family import Family
 from growkit.families.llama import last_layer_norm, layer_norm, untied
 
+LAYER = "transformer.h.{layer}."
 NORM = Norm("hidden", "layer_norm_epsilon", centred=True)
 
 
@@ -38,24 +39,8 @@ def _sum_of_norms(config: Config) -> bool:
 
 
 def _linear(name: str, writes: str, reads: str) -> Iterator[Tensor]:
-    yield Tensor(name + ".weight", f"{writes} <- {reads}")
-    yield Tensor(name + ".bias", writes)
-
-
-def _tensors(prefix: str) -> tuple[Tensor, ...]:
-    layer = prefix + "h.{layer}."
-    return (
-        Tensor(prefix + "word_embeddings.weight", "vocab -> hidden"),
-        *layer_norm(prefix + "word_embeddings_layernorm", NORM, always),
-        *layer_norm(layer + "input_layernorm", NORM),
-        *_linear(layer + "self_attention.query_key_value", "heads.three.head_dim", "hidden"),
-        *_linear(layer + "self_attention.dense", "hidden", "heads.head_dim"),
-        *layer_norm(layer + "post_attention_layernorm", NORM),
-        *_linear(layer + "mlp.dense_h_to_4h", "ffn", "hidden"),
-        *_linear(layer + "mlp.dense_4h_to_h", "hidden", "ffn"),
-        *last_layer_norm(prefix + "ln_f", NORM),
-        Tensor("lm_head.weight", "vocab <- hidden", untied),
-    )
+    yield Tensor(LAYER + name + ".weight", f"{writes} <- {reads}")
+    yield Tensor(LAYER + name + ".bias", writes)
 
 
 FAMILY = Family(
@@ -90,13 +75,19 @@ FAMILY = Family(
     constants={"three": 3},
     places={"heads": _places},
     normed_sums=_sum_of_norms,
-    tensors=_tensors("transformer."),
-    other_forms=(_tensors(""),),
-    grouped=frozenset({"heads"}),
-    multiples=(
-        Multiple("hidden_size", "n_head", "because each head has its share of hidden"),
+    tensors=(
+        Tensor("transformer.word_embeddings.weight", "vocab -> hidden"),
+        *layer_norm("transformer.word_embeddings_layernorm", NORM),
+        *layer_norm(LAYER + "input_layernorm", NORM),
+        *_linear("self_attention.query_key_value", "heads.three.head_dim", "hidden"),
+        *_linear("self_attention.dense", "hidden", "heads.head_dim"),
+        *layer_norm(LAYER + "post_attention_layernorm", NORM),
+        *_linear("mlp.dense_h_to_4h", "ffn", "hidden"),
+        *_linear("mlp.dense_4h_to_h", "hidden", "ffn"),
+        *last_layer_norm("transformer.ln_f", NORM),
+        Tensor("lm_head.weight", "vocab <- hidden", untied),
     ),
-    duplicates={
-        "lm_head.weight": "transformer.word_embeddings.weight",
-    },
+    grouped=frozenset({"heads"}),
+    multiples=(Multiple("hidden_size", "n_head", "because each head has its share of hidden"),),
+    duplicates={"lm_head.weight": "transformer.word_embeddings.weight"},
 )

@@ -13,7 +13,7 @@ from typing import Any
 from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
-from growkit.families.description import DiffForm, Multiple, Norm, Tensor
+from growkit.families.description import DiffForm, Multiple, Norm, Tensor, component_of
 from growkit.families.experts import Experts
 from growkit.names import nearest, perhaps
 from growkit.registry import members
@@ -53,7 +53,8 @@ class Family:
         defaults: what the model class assumes for keys that the config leaves out, as values or as
             functions of the config.
         tensors: every tensor.
-        other_forms: every tensor, as other files hold the same models.
+        other_forms: every tensor, as other files hold the same models; that some lack the prefix of
+            the class is known of all.
         constants: axes whose size is the same in every model of the family.
         same: axes that always have the size of another one.
         may_be_zero: keys of sizes that may be 0.
@@ -329,9 +330,31 @@ class Family:
     def as_stored(self, config: Config, names: Collection[str]) -> Family:
         """The family with the form of its tensors that fits these names best."""
         forms = [replace(self, tensors=each) for each in (self.tensors, *self.other_forms)]
+        forms += [base for form in forms if (base := form._of_base_class(names))]
         if len(forms) == 1:
             return self
         return max(forms, key=lambda form: sum(name in names for name in form.patterns(config)))
+
+    def _of_base_class(self, names: Collection[str]) -> Family | None:
+        """The family as its class without a head has it: without the prefix of the one with it.
+
+        None if these names have the prefix.
+        """
+        prefix = self.tensors[0].name.partition(".")[0] + "."
+        if any(name.startswith(prefix) for name in names):
+            return None
+        tensors = [
+            replace(
+                each,
+                name=each.name.removeprefix(prefix),
+                canonical=each.canonical or each.name,
+                component=component_of(each),
+            )
+            for each in self.tensors
+        ]
+        pairs = self.duplicates.items()
+        duplicates = {name: of.removeprefix(prefix) for name, of in pairs}
+        return replace(self, tensors=tuple(tensors), duplicates=duplicates)
 
     def members(self, config: Config) -> list[tuple[str, Tensor, int | None]]:
         """Name, description and layer (None outside of the layers) of every tensor of a model."""
