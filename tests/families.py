@@ -186,7 +186,10 @@ FAMILIES: dict[str, Kind] = {
     ),
     "starcoder2": Kind(lambda c: softmax(c, "use_bias", head_dim=coin(c))),
     "stablelm": Kind(
-        lambda c: softmax(c, "use_qkv_bias", "use_parallel_residual", head_dim=False), apart=False
+        lambda c: softmax(
+            c, "use_qkv_bias", "use_parallel_residual", "qk_layernorm", head_dim=False
+        ),
+        apart=False,
     ),
     "phi": Kind(lambda c: softmax(c, "qk_layernorm", head_dim=False), apart=False),
     "gpt_neox": Kind(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,8 +120,8 @@ def following(groups: Expansion, size: int, target: int) -> Expansion:
 
 def in_places(size: int, wanted: Sequence[int | None]) -> Expansion:
     """Every coordinate once where it is wanted, and copies that nothing reads everywhere else."""
-    others = count()
-    source = [next(others) % size if each is None else each for each in wanted]
+    others = cycle(range(size))
+    source = [next(others) if each is None else each for each in wanted]
     return placed(size, source, [float(each is not None) for each in wanted])
 
 

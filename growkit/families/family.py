@@ -13,7 +13,14 @@ from typing import Any
 from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
-from growkit.families.description import DiffForm, Multiple, Norm, Tensor, component_of
+from growkit.families.description import (
+    COUNTED,
+    DiffForm,
+    Multiple,
+    Norm,
+    Tensor,
+    component_of,
+)
 from growkit.families.experts import Experts
 from growkit.names import nearest, perhaps
 from growkit.registry import members
@@ -371,9 +378,10 @@ class Family:
                 described = (
                     tensor if pattern == tensor.pattern else replace(tensor, pattern=pattern)
                 )
-                for expert in range(sizes["experts"]) if "{expert}" in tensor.name else (None,):
-                    name = tensor.name.format(layer=layer, expert=expert)
-                    found.append((name, described, layer))
+                axis = tensor.counts
+                for number in range(sizes[axis]) if axis else (None,):
+                    numbers = dict.fromkeys(COUNTED, number)
+                    found.append((tensor.name.format(layer=layer, **numbers), described, layer))
         return found
 
 
