@@ -410,6 +410,13 @@ def family_of(config: Config, where: str) -> Family:
     known = {kind: family for family in families().values() for kind in family.model_types}
     if config.get("quantization_config"):
         raise InputError(f"the model in {where} is quantised; dequantise it first")
+    inner = config.get("text_config")
+    if isinstance(inner, dict) and model_type not in known:
+        raise InputError(
+            f"{where} has model_type {model_type!r}, with a language model of model_type "
+            f"{inner.get('model_type')!r} inside (text_config); growkit takes language models that "
+            "stand alone, save that one as a folder of its own (docs/families.md says how)"
+        )
     if not isinstance(model_type, str) or model_type not in known:
         raise InputError(
             f"{where} has model_type {model_type!r}, which no family describes; "
