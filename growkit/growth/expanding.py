@@ -97,8 +97,9 @@ def _members(
     for name, tensor, layer in family.members(target):
         number = seen[tensor.name, layer]
         seen[tensor.name, layer] += 1
-        if tensor.counts in made:
-            number = int(made[tensor.counts].source[number])
+        axis = tensor.counts
+        if axis and axis in made:
+            number = int(made[axis].source[number])
         yield name, before[tensor.name, layer][number], tensor
 
 
