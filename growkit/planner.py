@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from growkit.algebra.axes import Pattern
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
+    FLOAT_BYTES,
     TORCH_NAMES,
     Config,
     Weights,
@@ -16,7 +18,7 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.checkpoint.widening import Widened
-from growkit.families.family import family_of
+from growkit.families.family import family_of, stored_family
 from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage
 from growkit.planning.operation import PROMISES, Change, complete
@@ -47,6 +49,10 @@ class Prepared:
     warnings: Sequence[str] = ()
 
 
+ROW_OF_EXPERTS = 16
+"""Bytes of which a row of an expert's matrix must be a multiple, for products of groups."""
+
+
 def plan(recipe: Recipe, source: Weights) -> Prepared:
     """Plan all steps, from headers alone (and the few numbers that decide on a promise).
 
@@ -75,9 +81,27 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
         promises.append(taken.promise)
         lost += [taken.lost] if taken.lost else []
         by_rounding &= taken.by_rounding or taken.promise == "exact"
+    warnings += _ragged_experts(grown)
     promise = max(promises, key=PROMISES.index)
     lineage = Lineage(wide, plans, promise, "; ".join(lost), by_rounding=by_rounding)
     return Prepared(lineage, tuple(steps), kl_by_rank, ranks, warnings)
+
+
+def _ragged_experts(grown: Weights) -> Iterator[str]:
+    """What is to be known of experts that transformers' products of groups would refuse."""
+    family = stored_family(grown)
+    for name, tensor, _ in family.members(grown.config) if family.experts else ():
+        first, *others = Pattern.parse(tensor.pattern).dimensions
+        info = grown.tensors[name]
+        stacked = first.axes == {"experts"} and len(others) > 1
+        row = info.shape[-1] * FLOAT_BYTES[info.dtype]
+        if (stacked or (tensor.counts == "experts" and others)) and row % ROW_OF_EXPERTS:
+            yield (
+                f"rows of experts have {row} bytes (first {name}), but transformers multiplies "
+                f"with all experts at once only where that is a multiple of {ROW_OF_EXPERTS}; load "
+                'the output with experts_implementation="eager", or choose other sizes'
+            )
+            return
 
 
 def change(step: Step, source: Weights, seed: int) -> Change:

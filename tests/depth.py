@@ -97,6 +97,7 @@ class Case:
         if "first_k_dense_replace" in self.config:
             self.config["first_k_dense_replace"] = choose.choice([0, 1, 2])
         self.config["do_layer_norm_before"] = True  # OPT has no identity without
+        self.config["apply_residual_connection_post_layernorm"] = False  # nor has BLOOM with
         self.dtype = choose.choice([torch.float32, torch.bfloat16])
         if self.config.get("hidden_size", 8) % 8:  # products with experts need whole 16 bytes
             self.dtype = torch.float32

@@ -37,6 +37,7 @@ class Kind:
         apart: whether heads can grow apart from hidden.
         grows: whether hidden can grow at all, in a model of this config.
         by_hidden: whether the width of its blocks is a multiple of hidden.
+        ffn: whether the MLP can have a width of its own.
     """
 
     any: Callable[[Random], Config]
@@ -45,6 +46,7 @@ class Kind:
     apart: bool = True
     grows: Callable[[Config], bool] = lambda config: True
     by_hidden: bool = False
+    ffn: bool = True
 
 
 SIZES: Config = {
@@ -143,6 +145,17 @@ def falcon(choose: Random) -> Config:
     return sizes | {"alibi": choose.random() < 0.1}
 
 
+def bloom(choose: Random) -> Config:
+    """Any number of heads: slopes are of two kinds where it is no power of two."""
+    heads = choose.choice([1, 2, 3, 5, 6, 8])
+    return SIZES | {
+        "hidden_size": heads * choose.choice([2, 3]),
+        "n_head": heads,
+        "tie_word_embeddings": coin(choose),
+        "apply_residual_connection_post_layernorm": coin(choose),
+    }
+
+
 FAMILIES: dict[str, Kind] = {
     "qwen2": Kind(lambda c: softmax(c, head_dim=coin(c))),
     "smollm3": Kind(
@@ -173,7 +186,10 @@ FAMILIES: dict[str, Kind] = {
     ),
     "starcoder2": Kind(lambda c: softmax(c, "use_bias", head_dim=coin(c))),
     "stablelm": Kind(
-        lambda c: softmax(c, "use_qkv_bias", "use_parallel_residual", head_dim=False), apart=False
+        lambda c: softmax(
+            c, "use_qkv_bias", "use_parallel_residual", "qk_layernorm", head_dim=False
+        ),
+        apart=False,
     ),
     "phi": Kind(lambda c: softmax(c, "qk_layernorm", head_dim=False), apart=False),
     "gpt_neox": Kind(
@@ -237,6 +253,7 @@ FAMILIES: dict[str, Kind] = {
     ),
     "opt": Kind(opt, kv=False, apart=False, grows=opt_grows),
     "falcon": Kind(falcon, kv=False, apart=False, grows=lambda config: not config["alibi"]),
+    "bloom": Kind(bloom, kv=False, apart=False, ffn=False),
     "mamba": Kind(
         lambda c: (
             SIZES
@@ -272,11 +289,15 @@ class Case:
         self.symmetry = choose.choice(["break", "keep"])
         self.class_names = choose.random() < 0.3
         self.sizes = self._sizes(choose)
+        self.base_names = choose.random() < 0.2
 
     def _sizes(self, choose: Random) -> dict[str, str]:
-        hidden = choose.choice([*self.kind.hidden, self.kind.hidden[0], 1]) if self.grows else 1
+        still = [1] if self.kind.ffn else []
+        factors = [*self.kind.hidden, self.kind.hidden[0], *still]
+        hidden = choose.choice(factors) if self.grows else 1
         sizes: dict[str, int] = {}
-        sizes["ffn"] = choose.choice([2, 3] if hidden == 1 else [1, 2, 3])
+        if self.kind.ffn:
+            sizes["ffn"] = choose.choice([2, 3] if hidden == 1 else [1, 2, 3])
         if self.kind.by_hidden:
             sizes["ffn"] *= hidden
         if hidden > 1:
@@ -310,12 +331,23 @@ def with_class_names(folder: Path, dtype: torch.dtype) -> None:
     save_file(state, folder / "model.safetensors", {"format": "pt"})
 
 
+def with_base_names(folder: Path) -> None:
+    """The same model with the tensors as the class without a head has them."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    prefix = next(name for name in tensors if ".0." in name).partition(".")[0] + "."
+    tensors = {name.removeprefix(prefix): each for name, each in tensors.items()}
+    save_file(tensors, file, {"format": "pt"})
+
+
 def grow_any(kind: str, seed: int, folder: Path) -> float:
     """Grow a random model; the relative error of its logits in strict float64."""
     case = Case(FAMILIES[kind], seeded(seed))
     source, out = save(folder / "source", case, seed), folder / "out"
     if case.class_names:
         with_class_names(source, case.dtype)
+    if case.base_names:
+        with_base_names(source)
     growkit.grow(source, out, symmetry=case.symmetry, verify=False, **case.sizes)
     return relative_error(source, out)
 

@@ -29,7 +29,7 @@ ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.5}
 
 CENTRED = {
     *("olmo", "starcoder2", "stablelm", "phi", "gpt_neox", "cohere", "cohere2", "opt", "falcon"),
-    "gpt2",
+    *("gpt2", "bloom"),
 }
 """Those with LayerNorm, whose mean zeros do not keep."""
 
@@ -81,7 +81,7 @@ def asked(kind: str, config: dict[str, Any], choose: Random) -> list[Asked]:
     tied = config["tie_word_embeddings"]
     tokens = {"vocab": choose.choice([30, 37, 64]), "new_tokens": choose.choice(["mean", "zero"])}
     found = [Asked(tokens), Asked({"untie": True} | tokens, "exact" if tied else None)]
-    if kind != "mamba":  # whose width is a multiple of hidden
+    if kind not in ("mamba", "bloom"):  # whose width is a multiple of hidden
         ffn = next(
             config[key]
             for key in ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")

@@ -6,16 +6,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
+from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
 import growkit
 from growkit.errors import InputError
+from growkit.families.bloom import slopes
 from growkit.families.family import families
-from tests.conftest import relative_error, seeded
-from tests.families import FAMILIES, Case, grow_any, save
+from tests.conftest import relative_error, save_random, seeded
+from tests.families import FAMILIES, Case, grow_any, save, with_base_names
 
 QUICK = growkit.Settings(prompts=1, length=16)
 
@@ -62,6 +67,77 @@ def test_what_cannot_be_exact_is_refused_in_the_plan(
     assert not (tmp_path / "out").exists()
     growkit.grow(source, tmp_path / "wider", verify=False, ffn="x2")  # and what works, works
     assert relative_error(source, tmp_path / "wider") < 1e-12
+
+
+def test_slopes_are_those_of_the_class() -> None:
+    """And every one is found again among those of any larger number of heads."""
+    for heads in range(1, 41):
+        theirs = _get_alibi_slopes(heads, torch.device("cpu")).double()
+        ours = torch.tensor([0.5 ** float(each) for each in slopes(heads)], dtype=torch.float64)
+        assert (ours / theirs - 1).abs().max() < 1e-5
+        assert all(set(slopes(heads)) <= set(slopes(more)) for more in range(heads, 4 * heads))
+
+
+def test_heads_stand_where_their_slopes_are(tmp_path: Path) -> None:
+    """From 6 to 12, of which 6 are read by nothing; the control reads one of these."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    sizes = {"vocab_size": 29, "hidden_size": 12, "n_head": 6, "n_layer": 1}
+    save_random(source, BloomConfig(**sizes))
+    growkit.grow(source, out, hidden="x2", verify=False)
+    assert relative_error(source, out) < 1e-12
+    file, name = out / "model.safetensors", "transformer.h.0.self_attention.dense.weight"
+    tensors = load_file(file)
+    unread = [head for head in range(12) if not tensors[name].view(24, 12, 2)[:, head].any()]
+    assert len(unread) == 6
+    tensors[name].view(24, 12, 2)[:, unread[0], 0] = torch.linspace(-1, 1, 24)
+    save_file(tensors, file, {"format": "pt"})
+    assert relative_error(source, out) > 1e-3
+    with pytest.raises(InputError, match="its class computes ffn from the others"):
+        growkit.grow(source, tmp_path / "ffn", ffn="x2", verify=False)
+
+
+def test_files_without_the_prefix_of_the_class(tmp_path: Path) -> None:
+    """As those of GPT-2 on hubs, with the masks that old versions saved."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    save_random(source, GPT2Config(vocab_size=29, n_embd=12, n_head=2, n_layer=2, n_positions=64))
+    with_base_names(source)
+    file = source / "model.safetensors"
+    save_file({**load_file(file), "h.0.attn.bias": torch.ones(1, 1, 64, 64)}, file)
+    assert growkit.grow(source, out, hidden="x2", verify=QUICK)["kept"]
+    assert relative_error(source, out) < 1e-12
+    assert "wte.weight" in load_file(out / "model.safetensors")
+    tensors = load_file(file)
+    save_file({name: each for name, each in tensors.items() if name != "wte.weight"}, file)
+    with pytest.raises(InputError, match=r"tensor wte\.weight is missing"):
+        growkit.grow(source, tmp_path / "none", hidden="x2", verify=False)
+
+
+def test_a_language_model_inside_another(tmp_path: Path) -> None:
+    source = save(tmp_path / "source", Case(FAMILIES["gemma3_text"], seeded(1)), 1)
+    file = source / "config.json"
+    inner = json.loads(file.read_text())
+    file.write_text(json.dumps({"model_type": "gemma3", "text_config": inner}))
+    with pytest.raises(InputError, match=r"'gemma3_text' inside .* save that one as a folder"):
+        growkit.inspect(source)
+    file.write_text(json.dumps(inner))
+    assert growkit.inspect(source)["family"] == "Gemma 3"
+
+
+@pytest.mark.parametrize(("width", "ragged"), [(8, False), (12, True)])
+def test_experts_that_transformers_would_refuse(width: int, ragged: bool, tmp_path: Path) -> None:
+    """In bfloat16 it multiplies with rows of 16 bytes, or one expert at a time."""
+    case = Case(FAMILIES["qwen3_moe"], seeded(2))
+    case.config |= {"moe_intermediate_size": 4, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    case.dtype = torch.bfloat16
+    source, out = save(tmp_path / "source", case, 2), tmp_path / "out"
+    ffn = f"x{width // 4}"
+    result = growkit.grow(source, out, ffn=ffn, verify=False)
+    assert [str(width * 2) in each for each in result["warnings"]] == [True] * ragged
+    model = AutoModelForCausalLM.from_pretrained(out)
+    with pytest.raises(RuntimeError, match="16 bytes") if ragged else nullcontext():
+        model(torch.arange(8)[None])
+    model.set_experts_implementation("eager")
+    model(torch.arange(8)[None])
 
 
 def test_experts_follow_the_width_of_the_others(tmp_path: Path) -> None:

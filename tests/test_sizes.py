@@ -14,17 +14,27 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, OlmoConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GPT2Config,
+    MixtralConfig,
+    OlmoConfig,
+    Qwen3Config,
+)
 from typer.testing import CliRunner
 
 import growkit
 from growkit.algebra.axes import Pattern
 from growkit.algebra.expansion import filled_up, index_map, padded
 from growkit.algebra.law import grow_moments
+from growkit.checkpoint.reading import Checkpoint
 from growkit.cli import app
 from growkit.errors import InputError
 from growkit.growth import copying
+from growkit.planner import change
 from growkit.recipe.files import load_recipe
+from growkit.recipe.steps import GrowStep
 from growkit.results.proof import VerifyResult
 from tests.conftest import relative_error, save_random, seeded
 from tests.sizes import KINDS, asked, error, grown, model
@@ -86,6 +96,32 @@ def test_what_follows_stays_where_it_would_be_no_whole_number(make: Make, tmp_pa
     assert relative_error(source, tmp_path / "out") < 1e-12
     sizes = growkit.inspect(tmp_path / "out")["sizes"]
     assert (sizes["heads"], sizes["kv_heads"]) == (12, 1)
+
+
+def test_every_size_is_written_alike(make: Make, tmp_path: Path) -> None:
+    """A factor in any way, or a number: whatever the size is of."""
+    dense = Checkpoint(make("llama", **HEADS, num_hidden_layers=4))
+    experts = MixtralConfig(**{**SMALL, "num_local_experts": 4})
+    sparse = Checkpoint(save_random(tmp_path / "sparse", experts))
+    for source, method, option, key, present in (
+        (dense, "hypercloning", "ffn", "intermediate_size", 24),
+        (dense, "hypercloning", "heads", "num_attention_heads", 8),
+        (dense, "hypercloning", "hidden", "hidden_size", 48),
+        (dense, "depth", "layers", "num_hidden_layers", 4),
+        (sparse, "experts", "experts", "num_local_experts", 4),
+    ):
+        twice = [" x2.0 ", "×2", "X4/2", 2 * present, str(2 * present)]
+        half_more = ["x1.5", "x3/2", 3 * present // 2]
+        wanted = dict.fromkeys(twice, 2 * present)
+        if option not in ("hidden", "experts"):
+            wanted |= dict.fromkeys(half_more, 3 * present // 2)
+        for form, size in wanted.items():
+            plans = change(GrowStep(method, {option: form}), source, 0).plans
+            assert plans[-1].config[key] == size, (option, form)
+        unclear = ("x", "1.5", "x1.", "x.5", "x2/0", "x1.5/2", "x0", "0", "2x", "-4", "x2/3", 1.5)
+        for form in unclear:
+            with pytest.raises(InputError, match=option):
+                change(GrowStep(method, {option: form}), source, 0)
 
 
 def test_sizes_that_cannot_be_had_are_refused(make: Make, tmp_path: Path) -> None:

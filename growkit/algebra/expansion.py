@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +116,13 @@ def following(groups: Expansion, size: int, target: int) -> Expansion:
     member = (copy[:, None] * wanted + np.arange(wanted)) % each
     source = np.where(groups.source[:, None] == NOTHING, NOTHING, groups.source[:, None] * each)
     return _split(size, np.where(source == NOTHING, NOTHING, source + member).ravel())
+
+
+def in_places(size: int, wanted: Sequence[int | None]) -> Expansion:
+    """Every coordinate once where it is wanted, and copies that nothing reads everywhere else."""
+    others = cycle(range(size))
+    source = [next(others) if each is None else each for each in wanted]
+    return placed(size, source, [float(each is not None) for each in wanted])
 
 
 def placed(size: int, source: Sequence[int], share: Sequence[float] | None = None) -> Expansion:

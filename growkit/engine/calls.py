@@ -47,6 +47,12 @@ class Noted:
     arguments: list[Arguments]
     stand_ins: tuple[Any, ...]
 
+    @property
+    def uses_along(self) -> bool:
+        """Whether layers are called with tensors that the one before hands on along."""
+        tensors = [each for each in self.stand_ins if isinstance(each, Tensor)]
+        return any(each.has(tensor) for each in self.arguments[1:] for tensor in tensors)
+
 
 @dataclass(frozen=True)
 class Batch:

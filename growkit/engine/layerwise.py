@@ -277,8 +277,8 @@ class Layerwise:
         with self._lender.stepped(step), self._loaded(name, layer):
             parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
             with handing_over(parameters, take):
-                output, along = self._call(index, 0, state)
-                if any(isinstance(each, Tensor) for each in along):
+                output, _ = self._call(index, 0, state)
+                if self._noted[0].uses_along:
                     raise self._no_stack("layers hand on more than hidden states")
                 idle = output.equal(state)
                 backward(output, gradient)

@@ -140,6 +140,10 @@ class Arguments:
             tuple(map(of, self.positional)), {key: of(v) for key, v in pairs}, self.by_name
         )
 
+    def has(self, value: Any) -> bool:
+        """Whether this very object is among them."""
+        return any(each is value for each in (*self.positional, *self.named.values()))
+
     def apart(self) -> Arguments:
         """The same, but for containers: what a layer puts into these is not seen by others."""
         pairs = self.named.items()

@@ -21,6 +21,10 @@ def every_layer(config: Config, layer: int) -> bool:
     return True
 
 
+COUNTED = {"expert": "experts", "head": "heads", "kv_head": "kv_heads"}
+"""What names of tensors may count beside layers, and the axes."""
+
+
 @dataclass(frozen=True)
 class Norm:
     """A norm: what comes in, divided by the root of the mean square of its coordinates.
@@ -44,8 +48,8 @@ class Tensor:
     """One tensor of a family, or one for each layer and expert that its name asks for.
 
     Attributes:
-        name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``; ``{expert}``
-            counts the axis ``experts``.
+        name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``; there is one
+            for each of an axis that it counts (``COUNTED``).
         pattern: what it reads and writes, in the notation of ``growkit.algebra.axes``.
         when: whether a model of this (completed) config has the tensor.
         canonical: for families that are DIFF Transformers, its name there, if it is another.
@@ -72,6 +76,11 @@ class Tensor:
     offset: float = 0.0
     component: str | None = None
     dense: tuple[str, ...] | None = None
+
+    @property
+    def counts(self) -> str | None:
+        """The axis for each of which there is a tensor of its own; None for the usual one."""
+        return next((axis for key, axis in COUNTED.items() if f"{{{key}}}" in self.name), None)
 
 
 def component_of(tensor: Tensor) -> str:

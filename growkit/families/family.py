@@ -13,7 +13,14 @@ from typing import Any
 from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
-from growkit.families.description import DiffForm, Multiple, Norm, Tensor
+from growkit.families.description import (
+    COUNTED,
+    DiffForm,
+    Multiple,
+    Norm,
+    Tensor,
+    component_of,
+)
 from growkit.families.experts import Experts
 from growkit.names import nearest, perhaps
 from growkit.registry import members
@@ -53,7 +60,8 @@ class Family:
         defaults: what the model class assumes for keys that the config leaves out, as values or as
             functions of the config.
         tensors: every tensor.
-        other_forms: every tensor, as other files hold the same models.
+        other_forms: every tensor, as other files hold the same models; that some lack the prefix of
+            the class is known of all.
         constants: axes whose size is the same in every model of the family.
         same: axes that always have the size of another one.
         may_be_zero: keys of sizes that may be 0.
@@ -75,6 +83,9 @@ class Family:
         grouped: axes whose neighbours form groups by position (head i reads KV head ⌊i/r⌋), so
             that copies must stand side by side.
         served: for such axes those whose coordinates serve their groups: KV heads those of heads.
+        places: for axes whose coordinates compute with their number: from the sizes of source and
+            target, for every place in the target the coordinate of the source that computes the
+            same there, or None.
         norms: those that have no weight; the others stand with their weight.
         multiples: sizes that the model class demands to be multiples of others.
         recomputed: endings of tensor names that old checkpoints hold and the class computes itself.
@@ -110,6 +121,7 @@ class Family:
     normed_sums: Callable[[Config], bool] = lambda config: False
     grouped: frozenset[str] = frozenset()
     served: Mapping[str, Axes] = field(default_factory=dict)
+    places: Mapping[str, Callable[[int, int], Sequence[int | None]]] = field(default_factory=dict)
     norms: tuple[Norm, ...] = ()
     multiples: tuple[Multiple, ...] = ()
     recomputed: tuple[str, ...] = ()
@@ -276,9 +288,14 @@ class Family:
         for axis, size in sizes.items():
             if found[axis] != size:
                 listed = ", ".join(f"{each} {sizes[each]}" for each in sorted(sizes))
+                computed = "".join(
+                    f", since its class computes {axis} from the others"
+                    for key in self.derived
+                    if self.axes.get(key) == (axis,)
+                )
                 raise InputError(
-                    f"a {self.name} model cannot have {axis} {size} with these sizes: {listed}; "
-                    "grow alike what it keeps alike"
+                    f"a {self.name} model cannot have {axis} {size} with these sizes: "
+                    f"{listed}{computed}; grow alike what it keeps alike"
                 )
         return resized
 
@@ -320,9 +337,31 @@ class Family:
     def as_stored(self, config: Config, names: Collection[str]) -> Family:
         """The family with the form of its tensors that fits these names best."""
         forms = [replace(self, tensors=each) for each in (self.tensors, *self.other_forms)]
+        forms += [base for form in forms if (base := form._of_base_class(names))]
         if len(forms) == 1:
             return self
         return max(forms, key=lambda form: sum(name in names for name in form.patterns(config)))
+
+    def _of_base_class(self, names: Collection[str]) -> Family | None:
+        """The family as its class without a head has it: without the prefix of the one with it.
+
+        None if these names have the prefix.
+        """
+        prefix = self.tensors[0].name.partition(".")[0] + "."
+        if any(name.startswith(prefix) for name in names):
+            return None
+        tensors = [
+            replace(
+                each,
+                name=each.name.removeprefix(prefix),
+                canonical=each.canonical or each.name,
+                component=component_of(each),
+            )
+            for each in self.tensors
+        ]
+        pairs = self.duplicates.items()
+        duplicates = {name: of.removeprefix(prefix) for name, of in pairs}
+        return replace(self, tensors=tuple(tensors), duplicates=duplicates)
 
     def members(self, config: Config) -> list[tuple[str, Tensor, int | None]]:
         """Name, description and layer (None outside of the layers) of every tensor of a model."""
@@ -339,9 +378,10 @@ class Family:
                 described = (
                     tensor if pattern == tensor.pattern else replace(tensor, pattern=pattern)
                 )
-                for expert in range(sizes["experts"]) if "{expert}" in tensor.name else (None,):
-                    name = tensor.name.format(layer=layer, expert=expert)
-                    found.append((name, described, layer))
+                axis = tensor.counts
+                for number in range(sizes[axis]) if axis else (None,):
+                    numbers = dict.fromkeys(COUNTED, number)
+                    found.append((tensor.name.format(layer=layer, **numbers), described, layer))
         return found
 
 
@@ -370,6 +410,13 @@ def family_of(config: Config, where: str) -> Family:
     known = {kind: family for family in families().values() for kind in family.model_types}
     if config.get("quantization_config"):
         raise InputError(f"the model in {where} is quantised; dequantise it first")
+    inner = config.get("text_config")
+    if isinstance(inner, dict) and model_type not in known:
+        raise InputError(
+            f"{where} has model_type {model_type!r}, with a language model of model_type "
+            f"{inner.get('model_type')!r} inside (text_config); growkit takes language models that "
+            "stand alone, save that one as a folder of its own (docs/families.md says how)"
+        )
     if not isinstance(model_type, str) or model_type not in known:
         raise InputError(
             f"{where} has model_type {model_type!r}, which no family describes; "

@@ -120,10 +120,6 @@ TENSORS = (
 )
 
 
-def _without_prefix(tensor: Tensor) -> Tensor:
-    return replace(tensor, name=tensor.name.removeprefix("model."))
-
-
 FAMILY = Family(
     name="OPT",
     model_types=("opt",),
@@ -154,7 +150,6 @@ FAMILY = Family(
     normed_sums=_norm_is_last,
     fixed=_fixed,
     tensors=TENSORS,
-    other_forms=(tuple(map(_without_prefix, TENSORS)),),
     grouped=frozenset({"heads"}),
     multiples=(
         Multiple("hidden_size", "num_attention_heads", "because each head has its share of hidden"),

@@ -1,5 +1,7 @@
 """StableLM: Llama's tensors with LayerNorm, and attention and MLP side by side in some models.
 
+Some have a norm for every head of queries and keys, each with a weight of its own.
+
 https://github.com/huggingface/transformers/tree/main/src/transformers/models/stablelm
 """
 
@@ -9,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from growkit.checkpoint.tensors import Config
-from growkit.errors import InputError
 from growkit.families.description import Norm, Tensor
 from growkit.families.llama import (
     ATTENTION,
@@ -22,6 +23,9 @@ from growkit.families.llama import (
 from growkit.families.llama import FAMILY as LLAMA
 
 NORM = Norm("hidden", "layer_norm_eps", centred=True)
+HEAD_NORM = Norm("head_dim", "layer_norm_eps", centred=True)
+Q_NORMS = ATTENTION + "q_layernorm.norms.{head}.weight"
+K_NORMS = ATTENTION + "k_layernorm.norms.{kv_head}.weight"
 
 
 def _qkv_bias(config: Config) -> bool:
@@ -40,12 +44,8 @@ def _attention() -> Iterator[Tensor]:
             yield tensor
 
 
-def _check(config: Config) -> None:
-    if config["qk_layernorm"]:
-        raise InputError(
-            "config.json of a StableLM model has qk_layernorm true; only models without norms of "
-            "their own in every head are known"
-        )
+def _qk_norms(config: Config) -> bool:
+    return bool(config["qk_layernorm"])
 
 
 FAMILY = replace(
@@ -68,10 +68,11 @@ FAMILY = replace(
         Tensor("model.embed_tokens.weight", "vocab -> hidden"),
         *layer_norm("model.layers.{layer}.input_layernorm", NORM),
         *_attention(),
+        Tensor(Q_NORMS, "head_dim", _qk_norms, norm=HEAD_NORM),
+        Tensor(K_NORMS, "head_dim", _qk_norms, norm=HEAD_NORM),
         *layer_norm("model.layers.{layer}.post_attention_layernorm", NORM, _one_after_the_other),
         *MLP_WITHOUT_BIAS,
         *last_layer_norm("model.norm", NORM),
         Tensor("lm_head.weight", "vocab <- hidden", untied),
     ),
-    check=_check,
 )

@@ -20,6 +20,7 @@ from growkit.errors import InputError
 from growkit.families.description import Tensor
 from growkit.families.family import MOST_LAYERS, Family, stored_family
 from growkit.families.layers import relayered, writers
+from growkit.growth.sizes import parsed
 from growkit.planning.operation import Change, Option, Row, SizeOption
 from growkit.planning.plan import Plan, Rule, unused_tensors
 from growkit.planning.transforms import Constant, Kept
@@ -28,11 +29,7 @@ PLACES = ("even", "end")
 
 
 def _is_size(text: str) -> bool:
-    return bool(
-        re.fullmatch(
-            r"x[0-9]{1,4}(\.[0-9]{1,4}|/[1-9][0-9]{0,3})?|[0-9]{1,5}", text.strip().lower()
-        )
-    )
+    return parsed(text, 1) is not None
 
 
 def _is_place(text: str) -> bool:
@@ -45,7 +42,6 @@ OPTIONS: tuple[Option, ...] = (
         "number of layers; x1.5 makes three of two",
         axes=("layers",),
         accepts=_is_size,
-        kinds=(str, int),
     ),
     Option(
         "blocks",
@@ -216,8 +212,7 @@ def _new(count: int, layers: str | None) -> int:
         raise InputError(
             f"layers is missing; give a factor like x1.5 or x2, or a number like {2 * count}"
         )
-    text = layers.strip().lower()
-    wanted = Fraction(text[1:]) * count if text.startswith("x") else Fraction(text)
+    wanted = parsed(layers, count) or Fraction(0)
     if wanted.denominator != 1:
         raise InputError(
             f"layers {layers} makes {float(wanted):g} of the present {count}; choose a whole "

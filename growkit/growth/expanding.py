@@ -8,14 +8,15 @@ norm must find a mean that it can be told of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.orders import Order
 from growkit.algebra.shares import Shares
-from growkit.checkpoint.tensors import TensorInfo, Weights
+from growkit.checkpoint.tensors import Config, TensorInfo, Weights
 from growkit.errors import InputError
 from growkit.families.description import Tensor as Described
 from growkit.families.family import Family
@@ -67,8 +68,8 @@ def expand(
     config = factors.config(source.config, config)
     growing = _Growing(old, new, made, shares)
     rules = tuple(
-        growing.rule(name, tensor, source.tensors[name], *factors.of(tensor))
-        for name, tensor, _ in family.members(source.config)
+        growing.rule(name, of, tensor, source.tensors[of], *factors.of(tensor))
+        for name, of, tensor in _members(family, source.config, config, made)
     )
     plan = Plan(
         config=config,
@@ -80,6 +81,26 @@ def expand(
     )
     plan.check(source, family.patterns(config), family.sizes(config))
     return plan
+
+
+def _members(
+    family: Family, source: Config, target: Config, made: Mapping[str, Expansion]
+) -> Iterator[tuple[str, str, Described]]:
+    """Name of every tensor of the target, that of the source's which it is made of, and what it is.
+
+    What has a tensor for each head has one for each copy.
+    """
+    before: dict[tuple[str, int | None], list[str]] = {}
+    for name, tensor, layer in family.members(source):
+        before.setdefault((tensor.name, layer), []).append(name)
+    seen: Counter[tuple[str, int | None]] = Counter()
+    for name, tensor, layer in family.members(target):
+        number = seen[tensor.name, layer]
+        seen[tensor.name, layer] += 1
+        axis = tensor.counts
+        if axis and axis in made:
+            number = int(made[axis].source[number])
+        yield name, before[tensor.name, layer][number], tensor
 
 
 def _check_groups(family: Family, old: Mapping[str, int], made: Mapping[str, Expansion]) -> None:
@@ -130,26 +151,26 @@ class _Growing:
         self._made: dict[tuple[Dimension, Order | None, bool], IndexMap] = {}
 
     def rule(
-        self, name: str, tensor: Described, info: TensorInfo, factor: float, rounds: bool
+        self, name: str, of: str, tensor: Described, info: TensorInfo, factor: float, rounds: bool
     ) -> Rule:
-        """How a tensor grows, what it is multiplied by, and whether that rounds."""
+        """How a tensor is made of another, what that is multiplied by, and whether it rounds."""
         pattern = Pattern.parse(tensor.pattern)
         grown = TensorInfo(pattern.shape(self._new), info.dtype)
         kept = all(each.axes.isdisjoint(self._expansions) for each in pattern.dimensions)
         if kept and not rounds:
-            return Rule(name, grown, Kept(name, factor) if factor != 1 else Kept(name))
+            return Rule(name, grown, Kept(of, factor) if factor != 1 else Kept(of))
         maps = partial(self._maps, tensor)
         why = self._why(pattern)
         times = f", times {factor:.6g}" if factor != 1 else ""
         if rounds:
             why += f"{times}, rounded once"
-            rounded = Rounded(name, maps, why, name, self._shares, factor, offset=tensor.offset)
+            rounded = Rounded(of, maps, why, name, self._shares, factor, offset=tensor.offset)
             return Rule(name, grown, rounded)
         if tensor.offset:
             wholes = partial(self._in_wholes, tensor, int(factor))
-            made = Mapped(name, wholes, why, name, self._shares, offset=tensor.offset)
+            made = Mapped(of, wholes, why, name, self._shares, offset=tensor.offset)
             return Rule(name, grown, made)
-        return Rule(name, grown, Mapped(name, maps, why + times, name, self._shares, factor))
+        return Rule(name, grown, Mapped(of, maps, why + times, name, self._shares, factor))
 
     def _in_wholes(self, tensor: Described, count: int) -> tuple[IndexMap, ...]:
         """Of a tensor to which something is added, parts would be another number's parts."""

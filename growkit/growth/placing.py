@@ -2,7 +2,8 @@
 
 Whole factors copy whole spaces. Any other size takes copies as they come: the first coordinates
 have one more. Members of groups follow what serves them. A space that a norm takes the mean over
-has as many whole copies as fit, and zeros behind them.
+has as many whole copies as fit, and zeros behind them. What computes with its number stands where
+it computes the same, and copies elsewhere are read by nothing yet.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def placed_copies(
     Raises:
         InputError: groups have no room for copies of all their members.
     """
-    from growkit.algebra.expansion import filled_up, in_blocks, side_by_side, uneven
+    from growkit.algebra.expansion import filled_up, in_blocks, in_places, side_by_side, uneven
 
     grouped = family.grouped
     complete = family.complete(config)
@@ -47,6 +48,8 @@ def placed_copies(
             found[axis] = _beside(family, old, axis, size, found)
         elif size == old[axis]:
             found[axis] = in_blocks(size, 1)
+        elif axis in family.places:
+            found[axis] = in_places(old[axis], family.places[axis](old[axis], size))
         elif size % old[axis] == 0:
             copies = side_by_side if axis in grouped else in_blocks
             found[axis] = copies(old[axis], size // old[axis])

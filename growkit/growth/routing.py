@@ -11,6 +11,7 @@ from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
 from growkit.families.description import Tensor
 from growkit.families.family import MOST_EXPERTS, Family
+from growkit.growth.sizes import check_whole, parsed
 from growkit.planning.operation import Option, Row, SizeOption
 
 
@@ -66,17 +67,18 @@ def asked_for(size: str, present: int, layers: int) -> int:
         InputError: the number is not understood, no multiple of those that there are, or more than
             any model has.
     """
-    match = re.fullmatch(r"(x?)([1-9][0-9]{0,11})", size.strip().lower())
-    if not match:
+    wanted = parsed(size, present)
+    if not wanted:
         raise InputError(
             f"experts {size!r} is not understood; write a whole factor like x2 or a number like "
             f"{8 * present}"
         )
-    experts = int(match[2]) * (present if match[1] else 1)
+    check_whole(EXPERTS, size, {EXPERTS: wanted})
+    experts = int(wanted)
     if experts == present:
         raise InputError(f"{experts} experts are no more than there are; choose {2 * experts}")
     if experts % present:
-        below = experts // present * present
+        below = max(experts // present * present, present)
         choices = " or ".join(str(each) for each in (below, below + present) if each > present)
         raise InputError(
             f"{experts} experts cannot be had by copying each of the present {present} as often as "

@@ -1,4 +1,4 @@
-"""Sizes as people ask for them: a factor like ``x2``, or a size like ``2048``."""
+"""Sizes as people write them, in every option of a size: ``x2``, ``x1.5``, ``x3/2`` or ``2048``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,24 @@ from fractions import Fraction
 
 from growkit.errors import InputError
 
+_SIZE = re.compile(r"([x×]?)([0-9]{1,12})(?:\.([0-9]{1,12})|/([0-9]{1,12}))?")
+
+
+def parsed(size: str, current: int) -> Fraction | None:
+    """What ``current`` is to become; None if the size is not understood.
+
+    Only a factor may have a point or a slash, and nothing is divided by zero.
+    """
+    match = _SIZE.fullmatch(size.strip().lower())
+    if not match:
+        return None
+    sign, whole, decimals, divisor = match.groups()
+    if not sign:
+        return None if decimals or divisor else Fraction(whole)
+    if divisor:
+        return current * Fraction(int(whole), int(divisor)) if int(divisor) else None
+    return current * Fraction(f"{whole}.{decimals or 0}")
+
 
 def factor(name: str, size: str, current: int) -> Fraction:
     """By what ``current`` is multiplied to become ``size``.
@@ -15,22 +33,20 @@ def factor(name: str, size: str, current: int) -> Fraction:
     Raises:
         InputError: the size is not understood, or smaller than the current one.
     """
-    text = size.strip().lower()
-    match = re.fullmatch(r"(x?)([0-9]{1,12})(?:/([0-9]{1,12}))?", text)
-    if not match or int(match[2]) == 0 or (match[3] and (not match[1] or int(match[3]) == 0)):
+    wanted = parsed(size, current)
+    if not wanted:
         raise InputError(
-            f"{name} {size!r} is not understood; write a factor like x2 or x3/2, or a size "
+            f"{name} {size!r} is not understood; write a factor like x2, x1.5 or x3/2, or a size "
             f"like {2 * current}"
         )
-    ratio = Fraction(int(match[2]), int(match[3] or 1)) if match[1] else None
-    ratio = ratio or Fraction(int(match[2]), current)
-    if ratio < 1:
+    if wanted < current:
+        text = size.strip()
         meant = f", or x{text} for a factor" if text.isdigit() and 1 < int(text) < 10 else ""
         raise InputError(
             f"{name} {size} is less than the present {current}, and nothing is taken away; "
             f"choose {current} or more{meant}"
         )
-    return ratio
+    return wanted / current
 
 
 def check_whole(name: str, size: str, sizes: Mapping[str, Fraction]) -> None:

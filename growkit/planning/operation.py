@@ -111,7 +111,7 @@ class Switch(Option):
 
 @dataclass(frozen=True)
 class SizeOption(Option):
-    """A size that a growth can change: a factor like ``x2``, or a size like ``2048``.
+    """A size that a growth can change: a factor, or a number (``growkit.growth.sizes``).
 
     Attributes:
         axes: the axes it copies, in whichever family has them.
@@ -126,7 +126,7 @@ class SizeOption(Option):
     @property
     def expected(self) -> str:
         """See ``Option``."""
-        return "a factor like x2 or a size"
+        return "a factor like x2, x1.5 or x3/2, or a size"
 
 
 @dataclass(frozen=True)
