@@ -13,6 +13,7 @@ from typing import Any
 from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
+from growkit.families.added import added_family
 from growkit.families.description import DiffForm, Multiple, Norm, Tensor
 from growkit.families.experts import Experts
 from growkit.names import nearest, perhaps
@@ -354,9 +355,11 @@ def _is_size(value: Any, least: int) -> bool:
 
 
 def families() -> dict[str, Family]:
-    """All families, by the name of their file."""
+    """All families, by the name of their file, and last the one that somebody added."""
     found = members("growkit.families", "FAMILY")
-    return {name: family for name, family in found.items() if isinstance(family, Family)}
+    known = {name: family for name, family in found.items() if isinstance(family, Family)}
+    added = added_family()
+    return known | {f"{added.name}, as described": added} if added else known
 
 
 def family_of(config: Config, where: str) -> Family:
@@ -373,7 +376,8 @@ def family_of(config: Config, where: str) -> Family:
     if not isinstance(model_type, str) or model_type not in known:
         raise InputError(
             f"{where} has model_type {model_type!r}, which no family describes; "
-            f"known are {', '.join(sorted(known))}{perhaps(model_type, known)}"
+            f"known are {', '.join(sorted(known))}{perhaps(model_type, known)}; 'growkit inspect "
+            "--infer' describes others"
         )
     known[model_type].check_bounds(config, where)
     return known[model_type]
