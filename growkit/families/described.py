@@ -18,6 +18,7 @@ Patterns are those of ``growkit.algebra.axes``. ``growkit inspect --infer`` writ
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -60,8 +61,12 @@ OF_A_TENSOR: dict[str, type] = {
     "centred": bool,
     "behind": bool,
     "offset": float,
+    "root": str,
 }
-"""What a tensor may say beside its pattern; ``tied`` is its pattern in tied models."""
+"""What a tensor may say beside its pattern.
+
+``tied`` is its pattern in tied models; ``root`` an axis whose root its class multiplies it by.
+"""
 
 KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false", float: "a number"}
 
@@ -163,14 +168,19 @@ def _tensors(
             norm = Norm(
                 said["norm"], said.get("eps"), said.get("centred", False), said.get("behind", False)
             )
-        tensor = Tensor(name, said["pattern"], norm=norm, offset=said.get("offset", 0.0))
+        scale = None
+        if "root" in said:
+            _check_axis(said["root"], known, of)
+            scale = partial(_root, said["root"])
+        offset = said.get("offset", 0.0)
         ways = [(said["pattern"], always)]
         if name in tied:
             ways = [(said["pattern"], _untied)]
         elif "tied" in said:
             ways = [(said["tied"], _tied), (said["pattern"], _untied)]
         found += [
-            Tensor(name, pattern, when, norm=norm, offset=tensor.offset) for pattern, when in ways
+            Tensor(name, pattern, when, norm=norm, scale=scale, offset=offset)
+            for pattern, when in ways
         ]
     names = {*content}
     for each in names:
@@ -239,6 +249,10 @@ def _assumed(value: Any) -> Any:
     """A value, or the quotient of two other keys."""
     whole, sign, parts = value.partition(" / ") if isinstance(value, str) else ("", "", "")
     return (lambda config: config[whole] // config[parts]) if sign else value
+
+
+def _root(axis: str, sizes: Mapping[str, int]) -> float:
+    return math.sqrt(sizes[axis])
 
 
 def _tied(config: Config) -> bool:

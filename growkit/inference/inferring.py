@@ -86,20 +86,17 @@ def infer(folder: str | Path) -> Inference:
     check_quantised(checkpoint)
     where = str(Path(folder) / "config.json")
     asked = ModelClass(checkpoint.config, where)
-    proposal = _Proposal(asked, see(asked))
+    proposal = _Proposal(asked, see(asked), frozenset(checkpoint.tensors))
     ways = proposal.ways()
-    open_ones = {name: found for name, found in ways.items() if len(found) > 1}
-    trials: list[Trial] = []
     best: tuple[int, dict[str, Any], list[Trial]] | None = None
     tried = 0
-    for chosen in islice(_choices(ways), MOST_TRIED):
-        description = proposal.description(chosen)
+    for description in islice(_descriptions(proposal, ways), MOST_TRIED):
         trials = Trials(asked).all(description)
         tried += 1
         wrong = sum(trial.wrong for trial in trials)
         if best is None or wrong < best[0]:
             best = wrong, description, trials
-        if not wrong or not open_ones:
+        if not wrong:
             break
     assert best is not None
     _, description, trials = best
@@ -111,7 +108,7 @@ def infer(folder: str | Path) -> Inference:
     if fixed:
         description["fixed"] = fixed
     _check_checkpoint(checkpoint, description)
-    evidence = _evidence(checkpoint, description, ways)
+    evidence = _evidence(checkpoint, description, {proposal.stored(t): w for t, w in ways.items()})
     sure = any(trial.exact for trial in trials) and not fixed
     found = Inference(
         model_class=asked.name,
@@ -128,14 +125,22 @@ def infer(folder: str | Path) -> Inference:
 
 @dataclass
 class _Proposal:
-    """What was found out of a class, as a description."""
+    """What was found out of a class, as a description.
+
+    Attributes:
+        asked: the class.
+        seen: what was seen while it ran.
+        files: names of the tensors of the checkpoint.
+    """
 
     asked: ModelClass
     seen: Seen
+    files: frozenset[str]
 
     def __post_init__(self) -> None:
         self._dimensions = composed(self.asked)
         self._names = self._templates()
+        self._stored = stored_names(self.asked)
         self._tied = self._ties()
 
     def _templates(self) -> dict[str, str]:
@@ -166,19 +171,20 @@ class _Proposal:
                     f"{self.asked.name} has experts ({template}), which cannot be inferred; "
                     f"{ELSEWHERE}"
                 )
-        stored = stored_names(self.asked)
         here = self.asked.shapes(self.asked.small) or {}
-        strange = sorted(stored - here.keys())
-        if strange:
-            raise InputError(
-                f"files of a {self.asked.name} model have names that its class has not (first "
-                f"{strange[0]}), which cannot be inferred; {ELSEWHERE}"
-            )
-        return {
-            template: template.replace("{layer}", "0")
-            for template, names in found.items()
-            if template.replace("{layer}", "0") in here
-        }
+        first = {template: template.replace("{layer}", "0") for template in found}
+        return {template: name for template, name in first.items() if name in here}
+
+    def stored(self, template: str) -> str:
+        """What files call the tensors of a template, in the form of the checkpoint."""
+        own = self._names[template]
+        name = self._stored.get(own, own)
+        if name == own or own in self.files:
+            return template
+        place = re.search(r"(?<=\.)0(?=\.)", name)
+        if place is None or "{layer}" not in template:
+            return name
+        return name[: place.start()] + "{layer}" + name[place.end() :]
 
     def _ties(self) -> dict[str, str]:
         """The head's weight, and the embedding that it is in tied models."""
@@ -226,12 +232,23 @@ class _Proposal:
         elif not dimensions or all(not axes for each in dimensions for axes, _ in each.terms):
             yield ", ".join(each.ways(False)[0] for each in dimensions)
 
-    def description(self, patterns: Mapping[str, str]) -> dict[str, Any]:
-        """The family with these patterns."""
+    def description(self, patterns: Mapping[str, str], *, rooted: bool = False) -> dict[str, Any]:
+        """The family with these patterns.
+
+        Args:
+            patterns: of every tensor.
+            rooted: whether the class multiplies embeddings with the root of hidden.
+        """
         asked = self.asked
         tensors: dict[str, Any] = {}
         for template, pattern in patterns.items():
-            tensors[template] = self._tensor(self._names[template], pattern)
+            tensors[self.stored(template)] = self._tensor(self._names[template], pattern)
+        if rooted:
+            tensors |= {
+                self.stored(t): {"pattern": pattern, "root": "hidden"}
+                for t, pattern in patterns.items()
+                if pattern == "vocab -> hidden"
+            }
         axes = {axis for p in patterns.values() for d in Pattern.parse(p).dimensions for axis in d.axes}
         sizes = {
             key: axis
@@ -267,7 +284,7 @@ class _Proposal:
             content["multiples"] = {asked.sizes["heads"]: asked.sizes["kv_heads"]}
         if self._wants_whole_heads():
             content.setdefault("multiples", {})[asked.sizes["hidden"]] = asked.sizes["heads"]
-        content["tied"] = self._tied
+        content["tied"] = {self.stored(a): self.stored(of) for a, of in self._tied.items()}
         content["tensors"] = tensors
         return content
 
@@ -294,6 +311,18 @@ class _Proposal:
         if self.asked.derived:
             return True
         return self.asked.shapes(small | {"hidden": small["hidden"] + 2}) is None
+
+
+def _descriptions(
+    proposal: _Proposal, ways: Mapping[str, list[str]]
+) -> Iterator[dict[str, Any]]:
+    """Everything that may be true, the likeliest first.
+
+    Classes multiply embeddings with the root of their width, or they do not.
+    """
+    for chosen in _choices(ways):
+        yield proposal.description(chosen)
+        yield proposal.description(chosen, rooted=True)
 
 
 def _count(axis: str) -> int:

@@ -47,9 +47,10 @@ class Composed:
         if len(written) == 1:
             (factors, count), *_ = written
             return _counted(factors, count)
-        if any(not factors for factors, _ in written):
-            return []
-        parts = [[".".join(factors)] * count for factors, count in written]
+        parts = [
+            [".".join(factors)] * count if factors else [number(count)]
+            for factors, count in written
+        ]
         forward = [each for part in parts for each in part]
         backward = [each for part in reversed(parts) for each in part]
         return list(dict.fromkeys(" + ".join(each) for each in (forward, backward)))

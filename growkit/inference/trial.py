@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,14 @@ from growkit.surgery import grow
 EXACT = 1e-10
 """Of logits, relative to their scale: far above rounding in float64, far below any fault."""
 
-GROWTHS: Mapping[str, Mapping[str, Any]] = {
-    "hidden": {"hidden": "x2"},
-    "ffn": {"ffn": "x2"},
-    "heads": {"heads": "x2"},
-    "kv_heads": {"heads": "x2", "kv_heads": "x2"},
-    "layers": {"method": "depth", "layers": "x2"},
+GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "hidden": ({"hidden": "x2"}, {"hidden": "x4"}),
+    "ffn": ({"ffn": "x2"},),
+    "heads": ({"heads": "x2"},),
+    "kv_heads": ({"heads": "x2", "kv_heads": "x2"},),
+    "layers": ({"method": "depth", "layers": "x2"},),
 }
-"""What is tried, by the axis that it is about."""
+"""What is tried, by the axis that it is about, until there is such a model."""
 
 
 class Trial(Result):
@@ -91,16 +90,20 @@ class Trials:
         ids: torch.Tensor,
         expected: torch.Tensor,
     ) -> Trial:
-        options = dict(GROWTHS[axis])
-        shown = {name: value for name, value in options.items() if name != "method"}
-        try:
-            grow(source, out, family=description, verify=False, **options)
-            found = _logits(out, ids)
-        except InputError as error:
-            return Trial(axis=axis, options=shown, error=None, why=reason(error))
-        scale = expected.square().mean().sqrt()
-        error = float((expected - found).abs().max() / scale)
-        return Trial(axis=axis, options=shown, error=error, why=None)
+        trial = None
+        for options in GROWTHS[axis]:
+            shown = {name: value for name, value in options.items() if name != "method"}
+            try:
+                grow(source, out, family=description, verify=False, **options)
+                found = _logits(out, ids)
+            except InputError as error:
+                trial = trial or Trial(axis=axis, options=shown, error=None, why=reason(error))
+                continue
+            scale = expected.square().mean().sqrt()
+            error = float((expected - found).abs().max() / scale)
+            return Trial(axis=axis, options=shown, error=error, why=None)
+        assert trial is not None
+        return trial
 
 
 def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
@@ -111,15 +114,28 @@ def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def stored_names(asked: ModelClass) -> set[str]:
-    """Names of the tensors in files of a small model."""
-    from safetensors import safe_open
+def stored_names(asked: ModelClass) -> dict[str, str]:
+    """What files call the tensors of a class, by their names there: they hold the same numbers.
+
+    Raises:
+        InputError: files have a tensor that the class has not.
+    """
+    from safetensors.torch import load_file
 
     with temporary("inference") as folder:
         model: Any = asked.small_model()
         with quiet():
             model.save_pretrained(folder)
-        index = folder / "model.safetensors.index.json"
-        assert not index.exists(), json.loads(index.read_text())
-        with safe_open(folder / "model.safetensors", "pt") as file:
-            return set(file.keys())
+        stored = load_file(folder / "model.safetensors")
+    here = model.state_dict()
+    found = {}
+    for name, tensor in stored.items():
+        same = (each for each, of in here.items() if each not in stored and tensor.equal(of))
+        own = name if name in here else next(same, None)
+        if own is None:
+            raise InputError(
+                f"files of a {asked.name} model have tensor {name}, which its class makes others "
+                "of; that cannot be inferred, describe the family as docs/adding-a-family.md says"
+            )
+        found[own] = name
+    return found
