@@ -75,8 +75,11 @@ def line(kind: str, folder: Path) -> str:
         told.append(f"{options}: {'refused' if error is None else format(error, '.0e')}")
     settings = growkit.Settings(prompts=2, length=12)
     fixed = found["family"].get("fixed", {})
-    size = {"ffn": "x2"} if "hidden" in fixed else {"hidden": "x4"}
-    made = growkit.grow(source, folder / "out", family=found["family"], verify=settings, **size)
+    size = {"hidden": "x4"} if "hidden" not in fixed else {"method": "depth", "layers": "x2"}
+    try:
+        made = growkit.grow(source, folder / "out", family=found["family"], verify=settings, **size)
+    except growkit.InputError as error:
+        return f"| {kind} | no proof | {error} |"
     proof = growkit.verify(source, folder / "out", settings=settings)
     kept = made["kept"] and proof["kept"] and proof["weights_recovered"]
     outcome = "works" if found["sure"] and kept else "partly" if kept else "broken"

@@ -152,6 +152,9 @@ def _tensors(
     content: Mapping[str, Any], known: set[str], tied: Mapping[str, str], where: str
 ) -> tuple[Tensor, ...]:
     found: list[Tensor] = []
+    entries = (content.get(of) for of in tied.values())
+    roots = [each["root"] for each in entries if isinstance(each, Mapping) and "root" in each]
+    root = roots[0] if roots and isinstance(roots[0], str) else None
     for name, entry in content.items():
         of = f"tensor {name} in {where}"
         if not NAME.fullmatch(name.replace("{layer}", "0", 1)):
@@ -171,17 +174,16 @@ def _tensors(
         scale = None
         if "root" in said:
             _check_axis(said["root"], known, of)
-            scale = partial(_root, said["root"])
+            scale = partial(_root, said["root"], 1)
         offset = said.get("offset", 0.0)
         ways = [(said["pattern"], always)]
-        if name in tied:
-            ways = [(said["pattern"], _untied)]
-        elif "tied" in said:
-            ways = [(said["tied"], _tied), (said["pattern"], _untied)]
-        found += [
-            Tensor(name, pattern, when, norm=norm, scale=scale, offset=offset)
-            for pattern, when in ways
-        ]
+        describe = partial(Tensor, name, norm=norm, scale=scale, offset=offset)
+        if "tied" in said:
+            # A tied head reads the embedding as it is stored, without the factor of the class.
+            unscaled = partial(_root, root, -1) if root else scale
+            found.append(describe(said["tied"], when=_tied, scale=unscaled))
+        when = _untied if name in tied or "tied" in said else always
+        found.append(describe(said["pattern"], when=when))
     names = {*content}
     for each in names:
         as_layer = re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", each, count=1)
@@ -251,8 +253,8 @@ def _assumed(value: Any) -> Any:
     return (lambda config: config[whole] // config[parts]) if sign else value
 
 
-def _root(axis: str, sizes: Mapping[str, int]) -> float:
-    return math.sqrt(sizes[axis])
+def _root(axis: str, power: int, sizes: Mapping[str, int]) -> float:
+    return math.sqrt(sizes[axis]) ** power
 
 
 def _tied(config: Config) -> bool:

@@ -54,6 +54,7 @@ class ModelClass:
     Attributes:
         name: of the class.
         sizes: config keys by the axis whose size they are, but for what the class computes.
+        followers: keys that have to be what hidden is.
         derived: whether the class computes the size of a head from hidden and heads.
         small: the size of every axis in the models that are asked.
 
@@ -87,6 +88,7 @@ class ModelClass:
         self.sizes: dict[str, str] = {}
         self.small: dict[str, int] = {}
         self.derived = False
+        self.followers: set[str] = set()
         self._built: dict[str, Shapes | None] = {}
         self._find_sizes()
 
@@ -121,6 +123,7 @@ class ModelClass:
         keys = {self.sizes[axis]: size for axis, size in sizes.items() if axis in self.sizes}
         if self.derived:
             keys[self.sizes["hidden"]] = sizes["heads"] * sizes["head_dim"]
+        keys |= {key: keys[self.sizes["hidden"]] for key in self.followers}
         count = keys[self.sizes["layers"]]
         plain: dict[str, Any] = {}
         for key, value in self._plain.items():
@@ -192,6 +195,7 @@ class ModelClass:
             del self.sizes["head_dim"]
             self.derived = True
             self.small["hidden"] = SMALL["heads"] * SMALL["head_dim"]
+        self._find_followers()
         if self.shapes(self.small) is None:
             self._explain()
         for axis in ("ffn", "kv_heads", "positions"):
@@ -203,7 +207,8 @@ class ModelClass:
         others = iter(OTHERS)
         for key, value in self._said.items():
             count = isinstance(value, int) and not isinstance(value, bool) and value > 1
-            if not count or key in self._keys.values() or key in self.sizes.values():
+            named = {*self._keys.values(), *self.sizes.values(), *self.followers}
+            if not count or key in named:
                 continue
             here = self.shapes(self.small)
             if key.endswith("_token_id") or self.shapes(self.small, **{key: 2 * value}) in (
@@ -215,6 +220,18 @@ class ModelClass:
             self.small[key] = next(others, value)
             if self.shapes(self.small) is None:
                 self.small[key] = value
+
+    def _find_followers(self) -> None:
+        """Keys that are hidden as well, as the class has other tensors where they are not."""
+        width = self._said.get(self.sizes["hidden"])
+        for key, value in self._said.items():
+            if value != width or isinstance(value, bool) or key == self.sizes["hidden"]:
+                continue
+            alike, apart = (
+                self.shapes(self.small, **{key: n * self.small["hidden"]}) or {} for n in (1, 2)
+            )
+            if alike.keys() != apart.keys():
+                self.followers.add(key)
 
     def _matters(self, axis: str) -> bool:
         """Whether any shape changes with a size."""

@@ -201,6 +201,11 @@ class _Proposal:
         found = {}
         for template, name in self._names.items():
             module, _, parameter = name.rpartition(".")
+            if not self._dimensions[name]:
+                raise InputError(
+                    f"tensor {template} of a {self.asked.name} model is a single number, which no "
+                    "pattern describes, so its family cannot be inferred"
+                )
             patterns = list(dict.fromkeys(self._patterns(module, parameter, name)))
             if not patterns:
                 raise InputError(
@@ -255,6 +260,7 @@ class _Proposal:
             for axis, key in asked.sizes.items()
             if axis in axes or axis in ("layers", "hidden", "heads")
         }
+        sizes |= dict.fromkeys(sorted(asked.followers), "hidden")
         constants = {each: _count(each) for each in sorted(axes - {*sizes.values()} - {"head_dim"})}
         assumed = {
             key: asked.value(key)
