@@ -89,7 +89,9 @@ def grow(
     step = GrowStep(method, _given(options))
     written = dtype, shard_size, base_model, _description(family)
     recipe = Recipe(str(source), (step,), str(output), _settings(verify), seed, *written)
-    return run(recipe, reads=_files(family), overwrite=overwrite, dry_run=dry_run, progress=progress)
+    return run(
+        recipe, reads=_files(family), overwrite=overwrite, dry_run=dry_run, progress=progress
+    )
 
 
 def convert(

@@ -1,4 +1,4 @@
-"""Families inferred from nothing: random models of classes that growkit knows, and that it does not.
+"""Families inferred from nothing, of classes that growkit knows and of others.
 
 ``python -m tests.infer`` infers them all and prints a table; ``python -m tests.infer arcee`` some.
 """
@@ -18,19 +18,63 @@ import growkit
 from growkit.families.family import families
 from tests.conftest import save_random
 
-KNOWN = (
-    "llama mistral qwen2 qwen3 gpt_neox olmo2 gemma gemma2 phi phi3 gpt2 opt cohere falcon stablelm "
-    "granite starcoder2 smollm3 mixtral mamba"
-).split()
-OTHERS = (
-    "apertus arcee biogpt bitnet bloom codegen cwm doge ernie4_5 exaone4 glm glm4 gpt_bigcode "
-    "gpt_neo gptj helium hunyuan_v1_dense hyperclovax internlm3 jais2 minicpm3 mpt nanochat "
-    "nemotron persimmon seed_oss vaultgemma xglm youtu"
-).split()
+KNOWN = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gpt_neox",
+    "olmo2",
+    "gemma",
+    "gemma2",
+    "phi",
+    "phi3",
+    "gpt2",
+    "opt",
+    "cohere",
+    "falcon",
+    "stablelm",
+    "granite",
+    "starcoder2",
+    "smollm3",
+    "mixtral",
+    "mamba",
+]
+OTHERS = [
+    "apertus",
+    "arcee",
+    "biogpt",
+    "bitnet",
+    "bloom",
+    "codegen",
+    "cwm",
+    "doge",
+    "ernie4_5",
+    "exaone4",
+    "glm",
+    "glm4",
+    "gpt_bigcode",
+    "gpt_neo",
+    "gptj",
+    "helium",
+    "hunyuan_v1_dense",
+    "hyperclovax",
+    "internlm3",
+    "jais2",
+    "minicpm3",
+    "mpt",
+    "nanochat",
+    "nemotron",
+    "persimmon",
+    "seed_oss",
+    "vaultgemma",
+    "xglm",
+    "youtu",
+]
 
 SIZES: dict[str, Any] = {
     "vocab_size": 29,
-    "hidden_size": 48,
+    "hidden_size": 64,
     "intermediate_size": 36,
     "ffn_dim": 36,
     "num_hidden_layers": 2,
@@ -40,9 +84,6 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
     "rotary_dim": 8,
     "attention_types": [[["global", "local"], 1]],
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
 }
 
 
@@ -50,7 +91,9 @@ def random_model(kind: str, folder: Path, seed: int = 0, **more: Any) -> Path:
     """A tiny random model of a type, with the sizes that its config knows."""
     empty = CONFIG_MAPPING[kind]()
     names = {key: empty.attribute_map.get(key, key) for key in SIZES}
-    known = {names[key]: SIZES[key] for key in SIZES if names[key] in empty.to_dict()}
+    has = empty.to_dict()
+    known = {names[key]: value for key, value in SIZES.items() if names[key] in has}
+    known |= dict.fromkeys((key for key in has if key.endswith("_token_id")), 1)
     return save_random(folder, CONFIG_MAPPING[kind](**(known | more)), seed, torch.float32)
 
 

@@ -124,13 +124,14 @@ def described(content: Any, where: str) -> Family:
                 f"multiples in {where} name {number!r}; {did_you_mean(number, numbers)}"
             )
     lists = frozenset(_listed(content, "lists", where))
+    ordered = sorted(sizes.items(), key=lambda entry: len(entry[1]))  # single axes come first
     tied = _mapping(content, "tied", str, where)
     tensors = _tensors(content["tensors"], known, tied, where)
     eps = {tensor.norm.eps for tensor in tensors if tensor.norm and tensor.norm.eps}
     return Family(
         name=content["family"][:100],
         model_types=(content["model_type"],),
-        axes=dict(sorted(sizes.items(), key=lambda entry: len(entry[1]))),
+        axes=dict(ordered),
         defaults={key: _assumed(value) for key, value in assumed.items()},
         tensors=tensors,
         constants=constants,
@@ -151,55 +152,57 @@ def described(content: Any, where: str) -> Family:
 def _tensors(
     content: Mapping[str, Any], known: set[str], tied: Mapping[str, str], where: str
 ) -> tuple[Tensor, ...]:
-    found: list[Tensor] = []
-    entries = (content.get(of) for of in tied.values())
-    roots = [each["root"] for each in entries if isinstance(each, Mapping) and "root" in each]
-    root = roots[0] if roots and isinstance(roots[0], str) else None
-    for name, entry in content.items():
-        of = f"tensor {name} in {where}"
-        if not NAME.fullmatch(name.replace("{layer}", "0", 1)):
-            raise InputError(f"{of} has a name that no tensor has; {{layer}} may stand in it once")
-        said = {"pattern": entry} if isinstance(entry, str) else entry
-        if not isinstance(said, Mapping) or "pattern" not in said:
-            raise InputError(f"{of} must be a pattern, or a mapping with one")
-        _check(said, OF_A_TENSOR, of)
-        for key in ("pattern", "tied"):
-            _check_pattern(said.get(key), known, of)
+    names = content.keys()
+    for name in names:
+        as_layer = re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", name, count=1)
+        if as_layer != name and as_layer in names:
+            raise InputError(f"{where} has tensor {name} twice: {as_layer} stands for it as well")
+    for each in (*tied.values(), *tied):
+        if each not in names:
+            raise InputError(f"tied in {where} names {each!r}; {did_you_mean(each, names)}")
+    entries = {name: _entry(name, entry, known, where) for name, entry in content.items()}
+    found = []
+    for name, entry in entries.items():
         norm = None
-        if "norm" in said:
-            _check_axis(said["norm"], known, of)
-            norm = Norm(
-                said["norm"], said.get("eps"), said.get("centred", False), said.get("behind", False)
-            )
-        scale = None
-        if "root" in said:
-            _check_axis(said["root"], known, of)
-            scale = partial(_root, said["root"], 1)
-        offset = said.get("offset", 0.0)
-        ways = [(said["pattern"], always)]
-        describe = partial(Tensor, name, norm=norm, scale=scale, offset=offset)
-        if "tied" in said:
+        if "norm" in entry:
+            does = {key: entry[key] for key in ("centred", "behind") if key in entry}
+            norm = Norm(entry["norm"], entry.get("eps"), **does)
+        root = entry.get("root")
+        scale = partial(_root, root, 1) if root else None
+        describe = partial(Tensor, name, norm=norm, offset=entry.get("offset", 0.0))
+        if "tied" in entry:
             # A tied head reads the embedding as it is stored, without the factor of the class.
-            unscaled = partial(_root, root, -1) if root else scale
-            found.append(describe(said["tied"], when=_tied, scale=unscaled))
-        when = _untied if name in tied or "tied" in said else always
-        found.append(describe(said["pattern"], when=when))
-    names = {*content}
-    for each in names:
-        as_layer = re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", each, count=1)
-        if as_layer != each and as_layer in names:
-            raise InputError(f"{where} has tensor {each} twice: {as_layer} stands for it as well")
-    for alias, of in tied.items():
-        if of not in names:
-            raise InputError(f"tied in {where} names {of!r}; {did_you_mean(of, names)}")
-        if alias not in names:
-            raise InputError(f"tied in {where} names {alias!r}; {did_you_mean(alias, names)}")
+            roots = [entries[of]["root"] for of in tied.values() if "root" in entries[of]]
+            unscaled = partial(_root, roots[0], -1) if roots else scale
+            found.append(describe(entry["tied"], when=_tied, scale=unscaled))
+        when = _untied if name in tied or "tied" in entry else always
+        found.append(describe(entry["pattern"], when=when, scale=scale))
     return tuple(found)
 
 
-def _check_pattern(pattern: str | None, known: set[str], of: str) -> None:
-    if pattern is None:
-        return
+def _entry(name: str, entry: Any, known: set[str], where: str) -> dict[str, Any]:
+    """What is said of a tensor.
+
+    Raises:
+        InputError: something is wrong with it.
+    """
+    of = f"tensor {name} in {where}"
+    if not NAME.fullmatch(name.replace("{layer}", "0", 1)):
+        raise InputError(f"{of} has a name that no tensor has; {{layer}} may stand in it once")
+    said = {"pattern": entry} if isinstance(entry, str) else entry
+    if not isinstance(said, Mapping) or "pattern" not in said:
+        raise InputError(f"{of} must be a pattern, or a mapping with one")
+    _check(said, OF_A_TENSOR, of)
+    for key in ("pattern", "tied"):
+        if key in said:
+            _check_pattern(said[key], known, of)
+    for key in ("norm", "root"):
+        if key in said:
+            _check_axis(said[key], known, of)
+    return dict(said)
+
+
+def _check_pattern(pattern: str, known: set[str], of: str) -> None:
     try:
         parsed = Pattern.parse(pattern[:200])
     except (ValueError, RecursionError) as error:
@@ -211,7 +214,9 @@ def _check_pattern(pattern: str | None, known: set[str], of: str) -> None:
 
 def _check_axis(axis: str, known: set[str], of: str) -> None:
     if axis not in known:
-        raise InputError(f"{of} names axis {axis!r}, which no size says; {did_you_mean(axis, known)}")
+        raise InputError(
+            f"{of} names axis {axis!r}, which no size says; {did_you_mean(axis, known)}"
+        )
 
 
 def _check(content: Mapping[Any, Any], kinds: Mapping[str, type], where: str) -> None:
@@ -233,7 +238,9 @@ def _mapping(content: Mapping[str, Any], key: str, kind: type, where: str) -> di
         if kind is str:
             _text(value, f"{name} of {key} in {where}")
         elif not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 24:
-            raise InputError(f"{name} of {key} in {where} is {value!r}; a whole number was expected")
+            raise InputError(
+                f"{name} of {key} in {where} is {value!r}; a whole number was expected"
+            )
     return dict(found)
 
 

@@ -308,7 +308,7 @@ class Family:
     def named(self, config: Config) -> Config:
         """The config with the class that is to load it, for folders that growkit writes."""
         named = dict(config)
-        if self.architecture:
+        if self.architecture and config.get("model_type") == self.model_types[0]:
             named["architectures"] = [self.architecture]
         if self.auto_map:
             named["auto_map"] = dict(self.auto_map)

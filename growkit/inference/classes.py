@@ -80,7 +80,7 @@ class ModelClass:
                 "of a single config can be inferred, describe it as docs/adding-a-family.md says"
             )
         self._read, self._where = read, where
-        self.name = known[type(read)].__name__
+        self.name = str(getattr(known[type(read)], "__name__", kind))
         own = read.attribute_map
         self._keys = {axis: own.get(key, key) for key, axis in NAMED.items()}
         self._said = {key: value for key, value in read.to_dict().items() if key != "auto_map"}
@@ -97,9 +97,22 @@ class ModelClass:
         """How many layers the model has."""
         return int(getattr(self._read, self._keys["layers"]))
 
-    def value(self, key: str) -> Any:
-        """What the class makes of a key, also where the config leaves it out."""
-        return self._said.get(key, getattr(self._read, key, None))
+    @property
+    def lists(self) -> list[str]:
+        """Keys with an entry for each layer, as the class itself would have them."""
+        listed = {
+            key
+            for key, value in self._plain.items()
+            if isinstance(value, list) and len(value) == self.layers
+        }
+        bare = {key: value for key, value in self._plain.items() if key not in listed}
+        with quiet(), foreign(f"{self._where} is not understood", "correct it"):
+            few, more = (
+                type(self._read).from_dict(bare | {self._keys["layers"]: count}) for count in (2, 3)
+            )
+        return sorted(
+            key for key in listed if [_length(each, key) for each in (few, more)] == [2, 3]
+        )
 
     def said(self, key: str) -> Any:
         """What the config says of a key; None if it leaves it out."""
@@ -107,7 +120,7 @@ class ModelClass:
 
     @property
     def splits_hidden(self) -> bool:
-        """Whether the size of a head is that of hidden divided by heads, if nothing else is said."""
+        """Whether a head is as wide as its share of hidden, if nothing else is said."""
         if self.derived or self.said("head_dim") is not None:
             return self.derived
         sizes = {axis: size for axis, size in self.small.items() if axis != "head_dim"}
@@ -123,18 +136,20 @@ class ModelClass:
         keys = {self.sizes[axis]: size for axis, size in sizes.items() if axis in self.sizes}
         if self.derived:
             keys[self.sizes["hidden"]] = sizes["heads"] * sizes["head_dim"]
-        keys |= {key: keys[self.sizes["hidden"]] for key in self.followers}
+        keys |= dict.fromkeys(self.followers, keys[self.sizes["hidden"]])
         count = keys[self.sizes["layers"]]
         plain: dict[str, Any] = {}
         for key, value in self._plain.items():
-            if key.endswith("_token_id"):
-                value = None
-            elif isinstance(value, list) and len(value) == self.layers:
+            if isinstance(value, list) and len(value) == self.layers:
                 value = (value * count)[:count]
             elif isinstance(value, dict) and any(isinstance(v, list) for v in value.values()):
                 continue  # of as many numbers as a head has coordinates
             plain[key] = value
-        ends = {key: None for key in self._said if key.endswith("_token_id")}
+        ends = {
+            key: 1  # of the few tokens that there are
+            for key, value in self._said.items()
+            if key.endswith("_token_id") and value is not None
+        }
         return type(self._read).from_dict(plain | ends | keys | more)
 
     def shapes(self, sizes: Mapping[str, int], **more: Any) -> Shapes | None:
@@ -142,7 +157,9 @@ class ModelClass:
         asked = json.dumps([dict(sizes), more], sort_keys=True, default=str)
         if asked not in self._built:
             try:
-                model = self.model(self.config(sizes, **more), "meta")
+                with quiet():
+                    config = self.config(sizes, **more)
+                model = self.model(config, "meta")
                 self._built[asked] = {n: tuple(t.shape) for n, t in model.state_dict().items()}
             except Exception:  # of a class that cannot have these sizes
                 self._built[asked] = None
@@ -175,20 +192,12 @@ class ModelClass:
         return model
 
     def _find_sizes(self) -> None:
-        """Which keys change a shape, one after the other."""
-        present = {axis: key for axis, key in self._keys.items() if self.value(key) is not None}
-        for key, axis in ALSO.items():
-            if axis not in present and isinstance(self.value(key), int):
-                present[axis] = key
-        needed = {"vocab", "hidden", "layers", "heads"}
-        missing = sorted(needed - present.keys())
-        if missing:
-            raise InputError(
-                f"the config of a {self.name} model has no key that transformers calls "
-                f"{' or '.join(key for key, axis in NAMED.items() if axis in missing)}; such a "
-                "model cannot be inferred, describe it as docs/adding-a-family.md says"
-            )
-        self.sizes = {axis: key for axis, key in present.items() if axis in SMALL}
+        """Which keys change a shape, one after the other.
+
+        Raises:
+            InputError: the class is not like others, or has experts.
+        """
+        self._find_named()
         self.sizes.setdefault("head_dim", "head_dim")  # many classes look for one
         self.small = dict(SMALL)
         if not self._matters("head_dim"):
@@ -198,23 +207,47 @@ class ModelClass:
         self._find_followers()
         if self.shapes(self.small) is None:
             self._explain()
-        for axis in ("ffn", "kv_heads", "positions"):
-            if axis in self.sizes and axis != "positions" and not self._matters(axis):
+        experts = [name for name in self.shapes(self.small) or {} if ".experts." in name]
+        if experts:
+            raise InputError(
+                f"{self.name} has experts ({experts[0]}), and families with experts cannot be "
+                "inferred; describe this one as docs/adding-a-family.md says"
+            )
+        for axis in ("ffn", "kv_heads"):
+            if axis in self.sizes and not self._matters(axis):
                 del self.sizes[axis]
         if "positions" in self.sizes and not self._matters("positions"):
-            self._fixed_positions()
+            # They are no size; a small model has few of them all the same.
+            self._plain[self.sizes.pop("positions")] = SMALL["positions"]
         self.small = {a: n for a, n in self.small.items() if a in self.sizes or a == "head_dim"}
+        self._find_others()
+
+    def _find_named(self) -> None:
+        """The keys that have the same name, or one of few, in every class."""
+        present = {axis: key for axis, key in self._keys.items() if self.value(key) is not None}
+        for key, axis in ALSO.items():
+            if axis not in present and isinstance(self.value(key), int):
+                present[axis] = key
+        missing = {"vocab", "hidden", "layers", "heads"} - present.keys()
+        if missing:
+            names = sorted(key for key, axis in NAMED.items() if axis in missing)
+            raise InputError(
+                f"the config of a {self.name} model has no key that transformers calls "
+                f"{' or '.join(names)}; such a model cannot be inferred, describe its family as "
+                "docs/adding-a-family.md says"
+            )
+        self.sizes = {axis: key for axis, key in present.items() if axis in SMALL}
+
+    def _find_others(self) -> None:
+        """Whatever else a config counts, and a shape depends on."""
+        named = {*self._keys.values(), *self.sizes.values(), *self.followers}
         others = iter(OTHERS)
         for key, value in self._said.items():
-            count = isinstance(value, int) and not isinstance(value, bool) and value > 1
-            named = {*self._keys.values(), *self.sizes.values(), *self.followers}
-            if not count or key in named:
+            counts = isinstance(value, int) and not isinstance(value, bool) and value > 1
+            if not counts or key in named or key.endswith("_token_id"):
                 continue
-            here = self.shapes(self.small)
-            if key.endswith("_token_id") or self.shapes(self.small, **{key: 2 * value}) in (
-                None,
-                here,
-            ):
+            there = self.shapes(self.small, **{key: 2 * value})
+            if there in (None, self.shapes(self.small)):
                 continue
             self.sizes[key] = key
             self.small[key] = next(others, value)
@@ -239,10 +272,6 @@ class ModelClass:
         there = self.shapes(self.small | {axis: 2 * self.small[axis]})
         return here is not None and there is not None and here != there
 
-    def _fixed_positions(self) -> None:
-        """Positions that are no size: the small model has few of them all the same."""
-        self._plain[self.sizes.pop("positions")] = SMALL["positions"]
-
     def _explain(self) -> None:
         """Say why there is no small model of the class."""
         with foreign(
@@ -251,3 +280,8 @@ class ModelClass:
         ):
             self.model(self.config(self.small), "meta")
         raise AssertionError("there is a small model after all")
+
+
+def _length(config: Any, key: str) -> int:
+    value = getattr(config, key, None)
+    return len(value) if isinstance(value, list) else 0

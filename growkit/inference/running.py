@@ -70,7 +70,8 @@ def see(asked: ModelClass) -> Seen:
     from transformers.pytorch_utils import Conv1D
 
     with foreign(
-        f"no small model of {asked.name} runs", "describe the family as docs/adding-a-family.md says"
+        f"no small model of {asked.name} runs",
+        "describe the family as docs/adding-a-family.md says",
     ):
         model = asked.small_model()
     lists = [
@@ -92,7 +93,8 @@ def see(asked: ModelClass) -> Seen:
             seen.attention.append(name + ".")
     watched = _Watch(model, seen)
     with foreign(
-        f"no small model of {asked.name} runs", "describe the family as docs/adding-a-family.md says"
+        f"no small model of {asked.name} runs",
+        "describe the family as docs/adding-a-family.md says",
     ):
         watched.run(asked.small["vocab"])
     seen.reads_hidden = watched.given_hidden
@@ -127,7 +129,8 @@ def _behaviour(module: nn.Module, width: int, name: str) -> tuple[bool, float]:
     if not width:
         raise InputError(f"{name} never runs, so nobody knows what it does; describe it yourself")
     generator = torch.Generator().manual_seed(1)
-    shape = (3, *module.weight.shape) if _has_weight(module) else (3, width)
+    weight: Any = getattr(module, "weight", None)
+    shape = (3, *weight.shape) if _has_weight(module) else (3, width)
     given = 3 * torch.randn(shape, generator=generator)
     with torch.no_grad():
         as_it_is, shifted = module(given), module(given + 2.0)
@@ -194,9 +197,9 @@ class _Watch:
                 self._attention[name + "."] = given
             if not given:
                 return
-            if attention and kind in ("linear", "transposed"):
-                if any(_same(given[0], each) for each in self._attention.get(attention, [])):
-                    self.given_hidden.add(name)
+            around = self._attention.get(attention or "", [])
+            if kind in ("linear", "transposed") and any(_same(given[0], each) for each in around):
+                self.given_hidden.add(name)
             if kind == "norm":
                 self.widths[name] = given[0].shape[-1]
                 made = self._made.get(layer or "", [])

@@ -94,7 +94,9 @@ def composed(asked: ModelClass) -> dict[str, list[Composed]]:
     for name, shape in here.items():
         dimensions = []
         for at, size in enumerate(shape):
-            relevant = [a for a in axes if moved[a] is None or moved[a].get(name, shape)[at] != size]
+            relevant = [
+                a for a in axes if moved[a] is None or moved[a].get(name, shape)[at] != size
+            ]
             dimensions.append(_composed(asked, name, at, relevant))
         found[name] = dimensions
     return found

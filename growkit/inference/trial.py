@@ -100,8 +100,8 @@ class Trials:
                 trial = trial or Trial(axis=axis, options=shown, error=None, why=reason(error))
                 continue
             scale = expected.square().mean().sqrt()
-            error = float((expected - found).abs().max() / scale)
-            return Trial(axis=axis, options=shown, error=error, why=None)
+            distance = float((expected - found).abs().max() / scale)
+            return Trial(axis=axis, options=shown, error=distance, why=None)
         assert trial is not None
         return trial
 

@@ -68,10 +68,12 @@ def as_diff_transformer(config: Config, where: str) -> Config:
         return config
     form = _form(family, where)
     for key, values in form.harmless.items():
-        if config.get(key) not in values and key in config:
+        said = config.get(key, form.assumed.get(key, values[0]))
+        if said not in values:
+            has = f"has {key}" if key in config else f"lacks {key}, for which the class assumes"
             raise InputError(
-                f"config.json in {where} has {key} {config[key]!r}, which growkit does not know "
-                f"in a {family.name} model; {' or '.join(map(repr, values))} was expected"
+                f"config.json in {where} {has} {said!r}, which no DIFF Transformer made of a "
+                f"{family.name} model can have; {' or '.join(map(repr, values))} was expected"
             )
     complete = family.complete(config)
     sizes = {"noise_heads": 0} | family.sizes(config)
@@ -267,6 +269,7 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
             )
         config[name] = diff[key]
     config["model_type"] = family.model_types[0]
+    config |= {key: form.harmless[key][0] for key in form.assumed}
     sizes = DIFF.sizes(diff)
     sizes["heads"] = sizes["signal_heads"]
     config = _with_numbers(config, family, sizes)

@@ -9,9 +9,9 @@
     output: ./large
     verify: {prompts: 8, length: 128, seed: 0}
 
-``family`` may name a file that describes the source's family (``growkit.families.described``), or
-hold what stands there. A step is a growth (``grow: METHOD``) or a conversion (``convert: VARIANT``). Unknown keys are
-errors that name the nearest match. Paths are relative to the current folder.
+A step is a growth (``grow: METHOD``) or a conversion (``convert: VARIANT``). ``family`` may name a
+file that describes the source's family (``growkit.families.described``), or hold what stands there.
+Unknown keys are errors that name the nearest match. Paths are relative to the current folder.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from growkit.strict_yaml import read_yaml
 LISTED = "'growkit recipes list' lists those"
 
 NEEDED = ("source", "steps", "output")
+
 
 def recipe_file(name: Path) -> Path:
     """The file of a recipe.
@@ -76,7 +77,7 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
     content = _manifest(file) if file.suffix == ".json" else read_yaml(file, "recipe")
     if not isinstance(content, dict) or content.keys().isdisjoint(NEEDED):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
-    given = {
+    given: dict[str, Any] = {
         key: value for key, value in (("source", source), ("output", output)) if value is not None
     }
     if isinstance(content.get("family"), str):
