@@ -97,12 +97,6 @@ def random_model(kind: str, folder: Path, seed: int = 0, **more: Any) -> Path:
     return save_random(folder, CONFIG_MAPPING[kind](**(known | more)), seed, torch.float32)
 
 
-def patterns(description: dict[str, Any]) -> dict[str, str]:
-    """What an inferred family says of its tensors."""
-    entries = description["tensors"].items()
-    return {name: each if isinstance(each, str) else each["pattern"] for name, each in entries}
-
-
 def line(kind: str, folder: Path) -> str:
     """What became of a type, as a row of a table."""
     started = time.time()

@@ -114,6 +114,10 @@ class ModelClass:
             key for key in listed if [_length(each, key) for each in (few, more)] == [2, 3]
         )
 
+    def value(self, key: str) -> Any:
+        """What the class makes of a key, also where the config leaves it out."""
+        return self._said.get(key, getattr(self._read, key, None))
+
     def said(self, key: str) -> Any:
         """What the config says of a key; None if it leaves it out."""
         return self._plain.get(key)
