@@ -125,6 +125,8 @@ class DiffForm:
             which they change nothing.
         assumed: of these keys, what the family's class assumes where a config leaves them out, if
             that does change something.
+        strict: whether keys that nobody named are refused; not where configs hold much that is of
+            training alone.
     """
 
     switches: Mapping[str, Any]
@@ -132,3 +134,4 @@ class DiffForm:
     lambda_init: Callable[[int], float] | None = None
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     assumed: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = True

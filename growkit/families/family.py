@@ -34,6 +34,9 @@ MOST_SIZE = 1 << 24
 KINDS = {bool: "true or false", int: "a whole number", list: "a list"}
 """What keys with such defaults must be."""
 
+QUANTISED = ("quantization_config", "compression_config")
+"""Keys of configs of models whose weights are no numbers by themselves."""
+
 LISTS = frozenset({"layer_types", "mlp_layer_types"})
 """Keys that hold one entry for each layer in every class that has them."""
 
@@ -371,7 +374,7 @@ def family_of(config: Config, where: str) -> Family:
     """
     model_type = config.get("model_type")
     known = {kind: family for family in families().values() for kind in family.model_types}
-    if config.get("quantization_config"):
+    if any(config.get(key) is not None for key in QUANTISED):
         raise InputError(f"the model in {where} is quantised; dequantise it first")
     if not isinstance(model_type, str) or model_type not in known:
         raise InputError(
