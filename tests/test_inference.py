@@ -197,7 +197,9 @@ def test_classes_that_cannot_be_asked(arcee: Path, tmp_path: Path) -> None:
     for more, says in (
         ({"model_type": "nobody"}, "transformers does not understand|has no language model"),
         ({"model_type": "mixtral"}, "has experts"),
-        ({"num_hidden_layers": 3}, "layers"),
+        ({"num_hidden_layers": 3}, "tensor .* is missing"),
+        ({"num_hidden_layers": 300}, "promises 300 layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000; a whole number up to"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | more))

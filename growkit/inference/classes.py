@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from growkit.checkpoint.tensors import Config
 from growkit.engine.oracle import parsed, quiet
 from growkit.errors import InputError, foreign
+from growkit.families.family import MOST_LAYERS
 
 NAMED = {
     "vocab_size": "vocab",
@@ -41,6 +43,9 @@ SMALL = {
     "positions": 64,
 }
 """Sizes at which a class is asked: no product of some is that of others."""
+
+MOST_PARAMETERS = 1 << 24
+"""Of a small model: what is larger has a size that nobody knows."""
 
 OTHERS = (6, 10, 14, 18, 26, 34)
 """Sizes of whatever else a config counts."""
@@ -94,8 +99,18 @@ class ModelClass:
 
     @property
     def layers(self) -> int:
-        """How many layers the model has."""
-        return int(getattr(self._read, self._keys["layers"]))
+        """How many layers the model has.
+
+        Raises:
+            InputError: more than any model has, or no number at all.
+        """
+        count = self.value(self._keys["layers"])
+        if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
+            raise InputError(
+                f"{self._where} has {self._keys['layers']} {count!r}; a whole number up to "
+                f"{MOST_LAYERS:,} was expected, correct it"
+            )
+        return count
 
     @property
     def lists(self) -> list[str]:
@@ -209,9 +224,10 @@ class ModelClass:
             self.derived = True
             self.small["hidden"] = SMALL["heads"] * SMALL["head_dim"]
         self._find_followers()
-        if self.shapes(self.small) is None:
+        here = self.shapes(self.small)
+        if here is None:
             self._explain()
-        experts = [name for name in self.shapes(self.small) or {} if ".experts." in name]
+        experts = [name for name in here or {} if ".experts." in name]
         if experts:
             raise InputError(
                 f"{self.name} has experts ({experts[0]}), and families with experts cannot be "
@@ -225,6 +241,13 @@ class ModelClass:
             self._plain[self.sizes.pop("positions")] = SMALL["positions"]
         self.small = {a: n for a, n in self.small.items() if a in self.sizes or a == "head_dim"}
         self._find_others()
+        for name, shape in (self.shapes(self.small) or {}).items():
+            if prod(shape) > MOST_PARAMETERS:
+                raise InputError(
+                    f"tensor {name} of a {self.name} model is large whatever its sizes are "
+                    f"({list(shape)}), so nothing can be tried with a small one; describe the "
+                    "family as docs/adding-a-family.md says"
+                )
 
     def _find_named(self) -> None:
         """The keys that have the same name, or one of few, in every class."""

@@ -84,6 +84,11 @@ def infer(folder: str | Path) -> Inference:
     check_quantised(checkpoint)
     where = str(Path(folder) / "config.json")
     asked = ModelClass(checkpoint.config, where)
+    if asked.layers > len(checkpoint.tensors):
+        raise InputError(
+            f"{where} promises {asked.layers:,} layers, but there are only "
+            f"{len(checkpoint.tensors)} tensors; correct it, or add what is missing"
+        )
     proposal = Proposal(asked, see(asked), frozenset(checkpoint.tensors))
     ways = proposal.ways()
     best: tuple[int, dict[str, Any], list[Trial]] | None = None
