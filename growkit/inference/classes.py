@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -61,6 +63,7 @@ class ModelClass:
         sizes: config keys by the axis whose size they are, but for what the class computes.
         followers: keys that have to be what hidden is.
         derived: whether the class computes the size of a head from hidden and heads.
+        square: whether hidden has to be as wide as all heads.
         small: the size of every axis in the models that are asked.
 
     Raises:
@@ -92,7 +95,7 @@ class ModelClass:
         self._plain = dict(config)
         self.sizes: dict[str, str] = {}
         self.small: dict[str, int] = {}
-        self.derived = False
+        self.derived = self.square = False
         self.followers: set[str] = set()
         self._built: dict[str, Shapes | None] = {}
         self._find_sizes()
@@ -142,6 +145,8 @@ class ModelClass:
         """Whether a head is as wide as its share of hidden, if nothing else is said."""
         if self.derived or self.said("head_dim") is not None:
             return self.derived
+        if self.square:
+            return True
         sizes = {axis: size for axis, size in self.small.items() if axis != "head_dim"}
         whole = self.small["hidden"] // self.small["heads"]
         return self.shapes(sizes) == self.shapes(sizes | {"head_dim": whole})
@@ -153,7 +158,7 @@ class ModelClass:
             Exception: whatever the class raises.
         """
         keys = {self.sizes[axis]: size for axis, size in sizes.items() if axis in self.sizes}
-        if self.derived:
+        if self.square:
             keys[self.sizes["hidden"]] = sizes["heads"] * sizes["head_dim"]
         keys |= dict.fromkeys(self.followers, keys[self.sizes["hidden"]])
         count = keys[self.sizes["layers"]]
@@ -176,7 +181,7 @@ class ModelClass:
         asked = json.dumps([dict(sizes), more], sort_keys=True, default=str)
         if asked not in self._built:
             try:
-                with quiet():
+                with quiet(), _unheard():
                     config = self.config(sizes, **more)
                 model = self.model(config, "meta")
                 self._built[asked] = {n: tuple(t.shape) for n, t in model.state_dict().items()}
@@ -197,7 +202,9 @@ class ModelClass:
 
     def small_model(self) -> nn.Module:
         """A small model on the CPU, each parameter random and of a size that shows."""
-        model = self.model(self.config(self.small), "cpu")
+        with quiet():
+            config = self.config(self.small)
+        model = self.model(config, "cpu")
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -222,7 +229,7 @@ class ModelClass:
         if not self._matters("head_dim"):
             del self.sizes["head_dim"]
             self.derived = True
-            self.small["hidden"] = SMALL["heads"] * SMALL["head_dim"]
+            self._make_square()
         self._find_followers()
         here = self.shapes(self.small)
         if here is None:
@@ -241,6 +248,8 @@ class ModelClass:
             self._plain[self.sizes.pop("positions")] = SMALL["positions"]
         self.small = {a: n for a, n in self.small.items() if a in self.sizes or a == "head_dim"}
         self._find_others()
+        if not self.square and not self._runs():
+            self._make_square()
         for name, shape in (self.shapes(self.small) or {}).items():
             if prod(shape) > MOST_PARAMETERS:
                 raise InputError(
@@ -248,6 +257,19 @@ class ModelClass:
                     f"({list(shape)}), so nothing can be tried with a small one; describe the "
                     "family as docs/adding-a-family.md says"
                 )
+
+    def _make_square(self) -> None:
+        self.square = True
+        self.small["hidden"] = SMALL["heads"] * SMALL["head_dim"]
+
+    def _runs(self) -> bool:
+        """Whether a small model runs: classes may take sizes with which none does."""
+        try:
+            with torch.no_grad():
+                self.small_model()(torch.arange(4)[None], use_cache=False)
+        except Exception:
+            return False
+        return True
 
     def _find_named(self) -> None:
         """The keys that have the same name, or one of few, in every class."""
@@ -307,6 +329,17 @@ class ModelClass:
         ):
             self.model(self.config(self.small), "meta")
         raise AssertionError("there is a small model after all")
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Without what transformers logs of configs that cannot be."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(level)
 
 
 def _length(config: Any, key: str) -> int:

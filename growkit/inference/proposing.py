@@ -210,7 +210,7 @@ class Proposal:
     def _wants_whole_heads(self) -> bool:
         """Whether the class takes no hidden size but multiples of its heads."""
         small = self.asked.small
-        if self.asked.derived:
+        if self.asked.square:
             return True
         return self.asked.shapes(small | {"hidden": small["hidden"] + 2}) is None
 

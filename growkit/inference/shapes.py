@@ -87,7 +87,7 @@ def composed(asked: ModelClass) -> dict[str, list[Composed]]:
     here = asked.shapes(asked.small)
     assert here is not None
     axes = [axis for axis in asked.small if axis != "layers"]
-    if asked.derived:
+    if asked.square:
         axes.remove("hidden")
     moved = {axis: _shapes(asked, (axis,)) for axis in axes}
     found = {}
