@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from growkit import results as results
     from growkit import training as training
     from growkit.errors import InputError as InputError
+    from growkit.inference.inferring import Inference as Inference
+    from growkit.inference.inferring import infer as infer
     from growkit.inspection import Inspection as Inspection
     from growkit.inspection import inspect as inspect
     from growkit.modeling.configuration_diff_transformer import (
@@ -46,6 +48,7 @@ _HOMES = {
     "DiffTransformerForCausalLM": "growkit.modeling.modeling_diff_transformer",
     "GrowResult": "growkit.results.operation",
     "GrowStep": "growkit.recipe.steps",
+    "Inference": "growkit.inference.inferring",
     "InputError": "growkit.errors",
     "Inspection": "growkit.inspection",
     "Progress": "growkit.report.progress",
@@ -54,6 +57,7 @@ _HOMES = {
     "VerifyResult": "growkit.results.proof",
     "convert": "growkit.surgery",
     "grow": "growkit.surgery",
+    "infer": "growkit.inference.inferring",
     "inspect": "growkit.inspection",
     "load_recipe": "growkit.recipe.files",
     "run": "growkit.surgery",

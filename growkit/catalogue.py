@@ -6,6 +6,7 @@ and a plan says what it promises, or why there is none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from growkit.errors import InputError
@@ -43,6 +44,7 @@ class Answer(Result):
         promise: exact, bounded or different; null where there is no plan.
         becomes: the family of what is made; null where there is no plan.
         why: why there is none; null where there is one.
+        only: what the config has to say for that, beside its sizes.
     """
 
     operation: str
@@ -51,14 +53,15 @@ class Answer(Result):
     promise: str | None
     becomes: str | None
     why: str | None
+    only: dict[str, str]
 
 
 class Abilities(Result):
-    """What can be done to the models of a family, as ``growkit families --json`` lists it.
+    """What can be done to the models of a type, as ``growkit families --json`` lists it.
 
     Attributes:
-        family: its name.
-        model_types: the ``model_type`` values that belong to it.
+        family: the name of their family.
+        model_types: their ``model_type``.
         grow: the answers of growth methods, for as much as it takes to know what can be had.
         convert: the answers of conversions.
     """
@@ -70,15 +73,16 @@ class Abilities(Result):
 
 
 def catalogue() -> list[Abilities]:
-    """Every family, by name."""
+    """Every ``model_type``, by the name of its family."""
     every = sorted(families().values(), key=lambda family: family.name.lower())
-    return [abilities(family) for family in every]
+    return [abilities(family, kind) for family in every for kind in family.model_types]
 
 
-def abilities(family: Family) -> Abilities:
-    """What can be done to the models of a family."""
+def abilities(family: Family, kind: str) -> Abilities:
+    """What can be done to the models of a type."""
     ties = (True, False) if TIED in family.defaults else (None,)
-    models = [example(family, **({} if tied is None else {TIED: tied})) for tied in ties]
+    switches = [{"model_type": kind, **({} if tied is None else {TIED: tied})} for tied in ties]
+    models = [example(family, **each) for each in switches]
     grown = [
         answer
         for operation in operations("grow").values()
@@ -86,12 +90,28 @@ def abilities(family: Family) -> Abilities:
         for answer in _growths(operation, model)
     ]
     converted = [
-        _answer("convert", operation, _needed(operation), models[-1])
+        _conversion(operation, family, models[-1], switches[-1])
         for operation in operations("convert").values()
     ]
-    return Abilities(
-        family=family.name, model_types=list(family.model_types), grow=grown, convert=converted
-    )
+    return Abilities(family=family.name, model_types=[kind], grow=grown, convert=converted)
+
+
+def _conversion(
+    operation: Operation, family: Family, model: Example, switches: Mapping[str, object]
+) -> Answer:
+    """A conversion; of a model whose config says more, where that is what it takes."""
+    answer = _answer("convert", operation, _needed(operation), model)
+    plain = {key: values[0] for key, values in family.form.harmless.items()} if family.form else {}
+    more = {
+        key: value for key, value in plain.items() if family.form and key in family.form.assumed
+    }
+    if answer.promise or not more:
+        return answer
+    other = _answer("convert", operation, _needed(operation), example(family, **switches, **more))
+    if not other.promise:
+        return answer
+    other["only"] = {key: json.dumps(value) for key, value in more.items()}
+    return other
 
 
 def _needed(operation: Operation) -> dict[str, Value]:
@@ -133,22 +153,32 @@ def _answer(
         promise=promise,
         becomes=becomes,
         why=why,
+        only={},
     )
 
 
 def table(rows: Sequence[Abilities]) -> list[list[str]]:
-    """The catalogue for people: a heading, and a line for every family.
+    """The catalogue for people: a heading, and a line for every type of models.
 
     A line says how far each growth method can change which sizes, exactly where it says no more.
     """
     growths = operations("grow")
-    lines = [["family", *growths, "convert to"]]
+    lines = [["family", "model_type", *growths, "convert to"]]
     for row in rows:
         cells = [_cell(row, operation) for operation in growths.values()]
-        made = (each for each in row.convert if each.promise)
-        named = [each.operation + _unless_exact(each.promise) for each in made]
-        lines.append([row.family, *cells, ", ".join(named) or NOTHING])
+        lines.append([row.family, *row.model_types, *cells, _conversions(row.convert)])
     return lines
+
+
+def _conversions(answers: Sequence[Answer]) -> str:
+    """All that there are; with what a config has to say behind those that want it."""
+    named: dict[str, list[str]] = {}
+    for each in answers:
+        if each.promise:
+            only = " and ".join(f"{key} is {value}" for key, value in each.only.items())
+            named.setdefault(only, []).append(each.operation + _unless_exact(each.promise))
+    told = [", ".join(names) + (f", if {only}" if only else "") for only, names in named.items()]
+    return "; ".join(told) or NOTHING
 
 
 def _unless_exact(promise: str | None) -> str:

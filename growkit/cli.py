@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from growkit.commands import Commands, command, heed_signals
-from growkit.errors import InputError
+from growkit.errors import InputError, plain
 from growkit.operations import operations
 from growkit.options import (
     Answer,
     BaseModel,
+    Family,
     Given,
     Json,
     MaxKL,
@@ -89,12 +90,31 @@ def top(
 
 @app.command()
 @command()
-def inspect(folder: Source, as_json: Json = False) -> None:
+def inspect(
+    folder: Source,
+    family: Family = None,
+    infer: Annotated[
+        bool,
+        typer.Option("--infer", help="Describe SRC's family in YAML for --family, and try it."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Show what a checkpoint is: family, sizes, heads, ties, dtype."""
     from growkit.inspection import inspect as look
     from growkit.report.terminal import show_inspection
 
-    result = look(folder)
+    if infer:
+        if family is not None:
+            raise InputError("--infer describes a family itself; leave --family out, or --infer")
+        from growkit.inference.inferring import infer as describe  # which takes seconds
+
+        found = describe(folder)
+        if as_json:
+            _print_json(found)
+        else:
+            typer.echo(plain(found["yaml"], keep="\n"), nl=False)
+        return
+    result = look(folder, family=family)
     if as_json:
         _print_json(result)
     else:
@@ -128,6 +148,7 @@ def grow(
             autocompletion=one_of(lambda: operations("grow")),
         ),
     ] = "hypercloning",
+    family: Family = None,
     options: Given,
     settings: Settings,
     writing: Writing,
@@ -138,7 +159,12 @@ def grow(
     from growkit.recipe.steps import GrowStep
 
     recipe = _recipe(source, GrowStep(method, options), output, settings, writing)
-    return _run(recipe, running, answer)
+    if family is None:
+        return _run(recipe, running, answer)
+    from growkit.families.described import load_description
+
+    recipe = replace(recipe, family=load_description(family))
+    return _run(recipe, running, answer, [family])
 
 
 @app.command()

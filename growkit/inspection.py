@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
@@ -13,6 +15,8 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.errors import InputError
+from growkit.families.added import knowing
+from growkit.families.described import load_description
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_lambda_vectors, variant
 from growkit.families.family import Family, stored_family
@@ -83,12 +87,23 @@ class Inspection(Result):
         return inspection_html(self)
 
 
-def inspect(folder: str | Path) -> Inspection:
+def inspect(
+    folder: str | Path, *, family: str | Path | Mapping[str, Any] | None = None
+) -> Inspection:
     """Describe a model folder; of its data, only the vectors behind λ are read.
+
+    Args:
+        folder: the model's.
+        family: see ``growkit.grow``.
 
     Raises:
         InputError: it is no checkpoint of a known family, or its tensors do not fit its config.
     """
+    with knowing(load_description(family) if isinstance(family, str | Path) else family):
+        return _inspected(folder)
+
+
+def _inspected(folder: str | Path) -> Inspection:
     checkpoint = Checkpoint(folder)
     family = stored_family(checkpoint)
     dropped, _ = unused_tensors(checkpoint, family)

@@ -54,6 +54,15 @@ Source = Annotated[
     typer.Argument(parser=path, metavar="SRC", help="Model folder: config.json and weights."),
 ]
 Output = Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder to make.")]
+Family = Annotated[
+    Path | None,
+    typer.Option(
+        "--family",
+        parser=path,
+        metavar="FILE",
+        help="YAML that describes SRC's family, where growkit knows none.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an OUT that growkit wrote.")]
 

@@ -4,15 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
 
+from growkit.checkpoint.folder import open_regular, read
+from growkit.errors import InputError, reason
 from growkit.parsing import TOO_DEEP, check_extent
+from growkit.units import size
 
 MOST_VALUES = 10_000
 """Values that a text stands for, aliases followed."""
+
+MOST_BYTES = 1 << 17
+"""Of a file; larger ones take long to understand."""
+
+
+def read_yaml(file: Path, kind: str) -> Any:
+    """The value of a YAML file.
+
+    Args:
+        file: where it is.
+        kind: what to call its contents in messages.
+
+    Raises:
+        InputError: it cannot be read, or is no such YAML; names it.
+    """
+    try:
+        with open_regular(file) as stream:
+            text = read(stream, MOST_BYTES + 1, file).decode("utf-8")
+    except InputError as error:  # which names the file
+        raise InputError(f"{kind} {error}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{kind} {file} cannot be read ({reason(error)}); give YAML in UTF-8"
+        ) from None
+    if len(text) > MOST_BYTES:
+        raise InputError(f"{kind} {file} is larger than {size(MOST_BYTES)}; give a smaller one")
+    try:
+        return parse_yaml(text)
+    except ValueError as error:
+        raise InputError(f"{kind} {file} is not valid YAML: {reason(error)}") from None
 
 
 def parse_yaml(text: str) -> Any:

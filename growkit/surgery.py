@@ -25,6 +25,8 @@ from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.writing import parse_bytes, write_weights
 from growkit.engine.texts import read_text
 from growkit.estimate import ROOM, estimate
+from growkit.families.added import knowing
+from growkit.families.described import load_description
 from growkit.families.family import family_of
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors
@@ -49,6 +51,7 @@ def grow(
     dtype: str | None = None,
     shard_size: str = DEFAULT_SHARD_SIZE,
     base_model: str | None = None,
+    family: str | Path | Mapping[str, Any] | None = None,
     verify: Settings | bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -65,6 +68,8 @@ def grow(
         dtype: torch name of a wider dtype for the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
         base_model: what the model card calls the source, ``ORG/NAME`` on the Hub; None for nothing.
+        family: describes the source's family, for one that growkit does not know: a YAML file, or
+            what stands in it (``growkit.infer`` proposes one).
         verify: what the proof compares; True for the default settings, False for no proof.
         overwrite: replace an output that growkit wrote.
         dry_run: plan only, touch nothing.
@@ -82,9 +87,11 @@ def grow(
         InputError: the source, a size or the output cannot be used; nothing was written.
     """
     step = GrowStep(method, _given(options))
-    written = dtype, shard_size, base_model
+    written = dtype, shard_size, base_model, _description(family)
     recipe = Recipe(str(source), (step,), str(output), _settings(verify), seed, *written)
-    return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
+    return run(
+        recipe, reads=_files(family), overwrite=overwrite, dry_run=dry_run, progress=progress
+    )
 
 
 def convert(
@@ -147,6 +154,19 @@ def run(
         reads, recipe = [*reads, file], load_recipe(file)
     if verify is not None:
         recipe = replace(recipe, verify=_settings(verify))
+    with knowing(recipe.family):
+        return _carried_out(recipe, reads, progress, overwrite=overwrite, dry_run=dry_run)
+
+
+def _carried_out(
+    recipe: Recipe,
+    reads: Sequence[str | Path],
+    progress: Progress,
+    *,
+    overwrite: bool,
+    dry_run: bool,
+) -> GrowResult:
+    """See ``run``; the source's family is known."""
     output = output_path(recipe)
     inputs = inputs_of(recipe, reads)
     if not dry_run:
@@ -214,6 +234,15 @@ def run(
 def _settings(verify: Settings | bool | None) -> Settings | None:
     """What the proof compares; None for no proof."""
     return Settings() if verify is True else verify or None
+
+
+def _description(family: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """What stands in the file."""
+    return load_description(family) if isinstance(family, str | Path) else family
+
+
+def _files(family: object) -> list[str | Path]:
+    return [family] if isinstance(family, str | Path) else []
 
 
 def _given(options: Mapping[str, Value | None]) -> dict[str, Value]:

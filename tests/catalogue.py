@@ -7,9 +7,10 @@ a random model of every family, with ``--prove phi`` to some.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from growkit.catalogue import TIED, Abilities, Answer, catalogue, table
 from growkit.engine.strict import strict_float64
 from growkit.families.example import example
 from growkit.families.family import family_of
+from growkit.names import NOTHING
 from tests.conftest import load_strict, save_random, seeded
 from tests.depth import KINDS
 
@@ -36,18 +38,22 @@ def as_markdown(rows: Sequence[Abilities]) -> str:
     return BEGIN + "".join(f"| {' | '.join(line)} |\n" for line in cells) + END
 
 
-def random_model(kind: str, seed: int, folder: Path) -> tuple[Path, bool]:
+def random_model(
+    kind: str, seed: int, folder: Path, only: Mapping[str, str] = NOTHING
+) -> tuple[Path, bool]:
     """A random model with the sizes that the catalogue asks about; whether it is tied.
 
-    Its switches are those of the class, as the catalogue has them; its other numbers are random.
+    Its switches are those of the class, as the catalogue has them, but for what an answer says of
+    the config (``only``); its other numbers are random.
     """
     config = KINDS[kind](seeded(seed))
     config = {k: v for k, v in config.items() if k == TIED or not isinstance(v, bool | str | list)}
     for only_with_switches in ("word_embed_proj_dim", "num_ln_in_parallel_attn"):
         config.pop(only_with_switches, None)
     family = family_of({"model_type": kind}, kind)
-    sizes = {k: v for k, v in example(family).config.items() if k != "model_type"}
-    config |= {key: value for key, value in sizes.items() if key != TIED}
+    sizes = example(family, model_type=kind).config
+    config |= {k: v for k, v in sizes.items() if k not in (TIED, "model_type")}
+    config |= {key: json.loads(value) for key, value in only.items()}
     source = save_random(folder, CONFIG_MAPPING[kind](**config), seed, torch.float32)
     return source, config[TIED]
 
@@ -121,8 +127,12 @@ def main() -> None:
             asked = [("grow", each) for each in row["grow"] if each["tied"] == tied]
             asked += [("convert", each) for each in row["convert"]]
             for number, (verb, answer) in enumerate(asked):
+                of = source
+                if answer["only"]:
+                    place_of = place / f"source of {number}"
+                    of, _ = random_model(kind, arguments.seed, place_of, answer["only"])
                 try:
-                    found: Outcome | Exception = outcome(verb, answer, source, place / str(number))
+                    found: Outcome | Exception = outcome(verb, answer, of, place / str(number))
                 except Exception as problem:
                     found = problem
                 if not isinstance(found, Outcome) or not keeps(answer["promise"], found):

@@ -19,7 +19,7 @@ from growkit.families.family import families
 from growkit.planner import change
 from growkit.recipe.steps import GrowStep
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
-from tests.conftest import seeded
+from tests.conftest import load_strict, save_model, seeded
 
 COMMAND = """
 import sys
@@ -44,7 +44,8 @@ def rows() -> list[Abilities]:
 
 
 def test_every_family_is_there(rows: list[Abilities]) -> None:
-    assert {row.family for row in rows} == {family.name for family in families().values()}
+    known = [(each.name, kind) for each in families().values() for kind in each.model_types]
+    assert sorted((row.family, *row.model_types) for row in rows) == sorted(known)
     assert all(answer.promise or answer.why for row in rows for answer in row.grow + row.convert)
 
 
@@ -61,14 +62,14 @@ def test_the_page_shows_what_the_command_says(
     rows[0].grow[0].promise = "exact"
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "llama", "mixtral", "olmo", "phi"])
+@pytest.mark.parametrize("kind", ["gemma2", "llama", "mistral", "olmo", "olmo3"])
 def test_answers_come_true(kind: str, rows: list[Abilities], tmp_path: Path) -> None:
     """Some of them, with one that is a refusal; and other answers would not."""
     row = next(row for row in rows if kind in row.model_types)
     seed = len(kind)
     source, tied = random_model(kind, seed, tmp_path / "source")
     asked = [("grow", each) for each in row.grow if each.tied == tied]
-    asked += [("convert", each) for each in row.convert]
+    asked += [("convert", each) for each in row.convert if not each.only]
     choose = seeded(seed)
     done = choose.sample([each for each in asked if each[1].promise], 2)
     refused = choose.choice([each for each in asked if not each[1].promise])
@@ -77,6 +78,40 @@ def test_answers_come_true(kind: str, rows: list[Abilities], tmp_path: Path) -> 
         assert keeps(answer.promise, found), (answer, found)
         others = {"exact", "bounded", "different", None} - {answer.promise}
         assert not any(keeps(other, found) for other in others), answer
+
+
+def test_a_window_that_the_class_assumes_is_a_window(rows: list[Abilities], tmp_path: Path) -> None:
+    """A config that says nothing of it has one; what no config may have is said in the table."""
+    (row,) = (row for row in rows if "mistral" in row.model_types)
+    answer = next(each for each in row.convert if each.operation == "diff-v2")
+    assert answer.only == {"sliding_window": "null"}
+    assert "if sliding_window is null" in as_markdown([row])
+    source, _ = random_model("mistral", 2, tmp_path / "source", answer.only)
+    assert keeps("exact", outcome("convert", answer, source, tmp_path / "out"))
+    file = source / "config.json"
+    config = json.loads(file.read_text())
+    for window in ({}, {"sliding_window": 4096}):
+        file.write_text(
+            json.dumps({k: v for k, v in config.items() if k != "sliding_window"} | window)
+        )
+        with pytest.raises(growkit.InputError, match=r"sliding_window.* 4096"):
+            growkit.convert(source, tmp_path / "none", "diff-v2", verify=False)
+    assert not (tmp_path / "none").exists()
+
+
+def test_models_keep_the_class_of_their_type(tmp_path: Path) -> None:
+    """A family has several types, and each has its own class."""
+    source, _ = random_model("olmo3", 3, tmp_path / "source")
+    growkit.grow(source, tmp_path / "out", ffn="x2", verify=False)
+    for folder in (source, tmp_path / "out"):
+        config = json.loads((folder / "config.json").read_text())
+        assert config["architectures"] == ["Olmo3ForCausalLM"]
+
+
+def test_models_become_windowless_where_a_class_assumes_a_window(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "llama", "llama")
+    growkit.convert(source, tmp_path / "out", "mistral", verify=False)
+    assert load_strict(tmp_path / "out").config.sliding_window is None
 
 
 def test_rounding_is_no_exactness(rows: list[Abilities], tmp_path: Path) -> None:

@@ -132,9 +132,15 @@ class DiffForm:
             config lists it, or there is none.
         harmless: keys of the family's own config that no DIFF Transformer has, and the values at
             which they change nothing.
+        assumed: of these keys, what the family's class assumes where a config leaves them out, if
+            that does change something.
+        strict: whether keys that nobody named are refused; not where configs hold much that is of
+            training alone.
     """
 
     switches: Mapping[str, Any]
     keys: Mapping[str, str] = field(default_factory=dict)
     lambda_init: Callable[[int], float] | None = None
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = True

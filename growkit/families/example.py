@@ -78,6 +78,7 @@ def example(family: Family, **switches: Any) -> Example:
     if family.experts:
         config |= {**family.experts.config, family.experts.top_k: 2}
     config |= switches
+    assert config["model_type"] in family.model_types
     known = {key: value for key, value in family.defaults.items() if not callable(value)}
     for key, entry in family.axes.items():
         assumed = key in family.defaults

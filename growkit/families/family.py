@@ -13,6 +13,7 @@ from typing import Any
 from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
+from growkit.families.added import added_family
 from growkit.families.description import (
     COUNTED,
     DiffForm,
@@ -39,6 +40,9 @@ MOST_SIZE = 1 << 24
 
 KINDS = {bool: "true or false", int: "a whole number", list: "a list"}
 """What keys with such defaults must be."""
+
+QUANTISED = ("quantization_config", "compression_config")
+"""Keys of configs of models whose weights are no numbers by themselves."""
 
 LISTS = frozenset({"layer_types", "mlp_layer_types"})
 """Keys that hold one entry for each layer in every class that has them."""
@@ -324,7 +328,7 @@ class Family:
     def named(self, config: Config) -> Config:
         """The config with the class that is to load it, for folders that growkit writes."""
         named = dict(config)
-        if self.architecture:
+        if self.architecture and config.get("model_type") == self.model_types[0]:
             named["architectures"] = [self.architecture]
         if self.auto_map:
             named["auto_map"] = dict(self.auto_map)
@@ -394,9 +398,11 @@ def _is_size(value: Any, least: int) -> bool:
 
 
 def families() -> dict[str, Family]:
-    """All families, by the name of their file."""
+    """All families, by the name of their file, and last the one that somebody added."""
     found = members("growkit.families", "FAMILY")
-    return {name: family for name, family in found.items() if isinstance(family, Family)}
+    known = {name: family for name, family in found.items() if isinstance(family, Family)}
+    added = added_family()
+    return known | {f"{added.name}, as described": added} if added else known
 
 
 def family_of(config: Config, where: str) -> Family:
@@ -408,7 +414,7 @@ def family_of(config: Config, where: str) -> Family:
     """
     model_type = config.get("model_type")
     known = {kind: family for family in families().values() for kind in family.model_types}
-    if config.get("quantization_config"):
+    if any(config.get(key) is not None for key in QUANTISED):
         raise InputError(f"the model in {where} is quantised; dequantise it first")
     inner = config.get("text_config")
     if isinstance(inner, dict) and model_type not in known:
@@ -420,7 +426,8 @@ def family_of(config: Config, where: str) -> Family:
     if not isinstance(model_type, str) or model_type not in known:
         raise InputError(
             f"{where} has model_type {model_type!r}, which no family describes; "
-            f"known are {', '.join(sorted(known))}{perhaps(model_type, known)}"
+            f"known are {', '.join(sorted(known))}{perhaps(model_type, known)}; 'growkit inspect "
+            "--infer' describes others"
         )
     known[model_type].check_bounds(config, where)
     return known[model_type]

@@ -19,6 +19,7 @@ FAMILY = replace(
         SOFTMAX,
         switches={**SOFTMAX.switches, "attention_bias": False, "mlp_bias": False},
         harmless={"sliding_window": (None,)},
+        assumed={"sliding_window": 4096},
     ),
     defaults={**LLAMA.defaults, "num_key_value_heads": 8},
     tensors=tuple(t for t in LLAMA.tensors if t.when not in (attention_bias, mlp_bias)),

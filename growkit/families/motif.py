@@ -98,6 +98,7 @@ FAMILY = Family(
             "mlp_bias": "use_bias",
         },
         lambda_init=lambda layer: paper_lambda_init(layer - 1),
+        strict=False,
         harmless={
             "use_sliding_window": (False, None),
             "k_ratio": (1, None),

@@ -243,6 +243,9 @@ def _check(family: Family, complete: Config, order: Sequence[Layer], where: str)
             f"{model} has norms behind the sum of what a layer adds and what it is given, so that "
             "no new layer can leave that as it is; choose --blocks stack, overlap or interpose"
         )
+    why = family.fixed(complete).get("layers")
+    if why:
+        raise InputError(f"layers of {model} {why}")
     numbered = family.numbered(complete)
     for place, layer in enumerate(order):
         if numbered and layer.of != place and not layer.idle:

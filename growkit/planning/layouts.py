@@ -43,6 +43,19 @@ COMPUTED = ("lambda_init", "head_norm", "output_multiplier")
 WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 """Keys of windows, which DIFF Transformers do not have."""
 
+OF_NO_LAYER = frozenset(
+    (
+        *("dtype", "torch_dtype", "use_cache", "initializer_range", "pretraining_tp"),
+        *("max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling"),
+        *("attention_dropout", "hidden_dropout", "lambda_std_dev", "lambda_init"),
+        *("chunk_size_feed_forward", "id2label", "label2id", "problem_type", "return_dict"),
+        *("is_decoder", "is_encoder_decoder", "tokenizer_class", "task_specific_params"),
+        *("output_attentions", "output_hidden_states", "pruned_heads", "loss_type"),
+        *("rope_interleaved", "unsloth_version", "unsloth_fixed", "transformers.js_config"),
+    )
+)
+"""Keys of any config that every form understands: of training, positions, tokens and tools."""
+
 LAMBDA_TOLERANCE = 1e-13
 """Of λ, relative to the exponentials it is the difference of, or absolute where they are small."""
 
@@ -68,11 +81,15 @@ def as_diff_transformer(config: Config, where: str) -> Config:
         return config
     form = _form(family, where)
     for key, values in form.harmless.items():
-        if config.get(key) not in values and key in config:
+        said = config.get(key, form.assumed.get(key, values[0]))
+        if said not in values:
+            has = f"has {key}" if key in config else f"lacks {key}, for which the class assumes"
             raise InputError(
-                f"config.json in {where} has {key} {config[key]!r}, which growkit does not know "
-                f"in a {family.name} model; {' or '.join(map(repr, values))} was expected"
+                f"config.json in {where} {has} {said!r}, which no DIFF Transformer made of a "
+                f"{family.name} model can have; {' or '.join(map(repr, values))} was expected"
             )
+    if form.strict:
+        _check_known(family, form, config, where)
     complete = family.complete(config)
     sizes = {"noise_heads": 0} | family.sizes(config)
     sizes.setdefault("signal_heads", sizes.get("heads", 0))  # softmax families have only heads
@@ -94,6 +111,25 @@ def as_diff_transformer(config: Config, where: str) -> Config:
                 f"model has tensor {name}, but no {family.name} model has that; correct config.json"
             )
     return diff
+
+
+def _check_known(family: Family, form: DiffForm, config: Config, where: str) -> None:
+    """Refuse keys that may change what a model computes; those that are off do not.
+
+    Raises:
+        InputError: names one.
+    """
+    known = OF_NO_LAYER.union(
+        OF_THE_FOLDER, WINDOW_KEYS, form.harmless, form.keys.values(), DEFAULTS, DIFF.size_keys
+    ).union(family.size_keys, family.defaults)
+    for key, value in config.items():
+        plain = key in known or key.startswith("_") or key.endswith("_token_id")
+        if not plain and value is not None and value is not False:
+            raise InputError(
+                f"config.json in {where} has {key} {value!r}, which growkit does not know in a "
+                f"{family.name} model, so that nobody knows whether a DIFF Transformer would "
+                f"compute the same; remove it, if it changes nothing"
+            )
 
 
 def read_layout(source: Weights) -> Plan:
@@ -267,6 +303,7 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
             )
         config[name] = diff[key]
     config["model_type"] = family.model_types[0]
+    config |= {key: form.harmless[key][0] for key in form.assumed}
     sizes = DIFF.sizes(diff)
     sizes["heads"] = sizes["signal_heads"]
     config = _with_numbers(config, family, sizes)

@@ -33,9 +33,12 @@ SMALL = 1 << 26
 """Bytes of a source tensor that is read once, rather than in parts as they are needed."""
 
 QUANTISED = re.compile(
-    r"\.(qweight|qzeros|scales|g_idx|weight_packed|weight_scale(_inv)?|weight_format|absmax|SCB)$"
+    r"[._](qweight|qzeros|scales|blocks|g_idx|packed|scale(_inv)?|weight_format|absmax|SCB|W_q)$"
 )
 """What tensors are called beside weights that are no numbers by themselves."""
+
+ADAPTED = re.compile(r"\b(lora_|base_layer\.|base_model\.model\.)")
+"""What tensors are called that belong to an adapter."""
 
 
 @dataclass(frozen=True)
@@ -296,5 +299,7 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
 
 def _unless_quantised(source: Weights, remedy: str) -> str:
     """What to do about tensors that do not fit."""
+    if any(map(ADAPTED.search, source.tensors)):
+        return "the model has an adapter, merge that into it first"
     quantised = any(map(QUANTISED.search, source.tensors))
     return "the model is quantised, dequantise it first" if quantised else remedy

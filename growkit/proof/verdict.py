@@ -23,6 +23,7 @@ from growkit.engine.metrics import finite
 from growkit.engine.oracle import check_config
 from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
+from growkit.families.added import knowing
 from growkit.manifest import read_record
 from growkit.proof.beforehand import bytes_of, check_vocabularies, other_vocabulary
 from growkit.proof.files.folder import beside_plan, beside_source, rests_on
@@ -134,7 +135,7 @@ def prove(
     """
     check_vocabularies(before, after)
     place = devices.chosen(settings.device)
-    with reproducible(place):
+    with knowing(recipe.family if recipe else None), reproducible(place):
         return _proved(before, after, settings, recipe, advance, place)
 
 

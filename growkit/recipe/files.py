@@ -9,8 +9,9 @@
     output: ./large
     verify: {prompts: 8, length: 128, seed: 0}
 
-A step is a growth (``grow: METHOD``) or a conversion (``convert: VARIANT``). Unknown keys are
-errors that name the nearest match. Paths are relative to the current folder.
+A step is a growth (``grow: METHOD``) or a conversion (``convert: VARIANT``). ``family`` may name a
+file that describes the source's family (``growkit.families.described``), or hold what stands there.
+Unknown keys are errors that name the nearest match. Paths are relative to the current folder.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
-from growkit.checkpoint.folder import Folder, open_regular, read
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.made import MANIFEST
-from growkit.errors import InputError, reason
+from growkit.errors import InputError
+from growkit.families.described import described, load_description
 from growkit.names import NOTHING, did_you_mean, nearest, perhaps
 from growkit.operations import having, operation_of
 from growkit.planning.operation import callings
@@ -31,14 +33,11 @@ from growkit.recipe.recipe import Recipe
 from growkit.recipe.shipped import shipped_recipes
 from growkit.recipe.steps import STEPS, Step
 from growkit.settings import Settings
-from growkit.units import size
+from growkit.strict_yaml import read_yaml
 
 LISTED = "'growkit recipes list' lists those"
 
 NEEDED = ("source", "steps", "output")
-
-MOST_BYTES = 1 << 17
-"""Of a recipe file; larger ones take long to understand."""
 
 
 def recipe_file(name: Path) -> Path:
@@ -75,12 +74,14 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
         InputError: names the key that is unknown, missing or of the wrong kind.
     """
     file = recipe_file(file)
-    content = _manifest(file) if file.suffix == ".json" else _yaml(file)
+    content = _manifest(file) if file.suffix == ".json" else read_yaml(file, "recipe")
     if not isinstance(content, dict) or content.keys().isdisjoint(NEEDED):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
-    given = {
+    given: dict[str, Any] = {
         key: value for key, value in (("source", source), ("output", output)) if value is not None
     }
+    if isinstance(content.get("family"), str):
+        given["family"] = load_description(content["family"])
     return parse_recipe(content | given, str(file))
 
 
@@ -118,27 +119,6 @@ def _placed(recipe: Any, model: Path) -> Any:
     return placed
 
 
-def _yaml(file: Path) -> Any:
-    """The value of a YAML file."""
-    from growkit.strict_yaml import parse_yaml
-
-    try:
-        with open_regular(file) as stream:
-            text = read(stream, MOST_BYTES + 1, file).decode("utf-8")
-    except InputError as error:  # which names the file
-        raise InputError(f"recipe {error}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"recipe {file} cannot be read ({reason(error)}); give YAML in UTF-8"
-        ) from None
-    if len(text) > MOST_BYTES:
-        raise InputError(f"recipe {file} is larger than {size(MOST_BYTES)}; give a recipe")
-    try:
-        return parse_yaml(text)
-    except ValueError as error:
-        raise InputError(f"recipe {file} is not valid YAML: {reason(error)}") from None
-
-
 def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
     """Turn the contents of a recipe file into a recipe; see ``load_recipe``."""
     _known_keys(content, [f.name for f in fields(Recipe)], where)
@@ -160,6 +140,9 @@ def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
     for key, kind in (("seed", int), ("dtype", str), ("shard_size", str), ("base_model", str)):
         if key in content:
             chosen[key] = _typed(content, key, kind, where)
+    if content.get("family") is not None:
+        described(content["family"], f"family in {where}")
+        chosen["family"] = content["family"]
     if "verify" in content:
         chosen["verify"] = _parse_verify(content["verify"], f"verify in {where}")
     return Recipe(**chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +31,8 @@ class Recipe:
         dtype: torch name of the dtype of the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
         base_model: what the model card calls the source, ``ORG/NAME`` on the Hub; None for nothing.
+        family: describes the source's family (``growkit.families.described``); None for one that
+            growkit knows.
     """
 
     source: str
@@ -40,6 +43,7 @@ class Recipe:
     dtype: str | None = None
     shard_size: str = DEFAULT_SHARD_SIZE
     base_model: str | None = None
+    family: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -87,6 +91,7 @@ class Recipe:
             "shard_size": self.shard_size,
             "dtype": self.dtype,
             "base_model": self.base_model,
+            "family": self.family,
             "verify": False,
         }
         if self.verify:

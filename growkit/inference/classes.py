@@ -1,0 +1,347 @@
+"""A class of transformers, asked with small configs: what shapes its tensors have, and why."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from growkit.checkpoint.tensors import Config
+from growkit.engine.oracle import parsed, quiet
+from growkit.errors import InputError, foreign
+from growkit.families.family import MOST_LAYERS
+
+NAMED = {
+    "vocab_size": "vocab",
+    "hidden_size": "hidden",
+    "intermediate_size": "ffn",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "max_position_embeddings": "positions",
+}
+"""What transformers calls sizes in every class, and their axes here."""
+
+ALSO = {"num_kv_heads": "kv_heads"} | dict.fromkeys(
+    ("ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "inner_dim"), "ffn"
+)
+"""Other names of the same, where a class has none of these."""
+
+SMALL = {
+    "vocab": 61,
+    "hidden": 40,
+    "ffn": 22,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "positions": 64,
+}
+"""Sizes at which a class is asked: no product of some is that of others."""
+
+MOST_PARAMETERS = 1 << 24
+"""Of a small model: what is larger has a size that nobody knows."""
+
+OTHERS = (6, 10, 14, 18, 26, 34)
+"""Sizes of whatever else a config counts."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class ModelClass:
+    """The class of a model, and the keys of its config that are sizes.
+
+    Attributes:
+        name: of the class.
+        sizes: config keys by the axis whose size they are, but for what the class computes.
+        followers: keys that have to be what hidden is.
+        derived: whether the class computes the size of a head from hidden and heads.
+        square: whether hidden has to be as wide as all heads.
+        small: the size of every axis in the models that are asked.
+
+    Raises:
+        InputError: transformers has no such class, or it is made of several models.
+    """
+
+    def __init__(self, config: Config, where: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        kind = config.get("model_type")
+        with quiet(), foreign(f"transformers does not understand {where}", "correct it"):
+            read = parsed(config, where)
+        known = AutoModelForCausalLM._model_mapping
+        if type(read) not in known:
+            raise InputError(
+                f"transformers has no language model of model_type {kind!r} in {where}, so there "
+                "is no class to be asked; nothing can be proved of it either"
+            )
+        if read.sub_configs:
+            raise InputError(
+                f"the model of {where} holds others ({', '.join(read.sub_configs)}); only models "
+                "of a single config can be inferred, describe it as docs/adding-a-family.md says"
+            )
+        self._read, self._where = read, where
+        self.name = str(getattr(known[type(read)], "__name__", kind))
+        own = read.attribute_map
+        self._keys = {axis: own.get(key, key) for key, axis in NAMED.items()}
+        self._said = {key: value for key, value in read.to_dict().items() if key != "auto_map"}
+        self._plain = dict(config)
+        self.sizes: dict[str, str] = {}
+        self.small: dict[str, int] = {}
+        self.derived = self.square = False
+        self.followers: set[str] = set()
+        self._built: dict[str, Shapes | None] = {}
+        self._find_sizes()
+
+    @property
+    def layers(self) -> int:
+        """How many layers the model has.
+
+        Raises:
+            InputError: more than any model has, or no number at all.
+        """
+        count = self.value(self._keys["layers"])
+        if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
+            raise InputError(
+                f"{self._where} has {self._keys['layers']} {count!r}; a whole number up to "
+                f"{MOST_LAYERS:,} was expected, correct it"
+            )
+        return count
+
+    @property
+    def lists(self) -> list[str]:
+        """Keys with an entry for each layer, as the class itself would have them."""
+        listed = {
+            key
+            for key, value in self._plain.items()
+            if isinstance(value, list) and len(value) == self.layers
+        }
+        bare = {key: value for key, value in self._plain.items() if key not in listed}
+        with quiet(), foreign(f"{self._where} is not understood", "correct it"):
+            few, more = (
+                type(self._read).from_dict(bare | {self._keys["layers"]: count}) for count in (2, 3)
+            )
+        return sorted(
+            key for key in listed if [_length(each, key) for each in (few, more)] == [2, 3]
+        )
+
+    def value(self, key: str) -> Any:
+        """What the class makes of a key, also where the config leaves it out."""
+        return self._said.get(key, getattr(self._read, key, None))
+
+    def said(self, key: str) -> Any:
+        """What the config says of a key; None if it leaves it out."""
+        return self._plain.get(key)
+
+    @property
+    def splits_hidden(self) -> bool:
+        """Whether a head is as wide as its share of hidden, if nothing else is said."""
+        if self.derived or self.said("head_dim") is not None:
+            return self.derived
+        if self.square:
+            return True
+        sizes = {axis: size for axis, size in self.small.items() if axis != "head_dim"}
+        whole = self.small["hidden"] // self.small["heads"]
+        return self.shapes(sizes) == self.shapes(sizes | {"head_dim": whole})
+
+    def config(self, sizes: Mapping[str, int], **more: Any) -> Any:
+        """The config of a model with these sizes, and some other keys.
+
+        Raises:
+            Exception: whatever the class raises.
+        """
+        keys = {self.sizes[axis]: size for axis, size in sizes.items() if axis in self.sizes}
+        if self.square:
+            keys[self.sizes["hidden"]] = sizes["heads"] * sizes["head_dim"]
+        keys |= dict.fromkeys(self.followers, keys[self.sizes["hidden"]])
+        count = keys[self.sizes["layers"]]
+        plain: dict[str, Any] = {}
+        for key, value in self._plain.items():
+            if isinstance(value, list) and len(value) == self.layers:
+                value = (value * count)[:count]
+            elif isinstance(value, dict) and any(isinstance(v, list) for v in value.values()):
+                continue  # of as many numbers as a head has coordinates
+            plain[key] = value
+        ends = {
+            key: 1  # of the few tokens that there are
+            for key, value in self._said.items()
+            if key.endswith("_token_id") and value is not None
+        }
+        return type(self._read).from_dict(plain | ends | keys | more)
+
+    def shapes(self, sizes: Mapping[str, int], **more: Any) -> Shapes | None:
+        """Name and shape of every tensor of a small model; None if there is no such model."""
+        asked = json.dumps([dict(sizes), more], sort_keys=True, default=str)
+        if asked not in self._built:
+            try:
+                with quiet(), _unheard():
+                    config = self.config(sizes, **more)
+                model = self.model(config, "meta")
+                self._built[asked] = {n: tuple(t.shape) for n, t in model.state_dict().items()}
+            except Exception:  # of a class that cannot have these sizes
+                self._built[asked] = None
+        return self._built[asked]
+
+    def model(self, config: Any, device: str) -> nn.Module:
+        """A model of the class, without weights of its own."""
+        from transformers import AutoModelForCausalLM
+
+        with quiet(), torch.device(device):
+            model = AutoModelForCausalLM.from_config(
+                config, attn_implementation="eager", trust_remote_code=False
+            )
+        assert isinstance(model, nn.Module)
+        return model.eval()
+
+    def small_model(self) -> nn.Module:
+        """A small model on the CPU, each parameter random and of a size that shows."""
+        with quiet():
+            config = self.config(self.small)
+        model = self.model(config, "cpu")
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                if "norm" in name.lower():
+                    parameter.copy_(1 + 0.3 * noise)
+                elif parameter.dim() < 2:
+                    parameter.copy_(0.3 * noise)
+                else:
+                    parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+        return model
+
+    def _find_sizes(self) -> None:
+        """Which keys change a shape, one after the other.
+
+        Raises:
+            InputError: the class is not like others, or has experts.
+        """
+        self._find_named()
+        self.sizes.setdefault("head_dim", "head_dim")  # many classes look for one
+        self.small = dict(SMALL)
+        if not self._matters("head_dim"):
+            del self.sizes["head_dim"]
+            self.derived = True
+            self._make_square()
+        self._find_followers()
+        here = self.shapes(self.small)
+        if here is None:
+            self._explain()
+        experts = [name for name in here or {} if ".experts." in name]
+        if experts:
+            raise InputError(
+                f"{self.name} has experts ({experts[0]}), and families with experts cannot be "
+                "inferred; describe this one as docs/adding-a-family.md says"
+            )
+        for axis in ("ffn", "kv_heads"):
+            if axis in self.sizes and not self._matters(axis):
+                del self.sizes[axis]
+        if "positions" in self.sizes and not self._matters("positions"):
+            # They are no size; a small model has few of them all the same.
+            self._plain[self.sizes.pop("positions")] = SMALL["positions"]
+        self.small = {a: n for a, n in self.small.items() if a in self.sizes or a == "head_dim"}
+        self._find_others()
+        if not self.square and not self._runs():
+            self._make_square()
+        for name, shape in (self.shapes(self.small) or {}).items():
+            if prod(shape) > MOST_PARAMETERS:
+                raise InputError(
+                    f"tensor {name} of a {self.name} model is large whatever its sizes are "
+                    f"({list(shape)}), so nothing can be tried with a small one; describe the "
+                    "family as docs/adding-a-family.md says"
+                )
+
+    def _make_square(self) -> None:
+        self.square = True
+        self.small["hidden"] = SMALL["heads"] * SMALL["head_dim"]
+
+    def _runs(self) -> bool:
+        """Whether a small model runs: classes may take sizes with which none does."""
+        try:
+            with torch.no_grad():
+                self.small_model()(torch.arange(4)[None], use_cache=False)
+        except Exception:
+            return False
+        return True
+
+    def _find_named(self) -> None:
+        """The keys that have the same name, or one of few, in every class."""
+        present = {axis: key for axis, key in self._keys.items() if self.value(key) is not None}
+        for key, axis in ALSO.items():
+            if axis not in present and isinstance(self.value(key), int):
+                present[axis] = key
+        missing = {"vocab", "hidden", "layers", "heads"} - present.keys()
+        if missing:
+            names = sorted(key for key, axis in NAMED.items() if axis in missing)
+            raise InputError(
+                f"the config of a {self.name} model has no key that transformers calls "
+                f"{' or '.join(names)}; such a model cannot be inferred, describe its family as "
+                "docs/adding-a-family.md says"
+            )
+        self.sizes = {axis: key for axis, key in present.items() if axis in SMALL}
+
+    def _find_others(self) -> None:
+        """Whatever else a config counts, and a shape depends on."""
+        named = {*self._keys.values(), *self.sizes.values(), *self.followers}
+        others = iter(OTHERS)
+        for key, value in self._said.items():
+            counts = isinstance(value, int) and not isinstance(value, bool) and value > 1
+            if not counts or key in named or key.endswith("_token_id"):
+                continue
+            there = self.shapes(self.small, **{key: 2 * value})
+            if there in (None, self.shapes(self.small)):
+                continue
+            self.sizes[key] = key
+            self.small[key] = next(others, value)
+            if self.shapes(self.small) is None:
+                self.small[key] = value
+
+    def _find_followers(self) -> None:
+        """Keys that are hidden as well, as the class has other tensors where they are not."""
+        width = self._said.get(self.sizes["hidden"])
+        for key, value in self._said.items():
+            if value != width or isinstance(value, bool) or key == self.sizes["hidden"]:
+                continue
+            alike, apart = (
+                self.shapes(self.small, **{key: n * self.small["hidden"]}) or {} for n in (1, 2)
+            )
+            if alike.keys() != apart.keys():
+                self.followers.add(key)
+
+    def _matters(self, axis: str) -> bool:
+        """Whether any shape changes with a size."""
+        here = self.shapes(self.small)
+        there = self.shapes(self.small | {axis: 2 * self.small[axis]})
+        return here is not None and there is not None and here != there
+
+    def _explain(self) -> None:
+        """Say why there is no small model of the class."""
+        with foreign(
+            f"{self.name} takes no small config like that in {self._where}",
+            "describe the family as docs/adding-a-family.md says",
+        ):
+            self.model(self.config(self.small), "meta")
+        raise AssertionError("there is a small model after all")
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Without what transformers logs of configs that cannot be."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(level)
+
+
+def _length(config: Any, key: str) -> int:
+    value = getattr(config, key, None)
+    return len(value) if isinstance(value, list) else 0

@@ -1,0 +1,246 @@
+"""From what a class shows to a description of its family, or to several that may be true."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from growkit.algebra.axes import Pattern
+from growkit.errors import InputError
+from growkit.families.described import TIED
+from growkit.inference.classes import ModelClass
+from growkit.inference.running import Seen
+from growkit.inference.shapes import NUMBERS, composed
+from growkit.inference.trial import stored_names
+
+ELSEWHERE = "describe its family as docs/adding-a-family.md says"
+
+
+@dataclass
+class Proposal:
+    """What was found out of a class, as a description.
+
+    Attributes:
+        asked: the class.
+        seen: what was seen while it ran.
+        files: names of the tensors of the checkpoint.
+    """
+
+    asked: ModelClass
+    seen: Seen
+    files: frozenset[str]
+
+    def __post_init__(self) -> None:
+        self._dimensions = composed(self.asked)
+        self._names = self._templates()
+        self._stored = stored_names(self.asked)
+        self._tied = self._ties()
+
+    def _templates(self) -> dict[str, str]:
+        """Names of tensors with a place for the layer, and one that stands for all of these.
+
+        Raises:
+            InputError: layers have tensors of different kinds, or files have other names.
+        """
+        shapes = self.asked.shapes(self.asked.small | {"layers": self.asked.layers})
+        if shapes is None:
+            shapes = self.asked.shapes(self.asked.small)
+        assert shapes is not None
+        begin = re.escape(self.seen.layers)
+        found: dict[str, list[str]] = {}
+        for name in shapes:
+            found.setdefault(re.sub(f"^{begin}\\d+\\.", f"{self.seen.layers}{{layer}}.", name), [])
+            found[re.sub(f"^{begin}\\d+\\.", f"{self.seen.layers}{{layer}}.", name)].append(name)
+        layers = max(len(names) for names in found.values())
+        for template, names in found.items():
+            alike = len({shapes[name] for name in names}) == 1
+            if "{layer}" in template and (len(names) != layers or not alike):
+                raise InputError(
+                    f"not all layers of a {self.asked.name} model like this have the same tensors "
+                    f"(first {names[0]}), which cannot be inferred; {ELSEWHERE}"
+                )
+        here = self.asked.shapes(self.asked.small) or {}
+        first = {template: template.replace("{layer}", "0") for template in found}
+        return {template: name for template, name in first.items() if name in here}
+
+    def stored(self, template: str) -> str:
+        """What files call the tensors of a template, in the form of the checkpoint."""
+        own = self._names[template]
+        name = self._stored.get(own, own)
+        if name == own or own in self.files:
+            return template
+        place = re.search(r"(?<=\.)0(?=\.)", name)
+        if place is None or "{layer}" not in template:
+            return name
+        return name[: place.start()] + "{layer}" + name[place.end() :]
+
+    def _ties(self) -> dict[str, str]:
+        """The head's weight, and the embedding that it is in tied models."""
+        config = self.asked.config(self.asked.small)
+        model: Any = self.asked.model(config, "meta")
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        names = {module: name for name, module in model.named_modules()}
+        if head is None or embedding is None or head not in names:
+            return {}
+        return {f"{names[head]}.weight": f"{names[embedding]}.weight"}
+
+    def ways(self) -> dict[str, list[str]]:
+        """Every pattern that a tensor can have, the likeliest first."""
+        found = {}
+        for template, name in self._names.items():
+            module, _, parameter = name.rpartition(".")
+            if not self._dimensions[name]:
+                raise InputError(
+                    f"tensor {template} of a {self.asked.name} model is a single number, which no "
+                    "pattern describes, so its family cannot be inferred"
+                )
+            patterns = list(dict.fromkeys(self._patterns(module, parameter, name)))
+            if not patterns:
+                raise InputError(
+                    f"nobody knows what {self.asked.name} does with tensor {template}, so its "
+                    f"family cannot be inferred; {ELSEWHERE}"
+                )
+            found[template] = patterns
+        return found
+
+    def _patterns(self, module: str, parameter: str, name: str) -> Iterator[str]:
+        dimensions = self._dimensions[name]
+        kind = self.seen.kinds.get(module)
+        inside = self.seen.in_attention(module)
+        if kind in ("linear", "transposed") and parameter in ("weight", "bias"):
+            reads = not inside or module in self.seen.reads_hidden
+            writes = not inside or not reads
+            if parameter == "bias":
+                yield from dimensions[0].ways(writes)
+                return
+            out, into = dimensions if kind == "linear" else reversed(dimensions)
+            for written, read in product(out.ways(writes), into.ways(reads)):
+                yield f"{written} <- {read}" if kind == "linear" else f"{read} -> {written}"
+        elif kind == "embedding":
+            for read, written in product(*(each.ways(True) for each in dimensions)):
+                yield f"{read} -> {written}"
+        elif len(dimensions) == 1 or kind == "norm":
+            for each in product(*(each.ways(not inside) for each in dimensions)):
+                yield ", ".join(each)
+        elif not dimensions or all(not axes for each in dimensions for axes, _ in each.terms):
+            yield ", ".join(each.ways(False)[0] for each in dimensions)
+
+    def description(self, patterns: Mapping[str, str], *, rooted: bool = False) -> dict[str, Any]:
+        """The family with these patterns.
+
+        Args:
+            patterns: of every tensor.
+            rooted: whether the class multiplies embeddings with the root of hidden.
+        """
+        asked = self.asked
+        tensors: dict[str, Any] = {
+            self.stored(template): self._tensor(self._names[template], pattern)
+            for template, pattern in patterns.items()
+        }
+        if rooted:
+            tensors |= {
+                self.stored(template): {"pattern": pattern, "root": "hidden"}
+                for template, pattern in patterns.items()
+                if pattern == "vocab -> hidden"
+            }
+        dimensions = [each for p in patterns.values() for each in Pattern.parse(p).dimensions]
+        axes = {axis for dimension in dimensions for axis in dimension.axes}
+        sizes = {
+            key: axis
+            for axis, key in asked.sizes.items()
+            if axis in axes or axis in ("layers", "hidden", "heads")
+        }
+        sizes |= dict.fromkeys(sorted(asked.followers), "hidden")
+        constants = {each: _count(each) for each in sorted(axes - {*sizes.values()} - {"head_dim"})}
+        multiples = {}
+        if {"heads", "kv_heads"} <= axes:
+            multiples[asked.sizes["heads"]] = asked.sizes["kv_heads"]
+        if self._wants_whole_heads():
+            multiples[asked.sizes["hidden"]] = asked.sizes["heads"]
+        computed = ["head_dim"] if "head_dim" in axes and asked.derived else []
+        content: dict[str, Any] = {
+            "family": asked.name,
+            "model_type": asked.value("model_type"),
+            "sizes": sizes | dict.fromkeys(computed, "head_dim"),
+            "assumed": self._assumed(sizes, axes, tensors),
+            "computed": computed,
+            "constants": constants,
+            "groups": {"heads": "kv_heads"} if {"heads", "kv_heads"} <= axes else {},
+            "multiples": multiples,
+            "lists": asked.lists,
+            "tied": {self.stored(a): self.stored(of) for a, of in self._tied.items()},
+            "tensors": tensors,
+        }
+        return {key: value for key, value in content.items() if value}
+
+    def _assumed(
+        self, sizes: Mapping[str, str], axes: set[str], tensors: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What the class makes of keys that the config leaves out."""
+        asked = self.asked
+        found = {key: asked.value(key) for key in sizes if asked.said(key) is None}
+        if "head_dim" in axes and asked.splits_hidden:
+            found["head_dim"] = f"{asked.sizes['hidden']} / {asked.sizes['heads']}"
+        eps = [each["eps"] for each in tensors.values() if isinstance(each, dict) and "eps" in each]
+        found |= {key: asked.value(key) for key in eps}
+        if self._tied:
+            found[TIED] = bool(asked.value(TIED))
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _tensor(self, name: str, pattern: str) -> str | dict[str, Any]:
+        norm = self.seen.norms.get(name.rpartition(".")[0])
+        if norm is None:
+            return pattern
+        said: dict[str, Any] = {"pattern": pattern}
+        if norm.last and self._tied and pattern == "hidden":
+            said["tied"] = "<- hidden"
+        if name.endswith(".weight"):
+            axes = pattern.rpartition(", ")[2].split(".")
+            said["norm"] = axes[0]
+            if norm.eps:
+                said["eps"] = norm.eps
+            said |= {key: True for key in ("centred", "behind") if getattr(norm, key)}
+            if norm.offset:
+                said["offset"] = norm.offset
+        return said if len(said) > 1 else pattern
+
+    def _wants_whole_heads(self) -> bool:
+        """Whether the class takes no hidden size but multiples of its heads."""
+        small = self.asked.small
+        if self.asked.square:
+            return True
+        return self.asked.shapes(small | {"hidden": small["hidden"] + 2}) is None
+
+
+def descriptions(proposal: Proposal, ways: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
+    """Everything that may be true, the likeliest first.
+
+    Classes multiply embeddings with the root of their width, or they do not.
+    """
+    for chosen in _choices(ways):
+        yield proposal.description(chosen)
+        yield proposal.description(chosen, rooted=True)
+
+
+def _count(axis: str) -> int:
+    words = {word: count for count, word in NUMBERS.items()}
+    return words[axis] if axis in words else int(axis.rpartition("_")[2])
+
+
+def _choices(ways: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
+    """Every description; a weight and its bias, which are open in the same way, go along."""
+    groups = {_group(found): len(found) for found in ways.values() if len(found) > 1}
+    for chosen in product(*(range(count) for count in groups.values())):
+        at = dict(zip(groups, chosen, strict=True))
+        yield {name: found[at.get(_group(found), 0)] for name, found in ways.items()}
+
+
+def _group(found: list[str]) -> tuple[str, ...]:
+    """What parts the possibilities of a tensor: what it writes, or reads."""
+    sides = [re.split(r" (?:<-|->) ", each) for each in found]
+    parts = [{each[at] for each in sides} for at in range(len(sides[0]))]
+    at = next((at for at, part in enumerate(parts) if len(part) > 1), 0)
+    return tuple(each[at] for each in sides)

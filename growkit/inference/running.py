@@ -1,0 +1,230 @@
+"""What a class does with its tensors, seen in a small model while it runs.
+
+Which dimension a module reads follows from what it is; which of its neighbours is hidden, from
+what it is given; what a norm does, from the norm itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from growkit.errors import InputError, foreign
+from growkit.inference.classes import ModelClass
+
+EPS = ("eps", "epsilon", "norm_eps")
+"""How keys end that a norm adds to a mean."""
+
+
+@dataclass(frozen=True)
+class NormSeen:
+    """What a norm does.
+
+    Attributes:
+        centred: whether it takes the mean away first.
+        offset: what it adds to its weight.
+        behind: whether it takes what attention or MLP wrote, before that is added.
+        last: whether it stands behind all layers.
+        eps: the config key of what it adds to a mean; None for a number of the class.
+    """
+
+    centred: bool
+    offset: float
+    behind: bool
+    last: bool
+    eps: str | None
+
+
+@dataclass
+class Seen:
+    """What was seen while a model ran.
+
+    Attributes:
+        layers: what the names of all layers begin with, as ``model.layers.``.
+        kinds: the kind of every module with parameters: linear, transposed, embedding or norm.
+        reads_hidden: linear modules of attention that are given what the attention is given.
+        attention: what the names of modules of attention begin with.
+        norms: what every norm does.
+    """
+
+    layers: str
+    kinds: dict[str, str] = field(default_factory=dict)
+    reads_hidden: set[str] = field(default_factory=set)
+    attention: list[str] = field(default_factory=list)
+    norms: dict[str, NormSeen] = field(default_factory=dict)
+
+    def in_attention(self, module: str) -> bool:
+        """Whether a module is part of an attention."""
+        return module.startswith(tuple(self.attention)) if self.attention else False
+
+
+def see(asked: ModelClass) -> Seen:
+    """Run a small model of a class once, and look.
+
+    Raises:
+        InputError: it does not run, or has parts that nobody knows.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    with foreign(
+        f"no small model of {asked.name} runs",
+        "describe the family as docs/adding-a-family.md says",
+    ):
+        model = asked.small_model()
+    lists = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == asked.small["layers"]
+    ]
+    if not lists:
+        raise InputError(f"{asked.name} has no list of layers; describe its family yourself")
+    seen = Seen(lists[0] + ".")
+    kinds = {nn.Embedding: "embedding", nn.Linear: "linear", Conv1D: "transposed"}
+    for name, module in model.named_modules():
+        plain = next((kind for of, kind in kinds.items() if isinstance(module, of)), None)
+        if plain:
+            seen.kinds[name] = plain
+        elif "norm" in type(module).__name__.lower() and not [*module.children()]:
+            seen.kinds[name] = "norm"
+        elif "attention" in type(module).__name__.lower() and name.startswith(seen.layers):
+            seen.attention.append(name + ".")
+    watched = _Watch(model, seen)
+    with foreign(
+        f"no small model of {asked.name} runs",
+        "describe the family as docs/adding-a-family.md says",
+    ):
+        watched.run(asked.small["vocab"])
+    seen.reads_hidden = watched.given_hidden
+    keys = [k for k, v in asked.config(asked.small).to_dict().items() if _is_eps(k, v)]
+    varied = {key: asked.model(asked.config(asked.small, **{key: 0.123}), "cpu") for key in keys}
+    for name, module in model.named_modules():
+        if seen.kinds.get(name) != "norm":
+            continue
+        eps = next((key for key in keys if _eps(varied[key].get_submodule(name)) == 0.123), None)
+        centred, offset = _behaviour(module, watched.widths.get(name, 0), name)
+        seen.norms[name] = NormSeen(
+            centred, offset, name in watched.behind, name in watched.last, eps
+        )
+    return seen
+
+
+def _is_eps(key: str, value: Any) -> bool:
+    return isinstance(value, float) and key.endswith(EPS)
+
+
+def _eps(module: nn.Module) -> float | None:
+    found = (getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon"))
+    return next((each for each in found if each is not None), None)
+
+
+def _behaviour(module: nn.Module, width: int, name: str) -> tuple[bool, float]:
+    """Whether a norm takes the mean away, and what it adds to its weight.
+
+    Raises:
+        InputError: it does not do what norms do.
+    """
+    if not width:
+        raise InputError(f"{name} never runs, so nobody knows what it does; describe it yourself")
+    generator = torch.Generator().manual_seed(1)
+    weight: Any = getattr(module, "weight", None)
+    shape = (3, *weight.shape) if _has_weight(module) else (3, width)
+    given = 3 * torch.randn(shape, generator=generator)
+    with torch.no_grad():
+        as_it_is, shifted = module(given), module(given + 2.0)
+        centred = bool((as_it_is - shifted).abs().max() < 1e-3)
+        mean = given.mean(-1, keepdim=True) if centred else 0.0
+        plain = (given - mean) / (given - mean).square().mean(-1, keepdim=True).sqrt()
+        if not _has_weight(module):
+            offset, left = 0.0, as_it_is - plain
+        else:
+            kept = [each.clone() for each in module.parameters()]
+            for each in module.parameters():
+                each.zero_()
+            offset = round(float((module(given) / plain).mean()), 3)
+            left = module(given) - offset * plain
+            for each, was in zip(module.parameters(), kept, strict=True):
+                each.copy_(was)
+    if float(left.abs().max()) > 1e-3:
+        raise InputError(f"{name} is no norm of a kind that growkit knows; describe it yourself")
+    return centred, offset
+
+
+def _has_weight(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "weight", None), torch.Tensor)
+
+
+class _Watch:
+    """What modules are given and give, in one run."""
+
+    def __init__(self, model: nn.Module, seen: Seen) -> None:
+        self.model, self.seen = model, seen
+        self.given_hidden: set[str] = set()
+        self.behind: set[str] = set()
+        self.last: set[str] = set()
+        self.widths: dict[str, int] = {}
+        self._attention: dict[str, list[Any]] = {}
+        self._made: dict[str, list[Any]] = {}
+        self._layers_done = 0
+
+    def run(self, vocab: int) -> None:
+        """Run some tokens."""
+        hooks = []
+        for name, module in self.model.named_modules():
+            before, after = self._before(name), self._after(name)
+            hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            hooks.append(module.register_forward_hook(after))
+        try:
+            with torch.no_grad():
+                self.model(torch.arange(12)[None] % vocab, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _layer(self, name: str) -> str | None:
+        rest = name.removeprefix(self.seen.layers)
+        return rest.partition(".")[0] if rest != name else None
+
+    def _before(self, name: str) -> Any:
+        kind, layer = self.seen.kinds.get(name), self._layer(name)
+        attention = next((a for a in self.seen.attention if name.startswith(a)), None)
+
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+            if name + "." in self.seen.attention:
+                self._attention[name + "."] = given
+            if not given:
+                return
+            around = self._attention.get(attention or "", [])
+            if kind in ("linear", "transposed") and any(_same(given[0], each) for each in around):
+                self.given_hidden.add(name)
+            if kind == "norm":
+                self.widths[name] = given[0].shape[-1]
+                made = self._made.get(layer or "", [])
+                if layer and not attention and any(each is given[0] for each in made):
+                    self.behind.add(name)
+                if layer is None and self._layers_done:
+                    self.last.add(name)
+
+        return hook
+
+    def _after(self, name: str) -> Any:
+        kind, layer = self.seen.kinds.get(name), self._layer(name)
+        whole = layer is not None and name == self.seen.layers + layer
+
+        def hook(module: nn.Module, args: Any, made: Any) -> None:
+            if whole:
+                self._layers_done += 1
+            elif layer and kind not in ("norm", "embedding"):
+                given = args[0] if args else None
+                outcome = made[0] if isinstance(made, tuple | list) else made
+                if outcome is not given:  # as of dropout, which does nothing here
+                    self._made.setdefault(layer, []).append(outcome)
+
+        return hook
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is other or (one.data_ptr() == other.data_ptr() and one.shape == other.shape)

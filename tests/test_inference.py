@@ -1,0 +1,207 @@
+"""Families that people describe: in YAML, or as their class of transformers shows them."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import growkit
+from growkit.cli import app
+from growkit.families.described import described
+from growkit.families.family import family_of
+from growkit.inference.classes import ModelClass
+from growkit.inference.trial import Trials
+from tests.conftest import relative_error, seeded
+from tests.infer import KNOWN, OTHERS, random_model
+
+FEW = growkit.Settings(prompts=1, length=12)
+
+
+@pytest.fixture(scope="module")
+def arcee(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of a family that growkit does not know."""
+    return random_model("arcee", tmp_path_factory.mktemp("models") / "arcee")
+
+
+@pytest.fixture(scope="module")
+def found(arcee: Path) -> growkit.Inference:
+    """What is inferred of it."""
+    return growkit.infer(arcee)
+
+
+def command(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    return done.exit_code, done.output
+
+
+def test_a_family_that_nobody_knows(arcee: Path, tmp_path: Path) -> None:
+    """From nothing to a larger model, and a proof that knows how it was made."""
+    code, said = command("grow", arcee, tmp_path / "out", "--hidden", "x2")
+    assert code == 2
+    assert "--infer" in said
+    code, text = command("inspect", arcee, "--infer")
+    assert code == 0, text
+    assert "# Sure: everything that could be tried computes the same." in text
+    file = tmp_path / "arcee.yaml"
+    file.write_text(text)
+    assert command("inspect", arcee, "--family", file)[0] == 0
+    sizes = ("--hidden", "x2", "--ffn", "x3", "--prompts", 1, "--length", 12)
+    code, said = command("grow", arcee, tmp_path / "out", "--family", file, *sizes)
+    assert code == 0, said
+    assert relative_error(arcee, tmp_path / "out") < 1e-12
+    file.unlink()  # the manifest has all of it
+    verdict = growkit.verify(arcee, tmp_path / "out", settings=FEW)
+    assert verdict["kept"]
+    assert verdict["weights_recovered"]
+
+
+def test_recipes_name_a_file(arcee: Path, found: growkit.Inference, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(found["yaml"])
+    recipe = {
+        "source": str(arcee),
+        "output": str(tmp_path / "out"),
+        "family": str(tmp_path / "mine.yaml"),
+        "steps": [{"grow": "hypercloning", "hidden": "x2"}],
+        "verify": False,
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert growkit.run(tmp_path / "recipe.yaml")["promise"] == "exact"
+    made = json.loads((tmp_path / "out" / "growkit.json").read_text())
+    assert made["recipe"]["family"] == found["family"]
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt_neox"])
+def test_known_families_are_found_again(kind: str, tmp_path: Path) -> None:
+    """From the class alone, as somebody wrote them by hand."""
+    source = random_model(kind, tmp_path / "source")
+    result = growkit.infer(source)
+    assert result["sure"]
+    config = json.loads((source / "config.json").read_text())
+    by_hand = {
+        name: str(p.notation) for name, p in family_of(config, kind).patterns(config).items()
+    }
+    family = described(result["family"], "here")
+    assert {name: p.notation for name, p in family.patterns(config).items()} == by_hand
+    # Whether three matrices stand in each head or one behind the other, no shape says.
+    others = [each for evidence in result["tensors"] for each in evidence["others"]]
+    assert any("three.heads.head_dim" in each for each in others) == (kind == "gpt_neox")
+    assert ("tried; by its shape also" in result["yaml"]) == bool(others)
+
+
+def test_other_classes(tmp_path: Path) -> None:
+    """One by lot; ``python -m tests.infer`` shows all."""
+    kind = seeded(3).choice(["ernie4_5", "exaone4", "glm4", "helium", "nemotron", "seed_oss"])
+    source = random_model(kind, tmp_path / "source")
+    growkit.grow(
+        source, tmp_path / "out", family=growkit.infer(source)["family"], hidden="x3", verify=False
+    )
+    assert relative_error(source, tmp_path / "out") < 1e-12
+    assert not {*KNOWN} & {*OTHERS}
+
+
+def test_a_wrong_axis_is_caught(arcee: Path, found: growkit.Inference, tmp_path: Path) -> None:
+    """By the trial, and by the proof of a model: exit code 1, and no folder of that name."""
+    wrong = deepcopy(found["family"])
+    name = "model.layers.{layer}.self_attn.o_proj.weight"
+    assert wrong["tensors"][name] == "hidden <- heads.head_dim"
+    wrong["tensors"][name] = "hidden <- head_dim.heads"
+    asked = ModelClass(json.loads((arcee / "config.json").read_text()), "here")
+    trials = {trial["axis"]: trial for trial in Trials(asked).all(wrong)}
+    assert trials["heads"].wrong
+    assert all(trial.exact for trial in found["trials"])
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(wrong))
+    code, said = command(
+        *("grow", arcee, tmp_path / "out", "--family", tmp_path / "wrong.yaml", "--heads", "x2"),
+        *("--prompts", 1, "--length", 12),
+    )
+    assert code == 1
+    assert "not preserved" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        (
+            "tensors/model.norm.weight",
+            "hiden",
+            "names axis 'hiden', which no size says; did you me",
+        ),
+        ("tensors/model.norm.weight", "hidden <-", "the name of an axis is missing"),
+        (
+            "tensors/model.norm.weight",
+            {"norm": "hidden"},
+            "must be a pattern, or a mapping with one",
+        ),
+        ("tensors/model.norm.weight", {"pattern": "hidden", "norms": "x"}, "unknown key 'norms'"),
+        ("tensors/model.norm.weight", None, "tensor model.norm.weight in .* is not part of"),
+        ("tensors/model.more.weight", "hidden", "tensor model.more.weight is missing from"),
+        ("tensors/model.{layer:>9}.weight", "hidden", "has a name that no tensor has"),
+        ("tensors/lm_head.weight", "vocab, hidden <- hidden", "has shape"),
+        ("sizes/hidden_size", "width", "no key for hidden"),
+        ("sizes/hidden_size", 3, "text was expected"),
+        ("sizes/hidden", "hidden", "needs hidden as a positive whole number"),
+        ("fixed/heads", 3, "text was expected"),
+        ("groups/heads", "kv", "names axis 'kv'"),
+        ("constants/two", "2", "a whole number was expected"),
+        ("tied/lm_head.weight", "model.embed.weight", "did you mean 'model.embed_tokens.weight'"),
+        ("familly", "x", "unknown key 'familly'; did you mean 'family'"),
+        ("model_type", None, "has no model_type"),
+        ("model_type", "other", "which no family describes"),
+        ("fixed/hidden", "is as it is", "hidden of the .* is as it is"),
+        ("assumed/rms_norm_eps", None, "Arcee"),
+    ],
+)
+def test_mistakes_in_a_description(
+    key: str, value: Any, says: str, arcee: Path, found: growkit.Inference, tmp_path: Path
+) -> None:
+    """Each in a sentence, before anything is written."""
+    spoiled = deepcopy(found["family"])
+    place, _, name = key.partition("/")
+    at = spoiled.setdefault(place, {}) if name else spoiled
+    at.pop(name or place, None)
+    if value is not None:
+        at[name or place] = value
+    if key == "assumed/rms_norm_eps":
+        source = tmp_path / "source"
+        source.mkdir()
+        config = json.loads((arcee / "config.json").read_text())
+        del config["rms_norm_eps"]
+        (source / "config.json").write_text(json.dumps(config))
+        (source / "model.safetensors").write_bytes((arcee / "model.safetensors").read_bytes())
+        arcee = source
+    with pytest.raises(growkit.InputError, match=says):
+        growkit.grow(arcee, tmp_path / "out", family=spoiled, hidden="x2", verify=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["", "- a", "family: [", "a: 1\na: 2", "\t"])
+def test_what_is_no_description(text: str, arcee: Path, tmp_path: Path) -> None:
+    file = tmp_path / "family.yaml"
+    file.write_text(text)
+    code, said = command("grow", arcee, tmp_path / "out", "--family", file, "--hidden", "x2")
+    assert code == 2
+    assert str(file) in said.replace("\n", "")
+    assert said.count("error:") == 1
+
+
+def test_classes_that_cannot_be_asked(arcee: Path, tmp_path: Path) -> None:
+    config = json.loads((arcee / "config.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes((arcee / "model.safetensors").read_bytes())
+    for more, says in (
+        ({"model_type": "nobody"}, "transformers does not understand|has no language model"),
+        ({"model_type": "mixtral"}, "has experts"),
+        ({"num_hidden_layers": 3}, "tensor .* is missing"),
+        ({"num_hidden_layers": 300}, "promises 300 layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000; a whole number up to"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | more))
+        with pytest.raises(growkit.InputError, match=says):
+            growkit.infer(tmp_path)
