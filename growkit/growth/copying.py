@@ -136,7 +136,8 @@ class CopyMethod:
         grown = self.grown(family, source.config, options)
         if not grown:
             return None
-        expansions = partial(placed_copies, family, source.config, old, grown)
+        whole = shares.snr_db is None  # copies that are to stay equal must serve the same
+        expansions = partial(placed_copies, family, source.config, old, grown, whole_groups=whole)
         rounding = options.get("promise") == "bounded"
         return expand(source, family, grown, expansions, shares, rounding=rounding)
 
