@@ -49,6 +49,7 @@ def manifest_of(recipe: Recipe, result: GrowResult) -> dict[str, Any]:
         "loads_with": result["loads_with"],
         "copies": result["copies"],
         "dropped": result["dropped"],
+        "updates": result["updates"],
         "verification": result["verification"],
     }
 

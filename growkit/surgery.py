@@ -28,6 +28,7 @@ from growkit.estimate import ROOM, estimate
 from growkit.families.family import family_of
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors
+from growkit.planning.lineage import Lineage
 from growkit.planning.operation import Value
 from growkit.proof.beforehand import check_settings
 from growkit.recipe.files import load_recipe, recipe_file
@@ -37,6 +38,7 @@ from growkit.report.card import model_card
 from growkit.report.progress import Progress, Silent, shown
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
+from growkit.results.updates import Updates
 from growkit.settings import Settings
 
 
@@ -190,6 +192,7 @@ def run(
             carry_over(source.opened, staging.folder)
             _write_config(source, lineage.target, staging.folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
+        result["updates"] = _updates(lineage)
 
         made = {file.name: file for file in staging.folder.glob("*.safetensors")}
         # Not while the weights are written, which keeps every core and the disk busy.
@@ -234,6 +237,14 @@ def output_path(recipe: Recipe) -> Path:
 def inputs_of(recipe: Recipe, reads: Sequence[str | Path] = ()) -> Inputs:
     """Everything that a recipe reads, and its own file or the like."""
     return Inputs([recipe.source, *recipe.texts, *reads])
+
+
+def _updates(lineage: Lineage) -> Updates:
+    """How the output is to be trained."""
+    from growkit.planning.factors import summary
+    from growkit.planning.updates import law_of
+
+    return summary(law_of(lineage), lineage.target.tensors)
 
 
 def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:

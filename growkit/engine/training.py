@@ -81,7 +81,7 @@ class Training:
         with strict_float64():
             for ids in windows:
                 loss = _loss(self._model, ids) / predictions
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 total += float(loss.detach())
         for part in self._parts:
             part.give()

@@ -186,7 +186,7 @@ class Law:
 def law_of(lineage: Lineage) -> Law:
     """The law for what the steps of a lineage make."""
     current = {name: Update() for name in lineage.source.tensors}
-    reasons = {}
+    reasons: dict[str, None] = {}
     for plan in lineage.plans:
         made = stepped(plan, current)
         reasons |= dict.fromkeys(filter(None, [plan.apart, _left_out(plan)]))
