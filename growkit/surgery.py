@@ -262,7 +262,7 @@ def _rehearse(recipe: Recipe, source: Checkpoint, grown: Weights) -> None:
     if recipe.verify is not None:
         from growkit.proof.verdict import rehearse
 
-        rehearse(recipe.verify, source, grown.config)
+        rehearse(recipe.verify, source, grown)
 
 
 def _prove(

@@ -21,6 +21,9 @@ RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)
 EPS = 1e-6
 """Large enough that gradients which are nothing but rounding move nothing."""
 
+BYTES = 32
+"""Of memory for each parameter: weight, gradient and two moments."""
+
 PLAIN = Update()
 
 
@@ -76,11 +79,9 @@ class Training:
 
     def step(self, windows: Sequence[Tensor]) -> float:
         """Take a step on some windows of tokens, each [tokens]; their mean loss before it."""
-        predictions = sum(len(ids) - 1 for ids in windows)
         total = 0.0
         with strict_float64():
-            for ids in windows:
-                loss = _loss(self._model, ids) / predictions
+            for loss in self._losses(windows):
                 loss.backward()
                 total += float(loss.detach())
         for part in self._parts:
@@ -91,6 +92,16 @@ class Training:
         for parameter in self._model.parameters():
             parameter.grad = None
         return total
+
+    def loss(self, windows: Sequence[Tensor]) -> float:
+        """Of some windows, without a step."""
+        with strict_float64(), torch.no_grad():
+            return sum(map(float, self._losses(windows)))
+
+    def _losses(self, windows: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Of each window its part of the mean loss of all predictions."""
+        predictions = sum(len(ids) - 1 for ids in windows)
+        return (_loss(self._model, ids) / predictions for ids in windows)
 
     def logits(self, ids: Tensor) -> Tensor:
         """Of a window, [tokens, vocabulary]."""
