@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from growkit.engine.moments import ORDERS, State
 from growkit.engine.strict import strict_float64
 from growkit.planning.updates import Update
 
@@ -32,11 +33,13 @@ class _Part:
     """Elements of a parameter that have one eps.
 
     Attributes:
+        name: of the parameter.
         parameter: of the model.
         where: which of its elements, [as the parameter]; None for all.
         leaf: what the optimizer sees.
     """
 
+    name: str
     parameter: nn.Parameter
     where: Tensor | None
     leaf: Tensor
@@ -72,7 +75,7 @@ class Training:
                 continue
             for where, eps in _by_eps(update, parameter):
                 leaf = parameter if where is None else parameter.data[where].requires_grad_()
-                self._parts.append(_Part(parameter, where, leaf))
+                self._parts.append(_Part(name, parameter, where, leaf))
                 settings = {"lr": RATE * update.rate, "weight_decay": DECAY * update.decay}
                 groups.append({"params": [leaf], "eps": EPS * eps, **settings})
         self._optimizer = torch.optim.AdamW(groups, betas=BETAS)
@@ -92,6 +95,33 @@ class Training:
         for parameter in self._model.parameters():
             parameter.grad = None
         return total
+
+    def gather(self, windows: Sequence[Tensor]) -> State:
+        """The moments after a step of no length."""
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        self.step(windows)
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return self.state()
+
+    def state(self) -> State:
+        """The moments of every parameter that is trained with one eps."""
+        return {
+            part.name: {key: self._optimizer.state[part.leaf][key].clone() for key in ORDERS}
+            for part in self._parts
+            if part.where is None
+        }
+
+    def begin(self, state: State, steps: int) -> None:
+        """Begin with the moments of so many steps."""
+        for part in self._parts:
+            of = self._optimizer.state[part.leaf]
+            of["step"] = torch.tensor(float(steps), dtype=torch.float32)
+            for key in ORDERS:
+                moment = state[part.name][key].to(part.leaf)
+                of[key] = (moment if part.where is None else moment[part.where]).clone()
 
     def loss(self, windows: Sequence[Tensor]) -> float:
         """Of some windows, without a step."""

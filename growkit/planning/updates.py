@@ -95,9 +95,9 @@ class Update:
 
     def mapped(self, maps: Sequence[IndexMap]) -> Update:
         """Of what is copied and split."""
-        n_in, n_out, why = self.n_in, self.n_out.reshape((1,) * len(maps)), ""
-        if self.n_out.ndim:
-            n_out = self.n_out
+        n_in, n_out, why = self.n_in, self.n_out, ""
+        if not n_out.ndim:
+            n_out = n_out.reshape((1,) * len(maps))
         for dimension, each in enumerate(maps):
             if n_out.shape[dimension] > 1:
                 n_out = n_out.take(np.maximum(each.source, 0), dimension)

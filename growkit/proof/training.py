@@ -1,9 +1,10 @@
 """Does the target learn what its source would have learned?
 
 Both take the same steps of AdamW on the same batches, in strict float64: the source with plain
-settings, the target with the factors that its plan says. What they may differ by is what rounding
-does to the source's own training: it is trained once more, with its weights disturbed before every
-step.
+settings, the target with the factors that its plan says. They begin with the moments that the
+source has after a first batch, which are grown for the target. What they may differ by is what
+rounding does to the source's own training: it is trained once more, with its weights disturbed
+before every step.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TensorInfo, total_parameters
 from growkit.engine.class_updates import class_updates
 from growkit.engine.metrics import finite
+from growkit.engine.moments import State, grown_moments
 from growkit.engine.oracle import load
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
@@ -78,7 +80,7 @@ class Batches:
         self.steps = settings.steps
         asked = replace(
             settings,
-            prompts=WINDOWS * (settings.steps + 1),
+            prompts=WINDOWS * (settings.steps + 2),
             length=settings.length or LENGTH,
         )
         self._windows = make_prompts(asked, source.folder, source.config).windows
@@ -134,15 +136,18 @@ def prove_training(
     updates = class_updates(after, law.updates)
     widest = max(max(info.shape, default=1) for info in before.tensors.values())
     rounding = torch.finfo(torch.float64).eps * math.sqrt(widest)
-    source = _trained(before.folder, None, batches, device)
-    disturbed = _trained(before.folder, None, batches, device, rounding)
-    target = _trained(after.folder, updates, batches, device)
+    training = _loaded(before.folder, None, device)
+    state = training.gather(batches[0])
+    source = _trained(training, state, batches)
+    disturbed = _trained(_loaded(before.folder, None, device), state, batches, rounding)
+    state = grown_moments(state, before, after, lineage.plans)
+    target = _trained(_loaded(after.folder, updates, device), state, batches)
     relative, own = source.apart(target), max(source.apart(disturbed), rounding)
     tolerance = None if law.why else MARGIN * own
     fault, spoiled = _spoiled(updates, after)
     caught = None
     if tolerance is not None:
-        first = _trained(after.folder, spoiled, batches, device, steps=1)
+        first = _trained(_loaded(after.folder, spoiled, device), state, batches, steps=1)
         off = abs(first.losses[1] - source.losses[1]) / max(abs(source.losses[0]), 1e-300)
         caught = not off <= tolerance
     kept = None if tolerance is None else relative <= tolerance and bool(caught)
@@ -166,26 +171,28 @@ def prove_training(
     )
 
 
+def _loaded(folder: Path, updates: Updates | None, device: torch.device) -> Training:
+    with strict_float64():
+        return Training(load(folder, torch.float64, device, None), updates)
+
+
 def _trained(
-    folder: Path,
-    updates: Updates | None,
+    training: Training,
+    state: State,
     batches: Batches,
-    device: torch.device,
     disturbed: float = 0.0,
     steps: int | None = None,
 ) -> _Run:
-    """Load a model and train it."""
-    with strict_float64():
-        model = load(folder, torch.float64, device, None)
-    training = Training(model, updates)
+    """Train a model from the moments of one step on."""
+    training.begin(state, 1)
     losses = []
     steps = batches.steps if steps is None else steps
-    for step in range(steps):
+    for step in range(1, steps + 1):
         if disturbed:
             training.disturb(disturbed, step)
         losses.append(training.step(batches[step]))
-    losses.append(training.loss(batches[steps]))
-    return _Run(losses, training.logits(batches[steps][0]).cpu())
+    losses.append(training.loss(batches[steps + 1]))
+    return _Run(losses, training.logits(batches[steps + 1][0]).cpu())
 
 
 def _spoiled(updates: Updates, after: Checkpoint) -> tuple[str, Updates]:

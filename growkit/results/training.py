@@ -8,6 +8,8 @@ from growkit.results.result import Result
 class TrainingProof(Result):
     """Source and target, trained side by side in strict float64.
 
+    Both begin with the moments that the source has after a first batch.
+
     Attributes:
         steps: steps of AdamW that both took.
         kept: whether both learned the same; null where the law of updates does not promise it.
