@@ -53,9 +53,8 @@ def test_break_copies_part_and_keep_copies_stay_equal(
         tmp_path / "source", kind, tie_word_embeddings=tied, num_attention_heads=4, head_dim=4
     )
     parted = {}
-    # Every copy of a KV head serves copies of the whole group, where they are to stay equal.
-    group = 2 if kind == "llama" else 1
-    for symmetry, apart in (("break", 1), ("keep", group)):
+    # Every copy of a KV head serves copies of both its heads, where they are to stay equal.
+    for symmetry, apart in (("break", 1), ("keep", 2)):
         growkit.grow(source, tmp_path / symmetry, hidden="x2", symmetry=symmetry, verify=None)
         parted[symmetry] = parted_after_training(tmp_path / symmetry, apart)
     # Equal up to the rounding of sums in float32, which no two copies are promised to share.

@@ -2,16 +2,16 @@
 
     python -m tests.training_law
 
-A source takes some steps, is grown with its moments, and both take more, as people run them: torch's
-AdamW with the groups of ``growkit.training.param_groups``, transformers' classes, strict float64.
-Then every factor of every group is set wrong by itself, and must be noticed.
+A source takes some steps, is grown with its moments, and both take more, as people run them:
+torch's AdamW with the groups of ``growkit.training.param_groups``, transformers' classes, strict
+float64. Then every factor of every group is set wrong by itself, and must be noticed.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,23 @@ from transformers import GPT2Config, MixtralConfig, OPTConfig
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.class_updates import class_updates
 from growkit.engine.moments import ORDERS, grown_moments
 from growkit.engine.strict import strict_float64
 from growkit.planner import plan
 from growkit.planning.updates import Update, law_of
+from growkit.proof import training as proof
 from growkit.recipe.files import parse_recipe
+from growkit.settings import Settings
 from growkit.training import param_groups
 from tests.conftest import load_strict, save_model, save_random
 
 RATE, DECAY = 1e-3, 0.1
 EPS = 1e-12
 """So small that it makes no difference that one serves rows with different gradients."""
+
+UNSEEN = 1e-11
+"""A hundred times what rounding does; wrong factors must do more."""
 
 TOKENS = 29
 SMALL = {"vocab_size": TOKENS, "bos_token_id": None, "eos_token_id": None}
@@ -235,6 +241,31 @@ def spoiled(updates: dict[str, Update]) -> Iterator[tuple[str, dict[str, Update]
             yield f"{what} of {names[0]}", updates | made
 
 
+def trained_with(pair: Pair, steps: int = 2) -> tuple[dict[str, Update], Callable[..., float]]:
+    """The factors of a pair, and how far its target is apart that is trained with others.
+
+    All factors have something to do in the proof's own training: eps is large, everything decays.
+    """
+    before, after = Checkpoint(pair.source), Checkpoint(pair.target)
+    batches = proof.Batches(Settings(steps=steps, length=16), before)
+    updates = class_updates(after, law_of(pair.lineage).updates)
+    source = proof._loaded(pair.source, None, torch.device("cpu"))
+    state = source.gather(batches[0])
+    expected = proof._trained(source, state, batches)
+    grown = grown_moments(state, before, after, pair.lineage.plans)
+
+    def apart(factors: dict[str, Update]) -> float:
+        target = proof._loaded(pair.target, factors, torch.device("cpu"))
+        return expected.apart(proof._trained(target, grown, batches))
+
+    return updates, apart
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     wrong = 0
     for case in CASES[int(sys.argv[1]) if sys.argv[1:] else 0 :]:
@@ -248,8 +279,15 @@ def main() -> int:
             assert training is not None
             good &= training["kept"] is (True if case.reached else None)
             wrong += not good
-            print(f"{'ok   ' if good else 'WRONG'} {loss:.1e} {logits:.1e} {case}", flush=True)
-            print(f"      {training['reason']}", flush=True)
+            say(f"{'ok   ' if good else 'WRONG'} {loss:.1e} {logits:.1e} {case}")
+            say(f"      {training['reason']}")
+            if case.reached:
+                updates, apart = trained_with(pair)
+                found = {name: apart(each) for name, each in spoiled(updates)}
+                unseen = [name for name, each in found.items() if each < UNSEEN]
+                wrong += len(unseen)
+                say(f"      {len(found)} wrong factors: off by {min(found.values()):.1e} or more")
+                say(f"      NOT NOTICED: {unseen}" if unseen else "      all noticed")
     return wrong
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from growkit.planning.lineage import Lineage
     from growkit.planning.plan import Plan
 
+APART = "what is made of one tensor becomes several, which train apart"
+
 ONE: Factors = np.ones(())
 ONE.setflags(write=False)
 
@@ -219,8 +221,7 @@ def stepped(plan: Plan, before: Mapping[str, Update]) -> dict[str, Update]:
     for rule in rules:
         for name in rule.sources:
             if uses[name] > rule.transform.among:
-                why = f"{uses[name]} tensors are made of {name}, and train apart"
-                found[rule.target] = found[rule.target].because(why)
+                found[rule.target] = found[rule.target].because(APART)
     return found
 
 
