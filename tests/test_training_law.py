@@ -78,6 +78,16 @@ def test_grouped_queries_are_copied_in_whole_groups(make: Make, tmp_path: Path) 
     assert updates is not None
     assert updates["exact"]
     assert updates["why"] == []
+    assert growkit.verify(source, tmp_path / "keep", **QUICK)["weights_recovered"]
+    # A manifest from before does not say how copies stand.
+    growkit.grow(
+        source, tmp_path / "old", hidden="x2", symmetry="keep", groups="part", verify=False
+    )
+    manifest = tmp_path / "old" / "growkit.json"
+    content = json.loads(manifest.read_text())
+    assert content["recipe"]["steps"][0].pop("groups") == "part"
+    manifest.write_text(json.dumps(content))
+    assert growkit.verify(source, tmp_path / "old", **QUICK)["weights_recovered"]
     parting = growkit.grow(source, tmp_path / "break", hidden="x2", verify=False)["updates"]
     assert parting is not None
     assert "copies of kv_heads serve different heads" in parting["why"]
