@@ -33,6 +33,7 @@ from growkit.options import (
     Overwrite,
     Running,
     Source,
+    Steps,
     Writing,
     one_of,
     path,
@@ -252,6 +253,7 @@ def run(
         typer.Option(help="Replaces where the proof runs.", autocompletion=one_of(lambda: DEVICES)),
     ] = None,
     max_kl: MaxKL = None,
+    steps: Steps = None,
     base_model: BaseModel = None,
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
@@ -259,7 +261,8 @@ def run(
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)
-    given = {"text": str(text) if text else None, "device": device, "max_kl": max_kl}
+    proof = {"device": device, "max_kl": max_kl, "steps": steps}
+    given = {"text": str(text) if text else None, **proof}
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name in asked:
         _check_proved(name, chosen.verify)
@@ -337,8 +340,9 @@ def recipes_copy(
 def _recipe(source: Path, step: Step, output: Path, settings: Settings, writing: Writing) -> Recipe:
     """The recipe of a single step."""
     proof = settings if writing.verify else None
-    if settings.max_kl is not None:
-        _check_proved("max_kl", proof)
+    for name in ("max_kl", "steps"):
+        if getattr(settings, name) is not None:
+            _check_proved(name, proof)
     dtype, shard_size, base_model = writing.dtype, writing.shard_size, writing.base_model
     seed = settings.seed
     return Recipe(str(source), (step,), str(output), proof, seed, dtype, shard_size, base_model)

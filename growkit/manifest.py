@@ -62,6 +62,7 @@ def manifest_of(
         "loads_with": result["loads_with"],
         "copies": result["copies"],
         "dropped": result["dropped"],
+        "updates": result["updates"],
         "verification": _public(result["verification"], recipe),
     }
 

@@ -68,6 +68,13 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an OUT tha
 
 SETTLED = "every weight was recovered"
 
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        help="Also train both models for so many steps in float64, and compare what they learn.",
+        show_default=False,
+    ),
+]
 MaxKL = Annotated[
     float | None,
     typer.Option(
@@ -110,6 +117,7 @@ SETTINGS = {
         bool, typer.Option("--trainability", help="Every parameter of OUT must be able to train.")
     ],
     "max_kl": MaxKL,
+    "steps": Steps,
 }
 """The options behind ``growkit.Settings``."""
 

@@ -147,6 +147,7 @@ def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResu
         ranks=list(prepared.ranks),
         warnings=list(prepared.warnings),
         estimate=None,
+        updates=None,
         verification=None,
     )
 

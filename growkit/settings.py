@@ -32,6 +32,10 @@ FEW, SHORT = 4, 48
 (``docs/numerics.md``, "How many tokens")."""
 
 
+MOST_STEPS = 10_000
+"""Of training in a proof."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What is compared.
@@ -46,6 +50,8 @@ class Settings:
         trainability: whether every parameter of the target must be able to train.
         max_kl: nats per token of KL, in strict float64, above which a target is not kept, also one
             that was asked to be another function; None for no limit.
+        steps: of AdamW that both models take in strict float64, to see whether they learn the
+            same; None for no training.
     """
 
     text: str | None = None
@@ -55,6 +61,7 @@ class Settings:
     device: str = "auto"
     trainability: bool = False
     max_kl: float | None = None
+    steps: int | None = None
 
     @property
     def amount(self) -> tuple[int, int]:
@@ -87,6 +94,10 @@ class Settings:
             raise InputError(
                 f"device {self.device!r} is not known; choose auto, cpu or cuda"
                 + perhaps(self.device, DEVICES, {"gpu": "cuda"})
+            )
+        if self.steps is not None and not 1 <= self.steps <= MOST_STEPS:
+            raise InputError(
+                f"{self.steps} steps of training cannot be taken; choose 1 to {MOST_STEPS:,}"
             )
         if self.max_kl is not None and not 0 < self.max_kl < 1e300:  # false for a NaN
             raise InputError(

@@ -30,6 +30,7 @@ from growkit.families.described import load_description
 from growkit.families.family import family_of
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors
+from growkit.planning.lineage import Lineage
 from growkit.planning.operation import Value
 from growkit.proof.beforehand import check_settings
 from growkit.recipe.files import load_recipe, recipe_file
@@ -39,6 +40,7 @@ from growkit.report.card import model_card
 from growkit.report.progress import Progress, Silent, shown
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
+from growkit.results.updates import Updates
 from growkit.settings import Settings
 
 
@@ -210,6 +212,7 @@ def _carried_out(
             carry_over(source.opened, staging.folder)
             _write_config(source, lineage.target, staging.folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
+        result["updates"] = _updates(lineage)
 
         made = {file.name: file for file in staging.folder.glob("*.safetensors")}
         # Not while the weights are written, which keeps every core and the disk busy.
@@ -262,6 +265,14 @@ def inputs_of(recipe: Recipe, reads: Sequence[str | Path] = ()) -> Inputs:
     return Inputs([recipe.source, *recipe.texts, *reads])
 
 
+def _updates(lineage: Lineage) -> Updates:
+    """How the output is to be trained."""
+    from growkit.planning.factors import summary
+    from growkit.planning.updates import law_of
+
+    return summary(law_of(lineage), lineage.target.tensors)
+
+
 def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
     """Write the config, and the model's code beside it where transformers has no class for it."""
     family = family_of(grown.config, str(folder))
@@ -277,7 +288,7 @@ def _rehearse(recipe: Recipe, source: Checkpoint, grown: Weights) -> None:
     if recipe.verify is not None:
         from growkit.proof.verdict import rehearse
 
-        rehearse(recipe.verify, source, grown.config)
+        rehearse(recipe.verify, source, grown)
 
 
 def _prove(

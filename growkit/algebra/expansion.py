@@ -203,6 +203,8 @@ class IndexMap:
         Args:
             count: of copies that are read.
         """
+        if self.role is Role.WRITTEN:
+            return self
         share = np.where(self._is_split, (self.part < count).astype(np.float64), self.share)
         return replace(self, share=share)
 

@@ -47,6 +47,14 @@ SYMMETRY = Option(
     ("break", "keep"),
     kinds=(str,),
 )
+GROUPS = Option(
+    "groups",
+    "what a copy of a KV head serves: copies of its whole group (whole), so that all copies of it "
+    "train alike, or of a part of the group (part), so that they train apart; auto is whole where "
+    "--symmetry is keep",
+    ("auto", "whole", "part"),
+    kinds=(str,),
+)
 PROMISE = Option(
     "promise",
     "what may become of the function: nothing (exact); or, where a size can be had in no other "
@@ -80,7 +88,7 @@ class CopyMethod:
     @property
     def options(self) -> tuple[Option, ...]:
         """See ``growkit.planning.operation.Operation``."""
-        return (*self.sizes, VOCAB, NEW_TOKENS, UNTIE, PROMISE, SYMMETRY, SNR_DB)
+        return (*self.sizes, VOCAB, NEW_TOKENS, UNTIE, PROMISE, SYMMETRY, GROUPS, SNR_DB)
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
         """See ``growkit.planning.operation.Operation``."""
@@ -99,7 +107,11 @@ class CopyMethod:
         """See ``growkit.planning.operation.Operation``."""
         snr_db = float(options.get("snr_db", DEFAULT_SNR_DB))
         parting = options["symmetry"] == "break"
+        groups = options.get("groups", "auto")
+        if groups == "auto" and not parting:
+            groups = "whole"
         settled: dict[str, Value | None] = {
+            "groups": None if groups == "auto" else groups,
             "symmetry": options["symmetry"],
             "snr_db": snr_db if parting else None,
             "new_tokens": options["new_tokens"] if "vocab" in options else None,
@@ -136,7 +148,9 @@ class CopyMethod:
         grown = self.grown(family, source.config, options)
         if not grown:
             return None
-        expansions = partial(placed_copies, family, source.config, old, grown)
+        groups = options.get("groups", "auto")
+        whole = groups == "whole" or (groups == "auto" and shares.snr_db is None)
+        expansions = partial(placed_copies, family, source.config, old, grown, whole_groups=whole)
         rounding = options.get("promise") == "bounded"
         return expand(source, family, grown, expansions, shares, rounding=rounding)
 

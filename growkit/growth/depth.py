@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights
 from growkit.errors import InputError
@@ -24,6 +25,9 @@ from growkit.growth.sizes import parsed
 from growkit.planning.operation import Change, Option, Row, SizeOption
 from growkit.planning.plan import Plan, Rule, unused_tensors
 from growkit.planning.transforms import Constant, Kept
+
+if TYPE_CHECKING:
+    from growkit.planning.updates import Update
 
 PLACES = ("even", "end")
 
@@ -77,6 +81,12 @@ class Layer:
 
 class Begun(Kept):
     """A tensor of a new layer: it begins as another one, whose moments are not its own."""
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        from growkit.planning.updates import Update
+
+        return Update.begun(self.why)
 
     def moments(self, order: int) -> None:
         """There are none; see ``Transform``."""

@@ -78,6 +78,7 @@ def expand(
         dropped=dropped,
         duplicates=duplicates,
         in_effect={r.target: r.why for r in rules if isinstance(r.transform, Rounded)},
+        apart=_serving_apart(family, old, made),
     )
     plan.check(source, family.patterns(config), family.sizes(config))
     return plan
@@ -134,6 +135,26 @@ def _check_groups(family: Family, old: Mapping[str, int], made: Mapping[str, Exp
                     f"{copied // (old[axis] // old[serving])} of {serving} serves, but would be "
                     f"served by a copy of {served[place]}; place copies beside what serves them"
                 )
+
+
+def _serving_apart(family: Family, old: Mapping[str, int], made: Mapping[str, Expansion]) -> str:
+    """Which copies serve copies of others than their own copies do, so that they train apart."""
+    import numpy as np
+
+    from growkit.algebra.expansion import in_blocks
+
+    for axis, all_serving in family.served.items():
+        for serving in all_serving:
+            if serving not in made or not old.get(axis):
+                continue
+            groups, members = made[serving], made.get(axis) or in_blocks(old[axis], 1)
+            each = len(members.source) // len(groups.source)
+            served = np.sort(members.source.reshape(-1, each), axis=1)
+            first = np.zeros((groups.size, each), np.int64)
+            first[groups.source] = served  # of any copy
+            if not (first[groups.source] == served).all():
+                return f"copies of {serving} serve different {axis}"
+    return ""
 
 
 class _Growing:

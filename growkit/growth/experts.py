@@ -149,7 +149,8 @@ class _Copying:
             copy, number = divmod(place.expert, self.present[EXPERTS])
             of = place.of_expert(number)
             if not parting:
-                return Kept(of, why=f"copy {copy + 1} of {self.copies} of an expert")
+                why = f"copy {copy + 1} of {self.copies} of an expert"
+                return Kept(of, why=why, among=self.copies)
             shape = self.source.tensors[of].shape
             whole = Mapped(of, self._maps(shape, parting), why, of, self.shares, times)
             begin = (copy * shape[0], *(0 for _ in shape[1:]))

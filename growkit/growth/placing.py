@@ -4,6 +4,10 @@ Whole factors copy whole spaces. Any other size takes copies as they come: the f
 have one more. Members of groups follow what serves them. A space that a norm takes the mean over
 has as many whole copies as fit, and zeros behind them. What computes with its number stands where
 it computes the same, and copies elsewhere are read by nothing yet.
+
+Copies that stand side by side make one copy of a key-value head serve one query head, and the other
+copy another: they get different gradients, and part. Where they are to stay equal, every copy
+serves a copy of the whole group.
 """
 
 from __future__ import annotations
@@ -20,7 +24,12 @@ if TYPE_CHECKING:
 
 
 def placed_copies(
-    family: Family, config: Config, old: Mapping[str, int], new: Mapping[str, int]
+    family: Family,
+    config: Config,
+    old: Mapping[str, int],
+    new: Mapping[str, int],
+    *,
+    whole_groups: bool = False,
 ) -> dict[str, Expansion]:
     """The expansion of every axis that grows.
 
@@ -29,6 +38,8 @@ def placed_copies(
         config: of the source.
         old: size of every axis in the source.
         new: of every axis that grows, its size in the target, which the class can have.
+        whole_groups: whether every copy is to serve copies of all that was served, where there are
+            as many.
 
     Raises:
         InputError: groups have no room for copies of all their members.
@@ -41,6 +52,8 @@ def placed_copies(
         tensor.norm.over for tensor in family.tensors if tensor.norm and tensor.when(complete)
     }
     apart = _apart(family, old, new)
+    if whole_groups:
+        apart |= _in_whole_groups(family, old, new)
     found: dict[str, Expansion] = {}
     for axis in _servants_first(family, old, new):
         size = new.get(axis, old[axis])
@@ -92,6 +105,21 @@ def _apart(family: Family, old: Mapping[str, int], new: Mapping[str, int]) -> se
         if together & apart:
             apart |= together
     return apart
+
+
+def _in_whole_groups(family: Family, old: Mapping[str, int], new: Mapping[str, int]) -> set[str]:
+    """The axes whose members must be copied group by group, so that all copies serve the same.
+
+    None if there are not enough members for that.
+    """
+    pairs = [(axis, each) for axis in family.served for each in _servants(family, old, axis)]
+    parting = False
+    for axis, serving in pairs:
+        members, copies = old[axis] // old[serving], new.get(serving, 0) // old[serving]
+        if new.get(axis, old[axis]) % (members * new.get(serving, old[serving])):
+            return set()
+        parting |= members > 1 and copies > 1
+    return {axis for axis, _ in pairs} if parting else set()
 
 
 def _beside(

@@ -273,6 +273,7 @@ class _Upcycling:
             duplicates=duplicates,
             in_effect={name: why for name, why in in_effect.items() if name not in kept},
             waits=routers if alike else (),
+            apart="experts train on the tokens that a new router gives them",
         )
         plan.check(self.source, self.target.patterns(config), sizes)
         return plan

@@ -40,6 +40,9 @@ QUANTISED = re.compile(
 ADAPTED = re.compile(r"\b(lora_|base_layer\.|base_model\.model\.)")
 """What tensors are called that belong to an adapter."""
 
+RECOMPUTED = "the model class computes it"
+"""Why a tensor of a source is dropped that is no parameter."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -100,6 +103,8 @@ class Plan:
         checks: what must hold of targets that are not repeatable.
         lost: what it takes from the function, in one line; empty if nothing.
         waits: targets that have no gradient before others have made a first step.
+        apart: why the target is not trained as the source is, whatever its rates; empty if nothing
+            but what its tensors say keeps it from that.
     """
 
     config: Config
@@ -112,6 +117,7 @@ class Plan:
     checks: tuple[Check, ...] = ()
     lost: str = ""
     waits: Collection[str] = ()
+    apart: str = ""
 
     @cached_property
     def by_target(self) -> Mapping[str, Rule]:
@@ -285,7 +291,7 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
     duplicates: dict[str, str] = {}
     for name in source.tensors.keys() - patterns.keys():
         if name.endswith(family.recomputed) and family.recomputed:
-            dropped[name] = "the model class computes it"
+            dropped[name] = RECOMPUTED
         elif name in family.duplicates:
             dropped[name] = f"tied to {family.duplicates[name]}"
             duplicates[name] = family.duplicates[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from growkit.algebra.law import Rows
+    from growkit.planning.updates import Update
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,10 @@ class Rounded(Mapped):
 
         grown = grow(read, self.maps, self.name, self.shares, where)
         return (grown.double() * self.factor - self.offset).to(dtype)
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        return super().update(before).because("it is rounded")
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """Nothing comes back bit for bit."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from growkit.algebra.law import Rows
+    from growkit.planning.updates import Update
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,7 @@ class Section:
 
     holds = False
     period = None
+    among = 1
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -65,6 +67,10 @@ class Section:
         """Nothing is copied."""
         return iter(())
 
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        return self.whole.update(before).whole()
+
     def moments(self, order: int) -> Transform | None:
         """See ``Transform``."""
         whole = self.whole.moments(order)
@@ -85,6 +91,7 @@ class Stacked:
 
     holds = False
     period = None
+    among = 1
 
     @property
     def _parts(self) -> list[Transform]:
@@ -128,6 +135,14 @@ class Stacked:
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
         """Nothing is asked of these."""
         return iter(())
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        by_name = dict(zip(self.sources, before, strict=True))
+        first, *others = (
+            part.update([by_name[name] for name in part.sources]).whole() for part in self._parts
+        )
+        return first.because("its matrices train apart") if others else first
 
     def moments(self, order: int) -> Transform | None:
         """See ``Transform``."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from growkit.algebra.expansion import IndexMap
     from growkit.algebra.law import Rows
+    from growkit.planning.updates import Update
 
 PLAIN = Shares(None)
 """Parts without noise."""
@@ -88,6 +89,21 @@ class Transform(Protocol):
         """The copies in anything of the target's shape; see ``growkit.algebra.law.copies_in``."""
         ...
 
+    @property
+    def among(self) -> int:
+        """Of how many tensors that are copies of its source it is one, with the others' gradient
+        in equal parts.
+        """
+        ...
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """How its updates follow from those of its sources.
+
+        Args:
+            before: how each of its sources is updated, beside what the first step was given.
+        """
+        ...
+
     def moments(self, order: int) -> Transform | None:
         """How an optimizer's moments of the source become those of the target.
 
@@ -117,6 +133,7 @@ class _Holding:
     local = True
     holds = True
     repeatable = True
+    among = 1
 
     @property
     def period(self) -> int | None:
@@ -138,6 +155,7 @@ class Kept(_Holding):
 
     factor: float = 1.0
     why: str = AS_IT_IS
+    among: int = 1
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
@@ -158,9 +176,13 @@ class Kept(_Holding):
         """Nothing is copied."""
         return iter(())
 
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        return before[0].times(self.factor).shared(self.among)
+
     def moments(self, order: int) -> Transform | None:
         """Gradients of what is twice as large are half as large; see ``Transform``."""
-        return Kept(self.source, self.factor**-order)
+        return Kept(self.source, (self.factor * self.among) ** -order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,6 +257,16 @@ class Mapped(_Holding):
 
         return copies_in(tensor, self.maps)
 
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        made = before[0].times(self.factor).mapped(self.maps)
+        if not self.alike:
+            return made.because("its copies play parts of their own")
+        splits = any(each.role is Role.READ and not each.identity for each in self.maps)
+        if splits and self.shares.amplitude:
+            return made.because("it is split at random")
+        return made
+
     def moments(self, order: int) -> Transform | None:
         """Copies have a part of the gradient, as they are read; see ``Transform``."""
         return Moments(self.source, self.make, self.factor, order) if self.alike else None
@@ -272,6 +304,10 @@ class Moments(_Holding):
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
         """Nothing is asked of them."""
         return iter(())
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """Nothing is asked of them."""
+        return before[0]
 
     def moments(self, order: int) -> Transform | None:
         """There are none of moments."""
@@ -337,6 +373,7 @@ class Computed:
 
     local = False
     holds = False
+    among = 1
 
     @property
     def period(self) -> int | None:
@@ -356,6 +393,16 @@ class Computed:
         """Nothing is copied."""
         return iter(())
 
+    def update(self, before: Sequence[Update]) -> Update:
+        """Nothing follows for what is computed."""
+        from growkit.planning.updates import Update
+
+        return (
+            Update.begun(self.why)
+            if not before
+            else before[0].because(f"it is computed ({self.why})")
+        )
+
     def moments(self, order: int) -> Transform | None:
         """They do not go through what is computed."""
         return None
@@ -373,6 +420,7 @@ class Constant:
     local = True
     holds = False
     repeatable = True
+    among = 1
 
     @property
     def period(self) -> int | None:
@@ -393,6 +441,12 @@ class Constant:
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
         """Nothing is copied."""
         return iter(())
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        from growkit.planning.updates import Update
+
+        return Update.begun(self.why)
 
     def moments(self, order: int) -> Transform:
         """A new tensor has gathered none."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError, plain, reason
+from growkit.growth.copying import GROUPS
 from growkit.planner import plan
 from growkit.planning.operation import SizeOption
 from growkit.proof.findings import Origin
@@ -55,6 +56,8 @@ def _settled(step: Step) -> Step:
         raise InputError("it does not say what was found for it")
     if "calibration" in options:
         options["calibration"] = NO_FILE
+    if options.get("symmetry") == "keep" and GROUPS in step.operation.options:
+        options.setdefault(GROUPS.name, "part")  # as it was when manifests did not say it
     return type(step)(step.name, options)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
-    Config,
+    Weights,
     total_bytes,
     total_parameters,
 )
@@ -23,6 +23,7 @@ from growkit.engine.metrics import finite
 from growkit.engine.oracle import check_config
 from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
+from growkit.errors import InputError
 from growkit.families.added import knowing
 from growkit.manifest import read_record
 from growkit.proof.beforehand import bytes_of, check_vocabularies, other_vocabulary
@@ -37,6 +38,7 @@ from growkit.proof.findings import (
 from growkit.proof.modes import Mode, modes, result
 from growkit.proof.origin import origin_of
 from growkit.proof.parts import Parts
+from growkit.proof.training import check_room, prove_training
 from growkit.proof.usage import used
 from growkit.recipe.recipe import Recipe
 from growkit.report.progress import Progress, Silent
@@ -61,6 +63,7 @@ def verify(
     seed: int | None = None,
     trainability: bool | None = None,
     max_kl: float | None = None,
+    steps: int | None = None,
     progress: Progress = Silent(),
     advance: Callable[[int], None] = lambda count: None,
 ) -> VerifyResult:
@@ -84,6 +87,8 @@ def verify(
         seed: of the random prompts.
         trainability: whether every parameter of the target must be able to train.
         max_kl: nats per token of KL above which the target is not kept; no limit without.
+        steps: of AdamW that both take in strict float64, to see whether they learn the same; no
+            training without.
         progress: where progress is shown, such as ``growkit.Bars()``.
         advance: called with the number of bytes done, for a progress bar that expects
             ``proof_bytes`` of them.
@@ -102,6 +107,7 @@ def verify(
         "seed": seed,
         "trainability": trainability,
         "max_kl": max_kl,
+        "steps": steps,
     }
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     before, after = Checkpoint(source), Checkpoint(target)
@@ -151,6 +157,12 @@ def _proved(
     loads, loaded = loading(before), loading(after)
     prompts = make_prompts(settings, before.folder, before.config)
     origin = origin_of(before, after, recipe)
+    if settings.steps is not None and origin.lineage is None:
+        raise InputError(
+            f"training {after.folder} beside its source needs to know how it was made, but "
+            f"{origin.unknown}; leave out --steps"
+        )
+    check_room(settings, after.tensors, place)
     beside = (
         beside_source(before, after, loads, loaded)
         if origin.unknown
@@ -176,6 +188,11 @@ def _proved(
     if origin.unknown and proof.more_tokens and not strict.within(native.tolerance):
         raise other_vocabulary(before, after, f"they are {reason}")
     learns = strict.trainability
+    sound = kept and weights.kept and strict.caught
+    training = None
+    if sound and origin.lineage and settings.steps is not None:
+        training = prove_training(before, after, origin.lineage, settings, place)
+    learns_alike = not training or training["kept"] is not False
     able = not (settings.trainability and learns and not learns["trainable"])
     if learns and kept and weights.kept and strict.caught and not able:
         reason = f"not able to learn: {trainability_sentence(learns)}; but {reason}"
@@ -184,13 +201,15 @@ def _proved(
     within, found_kl = within_limit(distance, settings.max_kl)
     if kept and weights.kept and strict.caught and not within:
         reason = f"not as asked: {found_kl}; {reason.replace(', as asked for', '', 1)}"
+    if training and sound and able and within:
+        reason = f"{reason}; {training['reason']}" if learns_alike else training["reason"]
     reason += "".join(f"; {note}" for note in strict.notes)
     if distance.predictions < FEW:
         reason += f"; on {distance.predictions} predictions alone"
     shown = native.compared if exact else strict.compared
     return VerifyResult(
         promise=origin.promise,
-        kept=kept and weights.kept and strict.caught and able and within,
+        kept=sound and able and within and learns_alike,
         reason=reason,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
@@ -220,6 +239,7 @@ def _proved(
         logit_sample=native.compared.sample,
         negative_control_caught=strict.caught,
         negative_control=strict.control.fault,
+        training=training,
         trainability=strict.trainability,
         symmetry=strict.symmetry,
         spectra=list(weights.spectra),
@@ -254,22 +274,25 @@ def _limit(
     return None, None
 
 
-def rehearse(settings: Settings, source: Checkpoint, config: Config) -> None:
+def rehearse(settings: Settings, source: Checkpoint, target: Weights) -> None:
     """Raise what ``verify`` would raise, as far as that is known before the target is written.
 
     Args:
         settings: of the proof.
         source: the source.
-        config: the target's ``config.json``.
+        target: the target, planned.
 
     Raises:
-        InputError: the device, the text, the tokenizer or one of the configs cannot be used.
+        InputError: the device, the text, the tokenizer or one of the configs cannot be used, or
+            there is no room to train.
     """
-    devices.chosen(settings.device)
+    check_room(settings, target.tensors, devices.chosen(settings.device))
     make_prompts(settings, source.folder, source.config)
     loading(source)
     check_config(source.config, f"{source.folder / 'config.json'}")
-    check_config(config, f"the grown model's config, made from {source.folder / 'config.json'}")
+    check_config(
+        target.config, f"the grown model's config, made from {source.folder / 'config.json'}"
+    )
 
 
 def proof_bytes(source: str | Path, target: str | Path) -> int:

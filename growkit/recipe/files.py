@@ -177,7 +177,7 @@ def _parse_verify(content: Any, where: str) -> Settings | None:
             f"{where} must be true, false or a mapping like {{prompts: 8, length: 128}}"
         )
     kinds: dict[str, Any] = {"text": str, "prompts": int, "length": int, "seed": int}
-    kinds |= {"device": str, "trainability": bool, "max_kl": (int, float)}
+    kinds |= {"device": str, "trainability": bool, "max_kl": (int, float), "steps": int}
     _known_keys(content, kinds, where)
     return Settings(**{key: _typed(content, key, kinds[key], where) for key in content})
 

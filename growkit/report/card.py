@@ -48,6 +48,7 @@ def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
         _use(manifest.get("loads_with"), tokenizer),
         "## Is anything lost?",
         *(_proof(proof) if proof else ["Not verified: the proof was switched off."]),
+        *_continuing(manifest.get("updates")),
         "## How it was made",
         "\n".join(f"- {_code(_step(step))}" for step in manifest["recipe"]["steps"]),
         "`growkit.json` holds the recipe, the versions, the seed, the hashes of the source files "
@@ -166,6 +167,40 @@ def _proof(proof: Found) -> Iterator[str]:
     if proof["trainability"]:
         sentence = trainability_sentence(proof["trainability"])
         yield f"{_text(sentence[:1].upper() + sentence[1:])}."
+
+
+def _continuing(updates: Found | None) -> Iterator[str]:
+    """How to go on training."""
+    if not updates:
+        return
+    yield "## Continuing the training"
+    groups, new = updates["groups"], [each for each in updates["groups"] if each["new"]]
+    keys = ("lr", "weight_decay", "eps")
+    if all(each[key] == 1 for each in groups for key in keys):
+        yield "All tensors keep the source's learning rate, weight decay and eps."
+    else:
+        yield (
+            "Multiply the source's settings of AdamW by these numbers "
+            "(`growkit.training.param_groups` makes the parameter groups):"
+        )
+        rows = [[_tensors(each["tensors"]), *(each[key] for key in keys)] for each in groups]
+        yield _table(["tensors", "learning rate", "weight decay", "eps"], rows)
+    if updates["exact"]:
+        still = ", as long as what is new stands still" if new else ""
+        yield f"The model then learns exactly what its source would have learned{still}."
+    else:
+        why = _text("; ".join(updates["why"]))
+        yield f"This follows the source's training only approximately: {why}."
+    yield (
+        f"With one rate for all tensors, {updates['single_rate']:.2g} times that of the source "
+        "makes steps of the same length. μP (arXiv 2203.03466) has the same factors for the rate: "
+        "one that was best for the source should stay so at this width."
+    )
+
+
+def _tensors(names: Sequence[str]) -> str:
+    """Names of tensors, without what leads to a layer."""
+    return ", ".join(_code(name.rpartition(".*.")[2]) for name in names)
 
 
 def _citation(manifest: Found) -> str:

@@ -39,6 +39,7 @@ def summary(result: Mapping[str, Any]) -> dict[str, Line]:
         "loss": _loss(result),
         "headroom": _headroom(result),
         "ways of asking": _ways(result),
+        "training": _learning(result),
         "new capacity": _training(result),
         "negative control": _control(result),
         "proved": _proved(result),
@@ -166,6 +167,22 @@ def _ways(result: Mapping[str, Any]) -> Line | None:
     first, _, then = modes_sentence(modes).removeprefix("asked in ").partition(" ways")
     failed = sum(mode["kept"] is False for mode in modes)
     return Line(f"{first} tried" + (f", {failed} not the same" if failed else ""), then[2:])
+
+
+def _learning(result: Mapping[str, Any]) -> Line | None:
+    """Where both were trained."""
+    found = result.get("training")
+    if not found:
+        return None
+    losses = [found.get(f"losses_{of}") or [None] for of in ("source", "target")]
+    ends = _arrow([each[-1] for each in losses], ".6f")
+    then = f"after {found.get('steps')} steps of AdamW in float64 the losses are {ends}"
+    first = {
+        True: "learns what the source does",
+        False: "does NOT learn what the source does",
+        None: "leaves the source's path",
+    }[found.get("kept")]
+    return Line(first, then)
 
 
 def _training(result: Mapping[str, Any]) -> Line | None:

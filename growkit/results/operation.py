@@ -8,6 +8,7 @@ from growkit.errors import InputError
 from growkit.results.planned import ConfigChange, Estimate, RankTried
 from growkit.results.proof import VerifyResult
 from growkit.results.result import Result
+from growkit.results.updates import Updates
 
 
 class PlannedTensor(Result):
@@ -53,6 +54,7 @@ class GrowResult(Result):
         ranks: the ranks that were tried, where one was searched for.
         warnings: what should be known before the output is used.
         estimate: in a dry run, what a run would take; else null.
+        updates: how to go on training; null in a dry run.
         verification: the verdict; null if there was none.
     """
 
@@ -75,6 +77,7 @@ class GrowResult(Result):
     ranks: list[RankTried]
     warnings: list[str]
     estimate: Estimate | None
+    updates: Updates | None
     verification: VerifyResult | None
 
     def save_report(self, file: str | Path, figures: str | Path | None = None) -> None:

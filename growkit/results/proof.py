@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from growkit.results.result import Result
+from growkit.results.training import TrainingProof
 
 MOST_VALUES = 512
 """Singular values that are reported of a projection."""
@@ -212,6 +213,7 @@ class VerifyResult(Result):
         logit_sample: some pairs of logits, source and target, as it runs.
         negative_control_caught: whether a deliberate fault was noticed.
         negative_control: what the deliberate fault was.
+        training: of source and target side by side; null if it was not asked for.
         trainability: whether the target can learn, its copies above all; null if nothing was
             copied, or that is not known, and it was not asked for.
         symmetry: how far the gradients of copies are apart, by tensor.
@@ -263,6 +265,7 @@ class VerifyResult(Result):
     logit_sample: list[list[float]]
     negative_control_caught: bool
     negative_control: str
+    training: TrainingProof | None
     trainability: Trainability | None
     symmetry: list[CopyDistance]
     spectra: list[Spectrum]

@@ -1,4 +1,4 @@
-"""What continued training needs beside an engine of its own."""
+"""The ramp of a gated DINT: the integral is let in while the model trains."""
 
 from __future__ import annotations
 

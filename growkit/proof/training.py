@@ -1,0 +1,237 @@
+"""Does the target learn what its source would have learned?
+
+Both take the same steps of AdamW on the same batches, in strict float64: the source with plain
+settings, the target with the factors that its plan says. They begin with the moments that the
+source has after a first batch, which are grown for the target. What they may differ by is what
+rounding does to the source's own training: it is trained once more, with its weights disturbed
+before every step.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import TensorInfo, total_parameters
+from growkit.engine.class_updates import class_updates
+from growkit.engine.metrics import finite
+from growkit.engine.moments import State, grown_moments
+from growkit.engine.oracle import load
+from growkit.engine.prompts import make_prompts
+from growkit.engine.strict import strict_float64
+from growkit.engine.training import BYTES, DECAY, EPS, RATE, Training
+from growkit.errors import InputError
+from growkit.planning.lineage import Lineage
+from growkit.planning.updates import Law, Update, law_of
+from growkit.results.training import TrainingProof
+from growkit.settings import Settings
+from growkit.units import size
+
+WINDOWS, LENGTH = 2, 64
+"""Windows of text in every batch, and tokens in each if nothing else is said."""
+
+MARGIN = 8
+"""How many times what rounding does to the source's training the target's may differ."""
+
+FAULT = 2.0
+"""What a rate is multiplied by in the negative control."""
+
+Updates = Mapping[str, Update]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What became of a model.
+
+    Attributes:
+        losses: on every batch before its step, and on one more.
+        logits: of the first window of that one.
+    """
+
+    losses: list[float]
+    logits: Tensor
+
+    def apart(self, other: _Run) -> float:
+        """How far another run of as many steps is from this one; see ``TrainingProof.relative``."""
+        losses = [abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)]
+        scale = self.logits.square().mean().sqrt()
+        logits = float((self.logits - other.logits).abs().max() / scale)
+        found = max(max(losses) / max(abs(self.losses[0]), 1e-300), logits)
+        return found if math.isfinite(found) else math.inf
+
+
+class Batches:
+    """What both models are trained on.
+
+    Args:
+        settings: of the proof, with a number of steps.
+        source: has the tokenizer.
+    """
+
+    def __init__(self, settings: Settings, source: Checkpoint) -> None:
+        assert settings.steps is not None
+        self.steps = settings.steps
+        asked = replace(
+            settings,
+            prompts=WINDOWS * (settings.steps + 2),
+            length=settings.length or LENGTH,
+        )
+        self._windows = make_prompts(asked, source.folder, source.config).windows
+
+    def __getitem__(self, step: int) -> Sequence[Tensor]:
+        """Some windows; a short text comes again and again."""
+        count = len(self._windows)
+        return [self._windows[(WINDOWS * step + each) % count] for each in range(WINDOWS)]
+
+
+def check_room(settings: Settings, tensors: Mapping[str, TensorInfo], device: torch.device) -> None:
+    """Refuse to train what does not fit into memory.
+
+    Raises:
+        InputError: says how much it would take.
+    """
+    if settings.steps is None:
+        return
+    needed = BYTES * total_parameters(tensors)
+    if device.type == "cuda":
+        there = torch.cuda.mem_get_info(device)[1]
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise InputError(
+            f"training in float64 would take {size(needed)} of memory, and there are {size(there)};"
+            " leave out --steps, or prove a smaller model that was grown in the same way"
+        )
+
+
+def prove_training(
+    before: Checkpoint,
+    after: Checkpoint,
+    lineage: Lineage,
+    settings: Settings,
+    device: torch.device,
+) -> TrainingProof:
+    """Train source and target side by side.
+
+    Args:
+        before: the source.
+        after: the target, with the tensors that the lineage makes.
+        lineage: how the target was made.
+        settings: of the proof, with a number of steps.
+        device: where both run, one after the other.
+
+    Raises:
+        InputError: there is no room, or no text to train on.
+    """
+    check_room(settings, after.tensors, device)
+    batches = Batches(settings, before)
+    law = law_of(lineage)
+    updates = class_updates(after, law.updates)
+    widest = max(max(info.shape, default=1) for info in before.tensors.values())
+    rounding = torch.finfo(torch.float64).eps * math.sqrt(widest)
+    training = _loaded(before.folder, None, device)
+    state = training.gather(batches[0])
+    source = _trained(training, state, batches)
+    disturbed = _trained(_loaded(before.folder, None, device), state, batches, rounding)
+    state = grown_moments(state, before, after, lineage.plans)
+    target = _trained(_loaded(after.folder, updates, device), state, batches)
+    relative, own = source.apart(target), max(source.apart(disturbed), rounding)
+    tolerance = None if law.why else MARGIN * own
+    fault, spoiled = _spoiled(updates, after)
+    caught = None
+    if tolerance is not None:
+        first = _trained(_loaded(after.folder, spoiled, device), state, batches, steps=1)
+        off = abs(first.losses[1] - source.losses[1]) / max(abs(source.losses[0]), 1e-300)
+        caught = not off <= tolerance
+    kept = None if tolerance is None else relative <= tolerance and bool(caught)
+    still = sum(each.new for each in updates.values())
+    return TrainingProof(
+        steps=batches.steps,
+        kept=kept,
+        reason=_reason(law, batches.steps, source, target, tolerance, still, caught),
+        why=list(law.why),
+        losses_source=[finite(each) for each in source.losses],
+        losses_target=[finite(each) for each in target.losses],
+        relative=finite(relative),
+        tolerance=tolerance and finite(tolerance),
+        own=finite(own),
+        standing_still=still,
+        control=fault,
+        control_caught=caught,
+        learning_rate=RATE,
+        weight_decay=DECAY,
+        eps=EPS,
+    )
+
+
+def _loaded(folder: Path, updates: Updates | None, device: torch.device) -> Training:
+    with strict_float64():
+        return Training(load(folder, torch.float64, device, None), updates)
+
+
+def _trained(
+    training: Training,
+    state: State,
+    batches: Batches,
+    disturbed: float = 0.0,
+    steps: int | None = None,
+) -> _Run:
+    """Train a model from the moments of one step on."""
+    training.begin(state, 1)
+    losses = []
+    steps = batches.steps if steps is None else steps
+    for step in range(1, steps + 1):
+        if disturbed:
+            training.disturb(disturbed, step)
+        losses.append(training.step(batches[step]))
+    losses.append(training.loss(batches[steps + 1]))
+    return _Run(losses, training.logits(batches[steps + 1][0]).cpu())
+
+
+def _spoiled(updates: Updates, after: Checkpoint) -> tuple[str, Updates]:
+    """A fault in the factors of the largest parameter, and all factors with it."""
+    trained = [name for name, each in updates.items() if not each.new]
+    matrices = [name for name in trained if "norm" not in name] or trained
+    name = max(matrices, key=lambda each: updates[each].n_in)
+    spoiled = {**updates, name: updates[name].times(FAULT)}
+    return f"learning rate of {name} × {FAULT:g}", spoiled
+
+
+def _reason(
+    law: Law,
+    steps: int,
+    source: _Run,
+    target: _Run,
+    tolerance: float | None,
+    still: int,
+    caught: bool | None,
+) -> str:
+    """The finding in a sentence."""
+    relative = source.apart(target)
+    times = f"{steps} step{'s' * (steps != 1)}"
+    besides = f", while {still} new parameters stood still" if still else ""
+    if tolerance is None:
+        apart = [abs(a - b) for a, b in zip(source.losses, target.losses, strict=True)]
+        return (
+            f"the law of updates does not reach this far ({'; '.join(law.why)}): the losses part "
+            f"from {apart[0]:.1e} before the first step to {apart[1]:.1e} after it and "
+            f"{apart[-1]:.1e} nats per token after {times}{besides}"
+        )
+    if relative > tolerance:
+        return (
+            f"the target does not learn what its source does: after {times} losses or logits "
+            f"differ by {relative:.1e} of their scale, and rounding allows {tolerance:.1e}{besides}"
+        )
+    if not caught:
+        return "a deliberate fault in the factors was not noticed, so that nothing is shown"
+    return (
+        f"the target learns what its source does: after {times} losses and logits differ by at "
+        f"most {relative:.1e} of their scale{besides}"
+    )

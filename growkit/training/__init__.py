@@ -1,0 +1,6 @@
+"""What continued training needs beside an engine of its own."""
+
+from growkit.training.gamma import GammaRamp
+from growkit.training.groups import hidden_matrices, param_groups
+
+__all__ = ["GammaRamp", "hidden_matrices", "param_groups"]

@@ -1,0 +1,154 @@
+"""Parameter groups with which a grown model goes on as its source would (``docs/training.md``).
+
+A single eps serves all rows of a tensor. Where these differ (signal and noise heads in one
+``q_proj``), it lies between theirs, where the largest change that it makes is least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from growkit.errors import InputError
+from growkit.names import perhaps
+from growkit.training.law import PLAIN, Factors, found_in, known_of
+
+OPTIMIZERS = ("adamw", "muon")
+
+ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
+    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+}
+"""What ``torch.optim.Muon`` multiplies the rate of a matrix with, by ``adjust_lr_fn``."""
+
+
+def param_groups(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    lr: float,
+    weight_decay: float = 0.01,
+    eps: float = 1e-8,
+    optimizer: str = "adamw",
+    adjust_lr_fn: str = "original",
+    decays: Callable[[str, nn.Parameter], bool] | None = None,
+    only: Callable[[str, nn.Parameter], bool] | None = None,
+) -> list[dict[str, Any]]:
+    """Parameter groups for ``torch.optim.AdamW`` or ``torch.optim.Muon``.
+
+    Every setting is the one with which the source would go on; each group has what becomes of it.
+    Decayed groups come first, as in transformers' Trainer. What the folder does not have (an
+    adapter, a head for another task) gets the settings as they are.
+
+    Args:
+        model: the grown model, as it is or wrapped (FSDP2, DDP, torch.compile, peft).
+        folder: what growkit wrote; of its files, the weights are not read.
+        lr: the learning rate.
+        weight_decay: of what decays.
+        eps: of AdamW; Muon keeps its own, which scales with the gradient by itself.
+        optimizer: ``adamw`` or ``muon``.
+        adjust_lr_fn: that of Muon.
+        decays: whether a parameter decays; what has two dimensions or more does without.
+        only: whether a parameter is wanted; all are without, for Muon all ``hidden_matrices``.
+
+    Raises:
+        InputError: the folder is none that growkit wrote, or the model is another one; an option
+            has an unknown value.
+    """
+    for value, known in ((optimizer, OPTIMIZERS), (adjust_lr_fn, tuple(ADJUSTMENTS))):
+        if value not in known:
+            raise InputError(
+                f"{value!r} is not known; choose {' or '.join(known)}{perhaps(value, known)}"
+            )
+    factors = matched(model, folder)
+    if only is None and optimizer == "muon":
+        matrices = hidden_matrices(model)
+        only = lambda name, _: name in matrices  # noqa: E731
+    groups: dict[tuple[bool, Factors | float], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or (only and not only(name, parameter)):
+            continue
+        decayed = decays(name, parameter) if decays else parameter.dim() > 1
+        of = factors[name]
+        decay = weight_decay if decayed else 0.0
+        if optimizer == "muon":
+            if parameter.dim() != 2:
+                raise InputError(f"{name} is no matrix, but Muon takes nothing else; leave it out")
+            rate = _muon_rate(of, parameter, adjust_lr_fn)
+            made = {"lr": lr * rate, "weight_decay": decay / rate, "adjust_lr_fn": adjust_lr_fn}
+            key: tuple[bool, Factors | float] = (not decayed, rate)
+        else:
+            made = {"lr": lr * of.lr, "weight_decay": decay * of.weight_decay, "eps": eps * of.eps}
+            key = (not decayed, of)
+        groups.setdefault(key, {"params": [], **made})["params"].append(parameter)
+    return sorted_by_decay(groups)
+
+
+def sorted_by_decay(groups: dict[Any, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups that decay, then the others, each in the order in which they came up."""
+    return [groups[key] for key in sorted(groups, key=lambda key: bool(key[0]))]
+
+
+def hidden_matrices(model: nn.Module) -> set[str]:
+    """Names of the matrices that Muon is made for: all but the embedding and the output head."""
+    ends: set[int] = set()
+    for get in ("get_input_embeddings", "get_output_embeddings"):
+        module = getattr(model, get)() if hasattr(model, get) else None
+        ends |= {id(parameter) for parameter in module.parameters()} if module else set()
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 2 and id(parameter) not in ends
+    }
+
+
+def matched(model: nn.Module, folder: str | Path) -> dict[str, Factors]:
+    """The factors of all parameters of a model, by its own names; plain ones where there are none.
+
+    Raises:
+        InputError: the model is not the one in the folder.
+    """
+    known, ties = known_of(folder), _ties(model)
+    found, factors = False, {}
+    for name, parameter in model.named_parameters():
+        each = found_in(name, known, ties)
+        if each and each.shape != tuple(parameter.shape):
+            raise InputError(
+                f"{name} of the {type(model).__name__} has shape {list(parameter.shape)}, but "
+                f"{list(each.shape)} in {folder}; give the folder that it was loaded from"
+            )
+        found |= each is not None
+        factors[name] = each.factors if each else PLAIN
+    if not found:
+        raise InputError(
+            f"no parameter of the {type(model).__name__} is one of the model in {folder}; give the "
+            "folder that it was loaded from"
+        )
+    return factors
+
+
+def _ties(model: nn.Module) -> dict[str, str]:
+    """Parameters that are one with another, as transformers names them."""
+    for module in model.modules():  # the model itself, or the first that is not around it
+        tied = getattr(module, "all_tied_weights_keys", None)
+        if isinstance(tied, dict):
+            return {str(one): str(other) for one, other in tied.items()}
+    return {}
+
+
+def _muon_rate(factors: Factors, parameter: nn.Parameter, adjust_lr_fn: str) -> float:
+    """What Muon's rate is multiplied by.
+
+    A matrix tiled a × b times is orthogonalised to the tiled one's share 1/√(a·b), and torch
+    multiplies with a number of its own for the larger shape.
+    """
+    rows, columns = parameter.shape
+    adjusted = ADJUSTMENTS[adjust_lr_fn]
+    before = adjusted(rows / factors.n_out, columns / factors.n_in)
+    times = factors.lr * factors.n_in
+    share = math.sqrt(factors.n_out / factors.n_in)
+    return times * share * before / adjusted(rows, columns)
