@@ -28,6 +28,7 @@ from growkit.options import (
     Given,
     Json,
     MaxKL,
+    Optimizer,
     Output,
     Overwrite,
     Running,
@@ -227,6 +228,7 @@ def run(
     ] = None,
     max_kl: MaxKL = None,
     base_model: BaseModel = None,
+    optimizer: Optimizer = None,
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
     from growkit.recipe.files import load_recipe, recipe_file
@@ -241,6 +243,8 @@ def run(
         chosen = replace(chosen, verify=replace(chosen.verify, **asked))
     if base_model is not None:
         chosen = replace(chosen, base_model=base_model)
+    if optimizer is not None:
+        chosen = replace(chosen, optimizer=str(optimizer))
     if source is None and not os.path.isdir(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
@@ -314,8 +318,8 @@ def _recipe(source: Path, step: Step, output: Path, settings: Settings, writing:
     if settings.max_kl is not None:
         _check_proved("max_kl", proof)
     dtype, shard_size, base_model = writing.dtype, writing.shard_size, writing.base_model
-    seed = settings.seed
-    return Recipe(str(source), (step,), str(output), proof, seed, dtype, shard_size, base_model)
+    written = dtype, shard_size, base_model, str(writing.optimizer) if writing.optimizer else None
+    return Recipe(str(source), (step,), str(output), proof, settings.seed, *written)
 
 
 def _check_proved(name: str, proof: Settings | None) -> None:

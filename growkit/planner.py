@@ -124,6 +124,7 @@ def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResu
         warnings=list(prepared.warnings),
         estimate=None,
         verification=None,
+        optimizer=None,
     )
 
 

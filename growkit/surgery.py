@@ -11,12 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from growkit.checkpoint.carrying import carried, carry_code, carry_over, check_carried
+from growkit.checkpoint.folder import MOST_ENTRIES
 from growkit.checkpoint.hashing import hashing
-from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.inputs import Inputs, below
 from growkit.checkpoint.leftovers import sweep
 from growkit.checkpoint.made import write_json, write_manifest
 from growkit.checkpoint.publishing import check_output, check_space, staged, writing
@@ -28,6 +30,7 @@ from growkit.estimate import ROOM, estimate
 from growkit.families.family import family_of
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors
+from growkit.planning.lineage import Lineage
 from growkit.planning.operation import Value
 from growkit.proof.beforehand import check_settings
 from growkit.recipe.files import load_recipe, recipe_file
@@ -39,6 +42,9 @@ from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
 from growkit.settings import Settings
 
+if TYPE_CHECKING:
+    from growkit.optimizer.optimizer import Optimizer
+
 
 def grow(
     source: str | Path,
@@ -49,6 +55,7 @@ def grow(
     dtype: str | None = None,
     shard_size: str = DEFAULT_SHARD_SIZE,
     base_model: str | None = None,
+    optimizer: str | Path | None = None,
     verify: Settings | bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -65,6 +72,9 @@ def grow(
         dtype: torch name of a wider dtype for the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
         base_model: what the model card calls the source, ``ORG/NAME`` on the Hub; None for nothing.
+        optimizer: the state of the source's optimizer, which is grown and written beside the
+            weights in the same format: an ``optimizer.pt`` or a checkpoint folder of Trainer with
+            it, a folder of torch.distributed.checkpoint or a Universal Checkpoint of DeepSpeed.
         verify: what the proof compares; True for the default settings, False for no proof.
         overwrite: replace an output that growkit wrote.
         dry_run: plan only, touch nothing.
@@ -82,7 +92,7 @@ def grow(
         InputError: the source, a size or the output cannot be used; nothing was written.
     """
     step = GrowStep(method, _given(options))
-    written = dtype, shard_size, base_model
+    written = dtype, shard_size, base_model, str(optimizer) if optimizer else None
     recipe = Recipe(str(source), (step,), str(output), _settings(verify), seed, *written)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
@@ -95,6 +105,7 @@ def convert(
     dtype: str | None = None,
     shard_size: str = DEFAULT_SHARD_SIZE,
     base_model: str | None = None,
+    optimizer: str | Path | None = None,
     verify: Settings | bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -110,6 +121,7 @@ def convert(
         dtype: see ``grow``, as for the rest, the result and the errors.
         shard_size: see there.
         base_model: see there.
+        optimizer: see there.
         verify: see there.
         overwrite: see there.
         dry_run: see there.
@@ -117,7 +129,7 @@ def convert(
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
     step = ConvertStep(to, _given(options))
-    written = dtype, shard_size, base_model
+    written = dtype, shard_size, base_model, str(optimizer) if optimizer else None
     recipe = Recipe(str(source), (step,), str(output), _settings(verify), 0, *written)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
@@ -166,6 +178,8 @@ def run(
     lineage = prepared.lineage
     recipe = replace(recipe, steps=prepared.steps)
     result = describe(recipe, source, prepared)
+    optimizer = _optimizer(recipe, source, lineage)
+    result["optimizer"] = optimizer and optimizer.result()
     if dry_run:
         if recipe.verify != Settings():  # else nothing was asked for that could be refused
             _rehearse(recipe, source, lineage.target)
@@ -180,15 +194,17 @@ def run(
     _rehearse(recipe, source, lineage.target)
     hashed = {file.relative_to(source.folder).as_posix(): file for file in source.files}
     hashed["config.json"] = source.folder / "config.json"
-    texts = {str(file): Path(file) for file in (*recipe.texts, *reads)}
+    texts = {str(file): Path(file) for file in (*recipe.texts, *reads, *_files(optimizer))}
     with staged(output, replaceable) as staging:
-        check_space(staging.folder, result["bytes"] + ROOM)
+        check_space(staging.folder, _room(result))
         import_module("torch")  # takes a second, which is none of writing
         started = time.perf_counter()
         with progress.bytes("writing", result["bytes"]) as advance, writing(output):
             write_weights(lineage.target, staging.folder, shard_bytes, advance)
             carry_over(source.opened, staging.folder)
             _write_config(source, lineage.target, staging.folder)
+        with writing(output):
+            result["optimizer"] = optimizer and optimizer.write(staging.folder, {}, progress)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
         made = {file.name: file for file in staging.folder.glob("*.safetensors")}
@@ -233,7 +249,29 @@ def output_path(recipe: Recipe) -> Path:
 
 def inputs_of(recipe: Recipe, reads: Sequence[str | Path] = ()) -> Inputs:
     """Everything that a recipe reads, and its own file or the like."""
-    return Inputs([recipe.source, *recipe.texts, *reads])
+    states = [Path(recipe.optimizer)] if recipe.optimizer else []
+    inside = [each for path in states for each in islice(below(path), MOST_ENTRIES)]
+    return Inputs([recipe.source, *recipe.texts, *reads, *states, *inside])
+
+
+def _optimizer(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> Optimizer | None:
+    """What is taken along beside the weights; None if there is nothing."""
+    if recipe.optimizer is None:
+        return None
+    from growkit.optimizer.optimizer import Optimizer
+
+    return Optimizer(Path(recipe.optimizer), source, lineage)
+
+
+def _files(optimizer: Optimizer | None) -> tuple[Path, ...]:
+    """What is read of an optimizer."""
+    return optimizer.files if optimizer else ()
+
+
+def _room(result: GrowResult) -> int:
+    """Bytes that the output takes, at most about."""
+    state = result["optimizer"]
+    return int(result["bytes"] + (state["bytes"] if state else 0) + ROOM)
 
 
 def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:

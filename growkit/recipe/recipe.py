@@ -29,6 +29,7 @@ class Recipe:
         dtype: torch name of the dtype of the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
         base_model: what the model card calls the source, ``ORG/NAME`` on the Hub; None for nothing.
+        optimizer: the state of the source's optimizer, a file or folder; None for none.
     """
 
     source: str
@@ -39,13 +40,16 @@ class Recipe:
     dtype: str | None = None
     shard_size: str = DEFAULT_SHARD_SIZE
     base_model: str | None = None
+    optimizer: str | None = None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name in ("source", "output"):
-            if not getattr(self, name):
-                raise InputError(f"the recipe's {name} is empty; name a folder")
-            check_name(getattr(self, name))
+        for name, what in (("source", "a folder"), ("output", "a folder"), ("optimizer", "a file")):
+            path = getattr(self, name)
+            if path == "" or (path is None and name != "optimizer"):
+                raise InputError(f"the recipe's {name} is empty; name {what}")
+            if path is not None:
+                check_name(path)
         if self.base_model is not None:
             _check_base_model(self.base_model)
         if not self.steps:
@@ -72,6 +76,7 @@ class Recipe:
             "shard_size": self.shard_size,
             "dtype": self.dtype,
             "base_model": self.base_model,
+            "optimizer": self.optimizer,
             "verify": False,
         }
         if self.verify:
