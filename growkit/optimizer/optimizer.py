@@ -11,7 +11,6 @@ from typing import cast
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import FLOAT_BYTES, total_parameters
-from growkit.checkpoint.writing import fill
 from growkit.errors import InputError
 from growkit.optimizer.groups import Factors
 from growkit.optimizer.growing import GrownState
@@ -98,9 +97,8 @@ class Optimizer:
         after = parameters_of(Checkpoint(folder))
         state = self._state
         grown = GrownState(state, self._lineage, self._before, after, factors)
-        places = state.format.lay_out(state, grown, folder)
         with progress.bytes("optimizer", written(grown)) as advance:
-            fill(grown, places, advance)
+            state.format.write(state, grown, folder, advance)
         return self.result(grown)
 
     def result(self, grown: GrownState | None = None) -> OptimizerResult:

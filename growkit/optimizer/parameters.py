@@ -47,8 +47,12 @@ def parameters_of(checkpoint: Checkpoint) -> Parameters:
             f"transformers has no class for the {checkpoint.config['model_type']} model in "
             f"{checkpoint.folder}, so it does not train there; grow it without its optimizer"
         )
-    model, _, _ = empty_model(checkpoint, torch.float32, "eager")
-    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    model, _, stored = empty_model(checkpoint, torch.float32, "eager")
+    first: dict[str, str] = {}  # of tied parameters
+    for name, _ in model.named_parameters():
+        first.setdefault(stored(name), name)
+    every = dict(model.named_parameters())
+    shapes = {name: tuple(every[name].shape) for name in first.values()}
     decayed = Trainer.get_decay_parameter_names(cast(Any, None), model)
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     own = {id(each) for end in ends if end is not None for each in end.parameters()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -112,10 +113,6 @@ class Grown(Protocol):
         ...
 
 
-Places = Mapping[str, tuple[Path, int]]
-"""The file and the offset in it where every tensor belongs."""
-
-
 class Format(Protocol):
     """What the file of a format defines."""
 
@@ -141,8 +138,17 @@ class Format(Protocol):
         """
         ...
 
-    def lay_out(self, state: State, grown: Grown, folder: Path) -> Places:
-        """Write everything but the numbers, and say where they belong."""
+    def write(
+        self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
+    ) -> None:
+        """Write a grown state into the folder of a model, one tensor after the other.
+
+        Args:
+            state: as it was read.
+            grown: what became of it.
+            folder: of the grown model.
+            advance: called with the number of bytes written.
+        """
         ...
 
 
@@ -169,15 +175,26 @@ def check(state: State, parameters: Parameters) -> None:
                     f"parameter in {parameters.where} has {list(shape)}; give the state of the "
                     "optimizer of this model"
                 )
-    for name in kinds:
+    _check_names(state, parameters)
+    for group in state.groups:
+        for name in group.parameters:
+            _check_optimizer(state, group, name, kinds[name])
+
+
+def _check_names(state: State, parameters: Parameters) -> None:
+    """Every parameter is one of the model's, and in one group."""
+    grouped = Counter(name for group in state.groups for name in group.parameters)
+    for name in (*state.kinds, *grouped):
         if name not in parameters.shapes:
             raise InputError(
                 f"{state.where} has a state of {name}, which the model in {parameters.where} does "
                 "not have; give the state of the optimizer of this model"
             )
-    for group in state.groups:
-        for name in group.parameters:
-            _check_optimizer(state, group, name, kinds[name])
+        if grouped[name] != 1:
+            raise InputError(
+                f"{state.where} has {name} in {grouped[name] or 'no'} groups, where one was "
+                "expected; save the optimizer again"
+            )
 
 
 def _check_optimizer(state: State, group: Group, name: str, kinds: frozenset[str]) -> None:

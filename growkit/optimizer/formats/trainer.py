@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.torch_file import Kind, open_saved
+from growkit.checkpoint.writing import fill
 from growkit.errors import InputError
 from growkit.optimizer.groups import Group
 from growkit.optimizer.holes import MOST_PICKLE, room, save
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule
-from growkit.optimizer.state import STEP, Grown, Places, State
+from growkit.optimizer.state import STEP, Grown, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,7 +101,9 @@ class _Trainer:
         rest = _Rest(saved, BIN if file.name == BIN else NAME, folder, schedule)
         return State(self, file, tuple(files), groups, steps, numbers, rest)
 
-    def lay_out(self, state: State, grown: Grown, folder: Path) -> Places:
+    def write(
+        self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
+    ) -> None:
         """See ``Format``."""
         rest: _Rest = state.rest
         saved = rest.saved
@@ -125,7 +128,8 @@ class _Trainer:
         if rest.folder and rest.folder.find(PROGRESS):
             (folder / PROGRESS).write_bytes(rest.folder.bytes(PROGRESS))
         named = {number: name for name, number in ids.items()}
-        return save(content, folder / rest.file, partial(_tensors_of, named), KIND)
+        places = save(content, folder / rest.file, partial(_tensors_of, named), KIND)
+        fill(grown, places, advance)
 
 
 FORMAT = _Trainer()
