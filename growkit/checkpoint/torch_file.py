@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +82,7 @@ def open_saved(
     tensors: Callable[[Any], dict[str, Tensor]],
     kind: Kind,
     most_pickle: int,
+    also: str | None = None,
 ) -> tuple[Any, WeightFile]:
     """Read whatever ``torch.save`` wrote of plain values and tensors, without the numbers in these.
 
@@ -92,6 +93,8 @@ def open_saved(
             be read, each with a name.
         kind: what it is expected to hold.
         most_pickle: bytes of everything that is no number of a tensor, at most.
+        also: a package that may be named in the file; what stands for its classes is up to
+            ``torch.serialization.safe_globals`` around this.
 
     Returns:
         What was saved, and the file from which these tensors are read by their names.
@@ -103,7 +106,7 @@ def open_saved(
     with folder.open(name) as stream, _refusing(path, kind):
         if not _is_archive(stream, path):
             raise ValueError("it is no archive of torch")
-        content, storages = _archived(stream, path, most_pickle)
+        content, storages = _archived(stream, path, most_pickle, also)
         return content, WeightFile(folder, name, stream, storages.places(path, tensors(content)))
 
 
@@ -172,7 +175,9 @@ def _legacy(stream: IO[bytes], path: Path) -> dict[str, Place]:
     }
 
 
-def _archived(stream: IO[bytes], path: Path, most: int) -> tuple[Any, _Storages]:
+def _archived(
+    stream: IO[bytes], path: Path, most: int, also: str | None = None
+) -> tuple[Any, _Storages]:
     """What an archive holds, without the numbers of its tensors, and where those are."""
     records = _records(stream)
     order = _record(stream, records, "byteorder", 16) if "byteorder" in records else b"little"
@@ -182,7 +187,7 @@ def _archived(stream: IO[bytes], path: Path, most: int) -> tuple[Any, _Storages]
         )
     storages = _Storages(records)
     content = _record(stream, records, "data.pkl", most)
-    _check_names(content)
+    _check_names(content, {*NAMED, also})
     import torch  # takes a second
     from torch._weights_only_unpickler import Unpickler
 
@@ -198,14 +203,14 @@ def _archived(stream: IO[bytes], path: Path, most: int) -> tuple[Any, _Storages]
         return loader.load(), storages
 
 
-def _check_names(pickled: bytes) -> None:
+def _check_names(pickled: bytes, known: Collection[str | None]) -> None:
     """Refuse what the part of torch that runs no code would, but before torch is there.
 
     Raises:
         UnpicklingError: something is named that has nothing to do with tensors.
     """
     for opcode, argument, _ in genops(pickled):
-        if opcode.name == "GLOBAL" and str(argument).partition(".")[0].split(" ")[0] not in NAMED:
+        if opcode.name == "GLOBAL" and str(argument).partition(".")[0].split(" ")[0] not in known:
             raise UnpicklingError(f"{argument} is no tensor")
 
 

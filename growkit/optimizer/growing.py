@@ -95,11 +95,11 @@ class GrownState:
             for begin in range(0, rows, count):
                 yield torch.zeros(min(count, rows - begin), *others, dtype=dtype)
         else:
+            dtype = getattr(torch, TORCH_NAMES[info.dtype])
             stored = self._classes[kind].stored_as(parameter)
-            if stored is None:
-                yield self._classes[kind].read(parameter)
-            else:
-                yield from self._stages[kind].blocks(stored)
+            made = self._stages[kind].blocks(stored) if stored else None
+            for block in made or [self._classes[kind].read(parameter)]:
+                yield block.to(dtype)
 
     def _grown(self, kind: str) -> Weights:
         """All tensors of one kind, under the names of the target's files."""
