@@ -207,7 +207,8 @@ def run(
             result["optimizer"] = optimizer and optimizer.write(staging.folder, {}, progress)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
-        made = {file.name: file for file in staging.folder.glob("*.safetensors")}
+        every = (file for file in staging.folder.rglob("*") if file.is_file())
+        made = {file.relative_to(staging.folder).as_posix(): file for file in every}
         # Not while the weights are written, which keeps every core and the disk busy.
         with (
             hashing(made, flushed=True) as written,

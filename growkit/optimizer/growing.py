@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights
+from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights
 from growkit.engine.class_weights import ClassWeights
-from growkit.errors import InputError
 from growkit.optimizer.groups import Factors, Group, split
+from growkit.optimizer.of_kind import OfKind
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.state import MASTER, ORDERS, STEP, State
 from growkit.planning.lineage import Lineage
@@ -103,7 +103,7 @@ class GrownState:
 
     def _grown(self, kind: str) -> Weights:
         """All tensors of one kind, under the names of the target's files."""
-        stage: Weights = OfKind(self._state, kind, self._before, self._lineage.source.config)
+        stage: Weights = OfKind(self._state, kind, self._before, self._lineage.source)
         for plan in self._lineage.plans:
             stage = _through(plan, stage, ORDERS[kind])
         return stage
@@ -204,59 +204,3 @@ def _through(plan: Plan, stage: Weights, order: int) -> Planned:
         dtype = stage.tensors[how.sources[0]].dtype if how.sources else "F32"
         rules.append(Rule(rule.target, replace(rule.info, dtype=dtype), how))
     return Planned(stage, replace(plan, rules=tuple(rules), duplicates={}))
-
-
-@dataclass(frozen=True)
-class OfKind:
-    """One kind of a state's tensors, under the names that files have for the parameters."""
-
-    state: State
-    kind: str
-    parameters: Parameters
-    config: Config
-
-    @cached_property
-    def _named(self) -> dict[str, str]:
-        """For each tensor in files the parameter that it is."""
-        return {
-            each.sources[0]: name
-            for each in self.parameters.conversions
-            for name in each.shapes
-            if each.transform is None and f"{name}.{self.kind}" in self.state.numbers.tensors
-        }
-
-    @cached_property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """The header of each."""
-        of = self.state.numbers.tensors
-        return {tensor: of[f"{name}.{self.kind}"] for tensor, name in self._named.items()}
-
-    def where(self, name: str | None = None) -> str:
-        """The file or folder of the state."""
-        return str(self.state.where)
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor, whole."""
-        yield self.read(name)
-
-    def by_rows(self, name: str) -> bool:
-        """Whether some rows are had without the others."""
-        return self.state.numbers.by_rows(f"{self._named[name]}.{self.kind}")
-
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """A tensor, or some of its rows, or of these some columns.
-
-        Raises:
-            InputError: it holds what such moments cannot be.
-        """
-        numbers, key = self.state.numbers, f"{self._named[name]}.{self.kind}"
-        found = numbers.read(key, rows, columns)
-        wrong = "NaN or infinity" if not found.isfinite().all() else ""
-        if not wrong and ORDERS[self.kind] == 2 and found.numel() and found.min() < 0:
-            wrong = "negative squares"
-        if wrong:
-            raise InputError(
-                f"{self.kind} of {self._named[name]} in {self.state.where} holds {wrong}; "
-                "use the state of an earlier checkpoint"
-            )
-        return found
