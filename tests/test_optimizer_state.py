@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, MixtralConfig, Trainer, TrainingArguments
 from typer.testing import CliRunner
 
 import growkit
@@ -23,7 +23,7 @@ from growkit.optimizer.schedule import grown_schedule
 from growkit.planner import plan
 from growkit.recipe.files import parse_recipe
 from growkit.report.progress import Silent
-from tests.conftest import folder_bytes, save_model
+from tests.conftest import folder_bytes, save_model, save_random
 from tests.optimizer_state import (
     CONFIGS,
     DECAY,
@@ -209,6 +209,30 @@ def test_what_does_not_go_through_begins_anew(tmp_path: Path) -> None:
     new = AutoModelForCausalLM.from_pretrained(tmp_path / "dint")
     for (name, _), each in zip(new.named_parameters(), kept["state"].values(), strict=True):
         assert (name in reset) == (float(each["step"]) == 0) == bool((each["exp_avg"] == 0).all())
+
+
+def test_experts_that_the_class_puts_together(tmp_path: Path) -> None:
+    """Moments come apart as weights do when they are saved, and are put together when they load.
+
+    After one step they are those that the grown model gathers itself.
+    """
+    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 1}
+    source = save_random(
+        tmp_path / "source", MixtralConfig(num_local_experts=3, **sizes, **heads), 0, torch.float64
+    )
+    rest = {"lr": 0.0, "weight_decay": 0.0}
+    model, optimizer = trained(source, 1, **rest)
+    state = save_torch(model, optimizer, tmp_path / "optimizer")
+    found = grown(source, state, tmp_path / "out")
+    assert found.optimizer is not None
+    assert found.optimizer.reset == {}
+    kept = torch.load(tmp_path / "out" / "optimizer.pt", weights_only=True)["state"]
+    large, own = trained(tmp_path / "out", 1, **rest)
+    for each, parameter in zip(kept.values(), large.parameters(), strict=True):
+        for kind in ("exp_avg", "exp_avg_sq"):
+            expected = own.state[parameter][kind]
+            assert (each[kind] - expected).abs().max() <= 1e-12 * expected.abs().max()
 
 
 def _edited(change: Callable[[Any], Any]) -> Callable[[Path], None]:

@@ -21,7 +21,6 @@ from growkit.planning.transforms import Constant
 if TYPE_CHECKING:
     from torch import Tensor
 
-NEW = "it is new"
 OF_COMPUTED = "moments do not go through what is computed"
 
 
@@ -170,9 +169,7 @@ class GrownState:
             for target in each.sources if name in each.shapes else ():
                 for rules in self._lineage.steps(target):
                     for rule in rules:
-                        if not rule.sources:
-                            return f"{NEW}: {rule.why}"
-                        if rule.transform.moments(1) is None:
+                        if not rule.sources or rule.transform.moments(1) is None:
                             return rule.why
         return OF_COMPUTED
 

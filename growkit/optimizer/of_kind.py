@@ -1,7 +1,8 @@
 """One kind of an optimizer's tensors, under the names and in the shapes of the model's files.
 
 The class may have in one parameter what files hold in several tensors, experts above all.
-Transformers puts them together when it loads and takes them apart when it saves, and so are moments.
+Transformers puts them together when it loads and takes them apart when it saves; so it does with
+moments.
 """
 
 from __future__ import annotations
