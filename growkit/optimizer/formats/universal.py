@@ -229,8 +229,7 @@ def _step_in(content: Any) -> dict[str, Tensor]:
         raise ValueError("it is no dictionary")
     first = _inner(content)
     step = first.get(STEP) if isinstance(first, dict) else None
-    one = isinstance(step, torch.Tensor) and step.numel() == 1
-    return {STEP: step} if one else {}
+    return _one(step)
 
 
 def _inner_step(inner: Any) -> float | None:
