@@ -145,12 +145,44 @@ def load_universal(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -
         group.update({key: value for key, value in loaded.items() if key != "params"})
 
 
+def save_flat(model: Any, optimizer: torch.optim.Optimizer, path: Path) -> Path:
+    """As ``ds_to_universal.py`` does it for stage 3: flat tensors, and the step with the groups."""
+    for name, parameter in model.named_parameters():
+        folder = path / "zero" / name
+        folder.mkdir(parents=True)
+        for kind in ("exp_avg", "exp_avg_sq"):
+            torch.save(optimizer.state[parameter][kind].flatten(), folder / f"{kind}.pt")
+        torch.save(parameter.detach().flatten(), folder / "fp32.pt")
+    groups = [{**group, "params": [0]} for group in optimizer.state_dict()["param_groups"]]
+    step = next(iter(optimizer.state.values()))["step"]
+    inner = {"state": {0: {"step": step, "exp_avg": torch.zeros(3)}}, "param_groups": groups}
+    common = {"optimizer_state_dict": inner, "param_groups": groups, "ds_version": "0.17.0"}
+    torch.save(common, path / "zero" / "optimizer_state.pt")
+    return path
+
+
+def load_flat(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """As ``load_hp_checkpoint_state_from_checkpoint_dir_stage3`` does it, in one process."""
+    zero = folder / "universal" / "zero"
+    inner = torch.load(zero / "optimizer_state.pt", weights_only=True)["optimizer_state_dict"]
+    for name, parameter in model.named_parameters():
+        kept: dict[str, Any] = {"step": torch.tensor(float(inner["state"][0]["step"]))}
+        for kind in ("exp_avg", "exp_avg_sq", "fp32"):
+            found = torch.load(zero / name / f"{kind}.pt", weights_only=True).view(-1)
+            kept[kind] = found.view(parameter.shape)
+        parameter.data.copy_(kept.pop("fp32"))
+        optimizer.state[parameter] = kept
+    for group in optimizer.param_groups:
+        group.update({k: v for k, v in inner["param_groups"][0].items() if k != "params"})
+
+
 Save = Callable[[Any, torch.optim.Optimizer, Path], Path]
 Load = Callable[[Any, torch.optim.Optimizer, Path], None]
 FORMATS: dict[str, tuple[Save, Load]] = {
     "torch": (save_torch, load_torch),
     "distributed": (save_distributed, load_distributed),
     "universal": (save_universal, load_universal),
+    "flat": (save_flat, load_flat),
 }
 
 

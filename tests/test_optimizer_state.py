@@ -247,6 +247,10 @@ def _set(state: Any, kind: str, value: Any, number: int = 2) -> None:
     state["state"][number][kind] = value
 
 
+def _without_the_last(state: Any) -> None:
+    state["state"].pop(state["param_groups"][0]["params"].pop())
+
+
 class Malicious:
     def __reduce__(self) -> Any:
         return print, ("run",)
@@ -265,10 +269,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         _edited(lambda s: s["param_groups"][0]["params"].pop() and None),
         "in two groups, or in none",
     ),
-    "one parameter fewer": (
-        _edited(lambda s: None),
-        "holds 11 parameters",
-    ),
+    "one parameter fewer": (_edited(_without_the_last), "holds 11 parameters"),
     "a missing state": (_edited(lambda s: s["state"].pop(4) and None), "has no state of"),
     "no state": (_edited(lambda s: s["state"].clear()), "has taken no step"),
     "no step": (_edited(lambda s: s["state"][2].pop("step") and None), "the step of"),

@@ -47,10 +47,11 @@ class OfKind:
     @cached_property
     def _conversions(self) -> dict[str, Conversion]:
         """For each tensor in files how the class makes a parameter of it."""
+        known = self.state.numbers.tensors
         return {
             tensor: each
             for each in self.parameters.conversions
-            if all(self._key(name) in self.state.numbers.tensors for name in each.shapes)
+            if all(self._key(name) in known for name in each.shapes)
             and (each.transform is None or self._has_a_way_back(each))
             for tensor in each.sources
         }

@@ -158,7 +158,7 @@ def check(state: State, parameters: Parameters) -> None:
     Raises:
         InputError: it belongs to another model or optimizer, or is not complete.
     """
-    kinds = state.kinds
+    kinds, tensors = state.kinds, state.numbers.tensors
     for name, shape in parameters.shapes.items():
         if name not in kinds:
             raise InputError(
@@ -166,7 +166,7 @@ def check(state: State, parameters: Parameters) -> None:
                 "has; give the state of an optimizer that has trained all of this model"
             )
         for kind in sorted(kinds[name]):
-            info = state.numbers.tensors[f"{name}.{kind}"]
+            info = tensors[f"{name}.{kind}"]
             if kind not in ORDERS or info.dtype not in DTYPES:
                 _refuse(state, f"{kind} of {name} ({info.dtype})")
             if info.shape != shape:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.memory import give_back
 from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo, cut
 from growkit.errors import InputError, reason
 from growkit.optimizer.groups import Group
@@ -157,6 +159,7 @@ class _Planner(DefaultSavePlanner):
         key = self._of.get(index.fqn)
         if key is None:
             return super().lookup_object(index)
+        give_back()  # what the last one took
         info = self._grown.tensors[key]
         made = torch.empty(info.shape, dtype=getattr(torch, STORED_NAMES[info.dtype]))
         begin = 0
@@ -192,7 +195,7 @@ class _Numbers:
     listed: Metadata
     entries: Mapping[str, str]
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
         """The header of each."""
         found = {}
