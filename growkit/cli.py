@@ -29,6 +29,7 @@ from growkit.options import (
     Given,
     Json,
     MaxKL,
+    Optimizer,
     Output,
     Overwrite,
     Running,
@@ -255,6 +256,7 @@ def run(
     max_kl: MaxKL = None,
     steps: Steps = None,
     base_model: BaseModel = None,
+    optimizer: Optimizer = None,
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
     from growkit.recipe.files import load_recipe, recipe_file
@@ -270,6 +272,8 @@ def run(
         chosen = replace(chosen, verify=replace(chosen.verify, **asked))
     if base_model is not None:
         chosen = replace(chosen, base_model=base_model)
+    if optimizer is not None:
+        chosen = replace(chosen, optimizer=str(optimizer))
     if source is None and not os.path.isdir(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
@@ -343,9 +347,17 @@ def _recipe(source: Path, step: Step, output: Path, settings: Settings, writing:
     for name in ("max_kl", "steps"):
         if getattr(settings, name) is not None:
             _check_proved(name, proof)
-    dtype, shard_size, base_model = writing.dtype, writing.shard_size, writing.base_model
-    seed = settings.seed
-    return Recipe(str(source), (step,), str(output), proof, seed, dtype, shard_size, base_model)
+    return Recipe(
+        str(source),
+        (step,),
+        str(output),
+        proof,
+        settings.seed,
+        dtype=writing.dtype,
+        shard_size=writing.shard_size,
+        base_model=writing.base_model,
+        optimizer=str(writing.optimizer) if writing.optimizer else None,
+    )
 
 
 def _check_proved(name: str, proof: Settings | None) -> None:

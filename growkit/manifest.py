@@ -6,11 +6,12 @@ weights must be; nothing else of it is believed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError, reason
@@ -63,6 +64,7 @@ def manifest_of(
         "copies": result["copies"],
         "dropped": result["dropped"],
         "updates": result["updates"],
+        "optimizer": result["optimizer"],
         "verification": _public(result["verification"], recipe),
     }
 
@@ -112,6 +114,20 @@ def read_record(target: Checkpoint) -> Record:
             "without it"
         ) from None
     return Record(found, _costs(manifest.get("verification")))
+
+
+def changed_since(target: Checkpoint, names: Sequence[str]) -> list[str]:
+    """Those of some files of a folder that are not what its manifest recorded; none without one."""
+    if not target.opened.has(MANIFEST):
+        return []
+    recorded = target.opened.json(MANIFEST).get("files")
+    known = recorded if isinstance(recorded, dict) else {}
+    return [
+        name
+        for name in names
+        if known.get(name)
+        != [target.opened.require(name).stat().st_size, sha256(target.folder / name)]
+    ]
 
 
 def _costs(verification: Any) -> tuple[RankCost, ...]:

@@ -91,6 +91,15 @@ BaseModel = Annotated[
     ),
 ]
 
+Optimizer = Annotated[
+    Path | None,
+    typer.Option(
+        parser=path,
+        metavar="PATH",
+        help="State of SRC's optimizer (optimizer.pt, a checkpoint folder); it grows along.",
+    ),
+]
+
 SETTINGS = {
     "text": Annotated[
         Path | None,
@@ -139,6 +148,7 @@ class Writing:
         typer.Option(" /--no-verify", help="Publish OUT without the proof.", show_default=False),
     ] = True
     base_model: BaseModel = None
+    optimizer: Optimizer = None
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,7 @@ def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResu
         estimate=None,
         updates=None,
         verification=None,
+        optimizer=None,
     )
 
 

@@ -11,12 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from growkit.checkpoint.carrying import carried, carry_code, carry_over, check_carried
+from growkit.checkpoint.folder import MOST_ENTRIES
 from growkit.checkpoint.hashing import hashing
-from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.inputs import Inputs, below
 from growkit.checkpoint.leftovers import sweep
 from growkit.checkpoint.made import write_json, write_manifest
 from growkit.checkpoint.publishing import check_output, check_space, staged, writing
@@ -43,6 +45,10 @@ from growkit.results.proof import RankCost, VerifyResult
 from growkit.results.updates import Updates
 from growkit.settings import Settings
 
+if TYPE_CHECKING:
+    from growkit.optimizer.optimizer import Optimizer
+    from growkit.planning.updates import Law
+
 
 def grow(
     source: str | Path,
@@ -54,6 +60,7 @@ def grow(
     shard_size: str = DEFAULT_SHARD_SIZE,
     base_model: str | None = None,
     family: str | Path | Mapping[str, Any] | None = None,
+    optimizer: str | Path | None = None,
     verify: Settings | bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -72,6 +79,9 @@ def grow(
         base_model: what the model card calls the source, ``ORG/NAME`` on the Hub; None for nothing.
         family: describes the source's family, for one that growkit does not know: a YAML file, or
             what stands in it (``growkit.infer`` proposes one).
+        optimizer: the state of the source's optimizer, which is grown and written beside the
+            weights in the same format: an ``optimizer.pt`` or a checkpoint folder of Trainer with
+            it, a folder of torch.distributed.checkpoint or a Universal Checkpoint of DeepSpeed.
         verify: what the proof compares; True for the default settings, False for no proof.
         overwrite: replace an output that growkit wrote.
         dry_run: plan only, touch nothing.
@@ -89,7 +99,7 @@ def grow(
         InputError: the source, a size or the output cannot be used; nothing was written.
     """
     step = GrowStep(method, _given(options))
-    written = dtype, shard_size, base_model, _description(family)
+    written = dtype, shard_size, base_model, _description(family), _path(optimizer)
     recipe = Recipe(str(source), (step,), str(output), _settings(verify), seed, *written)
     return run(
         recipe, reads=_files(family), overwrite=overwrite, dry_run=dry_run, progress=progress
@@ -104,6 +114,7 @@ def convert(
     dtype: str | None = None,
     shard_size: str = DEFAULT_SHARD_SIZE,
     base_model: str | None = None,
+    optimizer: str | Path | None = None,
     verify: Settings | bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -119,6 +130,7 @@ def convert(
         dtype: see ``grow``, as for the rest, the result and the errors.
         shard_size: see there.
         base_model: see there.
+        optimizer: see there.
         verify: see there.
         overwrite: see there.
         dry_run: see there.
@@ -126,7 +138,7 @@ def convert(
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
     step = ConvertStep(to, _given(options))
-    written = dtype, shard_size, base_model
+    written = dtype, shard_size, base_model, None, _path(optimizer)
     recipe = Recipe(str(source), (step,), str(output), _settings(verify), 0, *written)
     return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
 
@@ -188,6 +200,8 @@ def _carried_out(
     lineage = prepared.lineage
     recipe = replace(recipe, steps=prepared.steps)
     result = describe(recipe, source, prepared)
+    optimizer = _optimizer(recipe, source, lineage)
+    result["optimizer"] = optimizer and optimizer.result()
     if dry_run:
         if recipe.verify != Settings():  # else nothing was asked for that could be refused
             _rehearse(recipe, source, lineage.target)
@@ -202,9 +216,9 @@ def _carried_out(
     _rehearse(recipe, source, lineage.target)
     hashed = {file.relative_to(source.folder).as_posix(): file for file in source.files}
     hashed["config.json"] = source.folder / "config.json"
-    texts = {str(file): Path(file) for file in (*recipe.texts, *reads)}
+    texts = {str(file): Path(file) for file in (*recipe.texts, *reads, *_state_files(optimizer))}
     with staged(output, replaceable) as staging:
-        check_space(staging.folder, result["bytes"] + ROOM)
+        check_space(staging.folder, _room(result))
         import_module("torch")  # takes a second, which is none of writing
         started = time.perf_counter()
         with progress.bytes("writing", result["bytes"]) as advance, writing(output):
@@ -212,9 +226,12 @@ def _carried_out(
             carry_over(source.opened, staging.folder)
             _write_config(source, lineage.target, staging.folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
-        result["updates"] = _updates(lineage)
+        law, result["updates"] = _updates(lineage)
+        with writing(output):
+            result["optimizer"] = optimizer and optimizer.write(staging.folder, law, progress)
 
-        made = {file.name: file for file in staging.folder.glob("*.safetensors")}
+        every = (file for file in staging.folder.rglob("*") if file.is_file())
+        made = {file.relative_to(staging.folder).as_posix(): file for file in every}
         # Not while the weights are written, which keeps every core and the disk busy.
         with (
             hashing(made, flushed=True) as written,
@@ -248,6 +265,10 @@ def _files(family: object) -> list[str | Path]:
     return [family] if isinstance(family, str | Path) else []
 
 
+def _path(optimizer: str | Path | None) -> str | None:
+    return str(optimizer) if optimizer else None
+
+
 def _given(options: Mapping[str, Value | None]) -> dict[str, Value]:
     return {name: value for name, value in options.items() if value is not None}
 
@@ -262,15 +283,38 @@ def output_path(recipe: Recipe) -> Path:
 
 def inputs_of(recipe: Recipe, reads: Sequence[str | Path] = ()) -> Inputs:
     """Everything that a recipe reads, and its own file or the like."""
-    return Inputs([recipe.source, *recipe.texts, *reads])
+    states = [Path(recipe.optimizer)] if recipe.optimizer else []
+    inside = [each for path in states for each in islice(below(path), MOST_ENTRIES)]
+    return Inputs([recipe.source, *recipe.texts, *reads, *states, *inside])
 
 
-def _updates(lineage: Lineage) -> Updates:
+def _optimizer(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> Optimizer | None:
+    """What is taken along beside the weights; None if there is nothing."""
+    if recipe.optimizer is None:
+        return None
+    from growkit.optimizer.optimizer import Optimizer
+
+    return Optimizer(Path(recipe.optimizer), source, lineage)
+
+
+def _state_files(optimizer: Optimizer | None) -> tuple[Path, ...]:
+    """What is read of an optimizer."""
+    return optimizer.files if optimizer else ()
+
+
+def _room(result: GrowResult) -> int:
+    """Bytes that the output takes, at most about."""
+    state = result["optimizer"]
+    return int(result["bytes"] + (state["bytes"] if state else 0) + ROOM)
+
+
+def _updates(lineage: Lineage) -> tuple[Law, Updates]:
     """How the output is to be trained."""
     from growkit.planning.factors import summary
     from growkit.planning.updates import law_of
 
-    return summary(law_of(lineage), lineage.target.tensors)
+    law = law_of(lineage)
+    return law, summary(law, lineage.target.tensors)
 
 
 def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:

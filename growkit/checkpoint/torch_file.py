@@ -12,7 +12,9 @@ import os
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from pickletools import genops
@@ -42,6 +44,22 @@ MOST_AT_ONCE = 1 << 24
 _SAFETENSORS_NAMES = {name: dtype for dtype, name in STORED_NAMES.items()}
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What a file of torch is expected to hold.
+
+    Attributes:
+        name: in a few words.
+        remedy: what to do where it holds something else.
+    """
+
+    name: str
+    remedy: str
+
+
+WEIGHTS = Kind("plain weights", "save the model as safetensors")
+
+
 def open_torch_file(folder: Folder, name: str) -> WeightFile:
     """Read what a file says of its tensors.
 
@@ -49,25 +67,69 @@ def open_torch_file(folder: Folder, name: str) -> WeightFile:
         InputError: it does not hold plain weights.
     """
     path = folder.path / name
-    with folder.open(name) as stream:
-        begin = read(stream, 40, path)
-        if begin.startswith(b"version https://git-lfs"):
-            raise InputError(f"{path} only points to the weights; fetch them with 'git lfs pull'")
-        stream.seek(0)
-        archived = begin.startswith(b"PK\x03\x04")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about old formats: nothing a user could change
-                places = _archived(stream, path) if archived else _legacy(stream, path)
-        except InputError:
-            raise
-        except Exception as error:  # a damaged pickle may raise anything
-            why = "it holds more than tensors" if type(error) is UnpicklingError else reason(error)
-            raise InputError(
-                f"{path} cannot be loaded as plain weights ({why}); it may be truncated or hold "
-                "code, save the model as safetensors"
-            ) from None
-        return (WeightFile if archived else LegacyFile)(folder, name, stream, places)
+    with folder.open(name) as stream, _refusing(path, WEIGHTS):
+        if _is_archive(stream, path):
+            content, storages = _archived(stream, path, MOST_PICKLE)
+            return WeightFile(folder, name, stream, storages.places(path, _plain(content, path)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old formats: nothing a user could change
+            return LegacyFile(folder, name, stream, _legacy(stream, path))
+
+
+def open_saved(
+    folder: Folder,
+    name: str,
+    tensors: Callable[[Any], dict[str, Tensor]],
+    kind: Kind,
+    most_pickle: int,
+    also: str | None = None,
+) -> tuple[Any, WeightFile]:
+    """Read whatever ``torch.save`` wrote of plain values and tensors, without the numbers in these.
+
+    Args:
+        folder: where the file lies.
+        name: of the file.
+        tensors: takes what was saved, with tensors on the meta device, and gives those that are to
+            be read, each with a name.
+        kind: what it is expected to hold.
+        most_pickle: bytes of everything that is no number of a tensor, at most.
+        also: a package that may be named in the file; what stands for its classes is up to
+            ``torch.serialization.safe_globals`` around this.
+
+    Returns:
+        What was saved, and the file from which these tensors are read by their names.
+
+    Raises:
+        InputError: it is truncated, holds code or is no archive.
+    """
+    path = folder.path / name
+    with folder.open(name) as stream, _refusing(path, kind):
+        if not _is_archive(stream, path):
+            raise ValueError("it is no archive of torch")
+        content, storages = _archived(stream, path, most_pickle, also)
+        return content, WeightFile(folder, name, stream, storages.places(path, tensors(content)))
+
+
+@contextmanager
+def _refusing(path: Path, kind: Kind) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
+        why = "it holds more than tensors" if type(error) is UnpicklingError else reason(error)
+        raise InputError(
+            f"{path} cannot be loaded as {kind.name} ({why}); it may be truncated or hold code, "
+            f"{kind.remedy}"
+        ) from None
+
+
+def _is_archive(stream: IO[bytes], path: Path) -> bool:
+    begin = read(stream, 40, path)
+    if begin.startswith(b"version https://git-lfs"):
+        raise InputError(f"{path} only points to the weights; fetch them with 'git lfs pull'")
+    stream.seek(0)
+    return begin.startswith(b"PK\x03\x04")
 
 
 class LegacyFile(WeightFile):
@@ -113,7 +175,10 @@ def _legacy(stream: IO[bytes], path: Path) -> dict[str, Place]:
     }
 
 
-def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
+def _archived(
+    stream: IO[bytes], path: Path, most: int, also: str | None = None
+) -> tuple[Any, _Storages]:
+    """What an archive holds, without the numbers of its tensors, and where those are."""
     records = _records(stream)
     order = _record(stream, records, "byteorder", 16) if "byteorder" in records else b"little"
     if order.decode() != sys.byteorder:
@@ -121,8 +186,8 @@ def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
             f"{path} is of a machine of the other byte order; save the model as safetensors"
         )
     storages = _Storages(records)
-    content = _record(stream, records, "data.pkl", MOST_PICKLE)
-    _check_names(content)
+    content = _record(stream, records, "data.pkl", most)
+    _check_names(content, {*NAMED, also})
     import torch  # takes a second
     from torch._weights_only_unpickler import Unpickler
 
@@ -135,18 +200,17 @@ def _archived(stream: IO[bytes], path: Path) -> dict[str, Place]:
     # Where there is no data, torch takes strides that it refuses where there is.
     forward = patch.object(torch._utils, "_rebuild_tensor", _forward(torch._utils._rebuild_tensor))
     with forward, torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
-        tensors = _plain(loader.load(), path)
-    return {name: storages.place(path, name, tensor) for name, tensor in tensors.items()}
+        return loader.load(), storages
 
 
-def _check_names(pickled: bytes) -> None:
+def _check_names(pickled: bytes, known: Collection[str | None]) -> None:
     """Refuse what the part of torch that runs no code would, but before torch is there.
 
     Raises:
         UnpicklingError: something is named that has nothing to do with tensors.
     """
     for opcode, argument, _ in genops(pickled):
-        if opcode.name == "GLOBAL" and str(argument).partition(".")[0].split(" ")[0] not in NAMED:
+        if opcode.name == "GLOBAL" and str(argument).partition(".")[0].split(" ")[0] not in known:
             raise UnpicklingError(f"{argument} is no tensor")
 
 
@@ -248,6 +312,10 @@ class _Storages:
         return torch.storage.TypedStorage(
             wrap_storage=self._known[key], dtype=dtype, _internal=True
         )
+
+    def places(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
+        """Where tensors lie, by their names; see ``place``."""
+        return {name: self.place(path, name, tensor) for name, tensor in tensors.items()}
 
     def place(self, path: Path, name: str, tensor: Tensor) -> Place:
         """Where a tensor lies.

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING, Protocol
 
 from growkit.checkpoint.memory import keep_freed
 from growkit.checkpoint.tensors import (
@@ -24,6 +25,9 @@ from growkit.checkpoint.tensors import (
 )
 from growkit.errors import InputError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 WORKERS = 2
 """Tensors made side by side: one computes while another is on its way to the disk."""
 
@@ -31,6 +35,19 @@ KEPT = 48 << 20
 """Bytes that are kept for the next blocks."""
 
 SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+class Streamed(Protocol):
+    """Tensors by name, of which one block after the other is made."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The header of every tensor, by name."""
+        ...
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor, as consecutive blocks along dimension 0."""
+        ...
 
 
 def parse_bytes(text: str) -> int:
@@ -61,8 +78,6 @@ def write_weights(
         shard_bytes: upper limit of the data in one shard.
         advance: called with the number of bytes written, after each block.
     """
-    import torch
-
     shards = _shards(weights.tensors, shard_bytes)
     names = _file_names(len(shards))
     places: dict[str, tuple[Path, int]] = {}
@@ -73,6 +88,32 @@ def write_weights(
         for tensor, info in shard.items():
             places[tensor] = (folder / name, offset)
             offset += info.bytes
+    fill(weights, places, advance)
+
+    if len(shards) > 1:
+        index = {
+            "metadata": {
+                "total_parameters": total_parameters(weights.tensors),
+                "total_size": total_bytes(weights.tensors),
+            },
+            "weight_map": {
+                tensor: name for shard, name in zip(shards, names, strict=True) for tensor in shard
+            },
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def fill(
+    weights: Streamed, places: Mapping[str, tuple[Path, int]], advance: Callable[[int], None]
+) -> None:
+    """Write tensors to where they belong, several side by side, each block as soon as it exists.
+
+    Args:
+        weights: has the tensors; each is computed exactly once.
+        places: of every tensor the file, which exists, and the offset of its first byte there.
+        advance: called with the number of bytes written, after each block.
+    """
+    import torch
 
     stop = Event()
     threads = torch.get_num_threads()
@@ -92,18 +133,6 @@ def write_weights(
         torch.set_num_threads(threads)  # a worker's choice became that of every later thread
     for job in jobs:
         job.result()
-
-    if len(shards) > 1:
-        index = {
-            "metadata": {
-                "total_parameters": total_parameters(weights.tensors),
-                "total_size": total_bytes(weights.tensors),
-            },
-            "weight_map": {
-                tensor: name for shard, name in zip(shards, names, strict=True) for tensor in shard
-            },
-        }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
@@ -138,7 +167,7 @@ def _one_thread() -> None:
 
 
 def _write_tensor(
-    weights: Weights,
+    weights: Streamed,
     name: str,
     file: Path,
     offset: int,

@@ -106,6 +106,37 @@ def converted(conversion: Conversion, tensors: dict[str, list[Tensor]]) -> dict[
     return {name: the_tensor(each) for name, each in made.items()}
 
 
+def taken_apart(conversion: Conversion, made: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The other way round: what tensors in files were, of which transformers has made others.
+
+    Args:
+        conversion: of all tensors; where it ``stacks``, ``made`` may be some rows alone.
+        made: tensors by their names in the class.
+
+    Returns:
+        By the names in files; of rows by those of the first ones.
+
+    Raises:
+        Exception: transformers has no way back.
+    """
+    back = conversion.transform.reverse_transform()
+    of = {
+        pattern: [tensor]
+        for pattern in back.source_patterns
+        for name, tensor in made.items()
+        if name.endswith(pattern) or len(made) == 1
+    }
+    back.collected_tensors = of
+    model = conversion.model
+    found = back.convert(conversion.name, model=model, config=model.config)
+    return {
+        name: the_tensor(found[pattern.replace("*", str(number))])
+        for pattern, names in conversion.tensors.items()
+        for number, name in enumerate(names)
+        if pattern.replace("*", str(number)) in found
+    }
+
+
 def stacks(conversion: Conversion) -> bool:
     """Whether every row of what is made has tensors of its own, as experts one by one have."""
     from transformers.core_model_loading import Concatenate, MergeModulelist

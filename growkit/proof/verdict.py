@@ -166,7 +166,7 @@ def _proved(
     beside = (
         beside_source(before, after, loads, loaded)
         if origin.unknown
-        else beside_plan(before, after, origin.plans[-1].config)
+        else beside_plan(before, after, origin.plans[-1].config, recipe)
     )
     proof = Parts(before, after, place, origin, advance, trainability=settings.trainability)
     weights = proof.weights(beside, rests_on(before, after, loads, loaded, beside))

@@ -33,6 +33,7 @@ class Recipe:
         base_model: what the model card calls the source, ``ORG/NAME`` on the Hub; None for nothing.
         family: describes the source's family (``growkit.families.described``); None for one that
             growkit knows.
+        optimizer: the state of the source's optimizer, a file or folder; None for none.
     """
 
     source: str
@@ -44,13 +45,16 @@ class Recipe:
     shard_size: str = DEFAULT_SHARD_SIZE
     base_model: str | None = None
     family: Mapping[str, Any] | None = None
+    optimizer: str | None = None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name in ("source", "output"):
-            if not getattr(self, name):
-                raise InputError(f"the recipe's {name} is empty; name a folder")
-            check_name(getattr(self, name))
+        for name, what in (("source", "a folder"), ("output", "a folder"), ("optimizer", "a file")):
+            path = getattr(self, name)
+            if path == "" or (path is None and name != "optimizer"):
+                raise InputError(f"the recipe's {name} is empty; name {what}")
+            if path is not None:
+                check_name(path)
         if self.base_model is not None:
             _check_base_model(self.base_model)
         if not self.steps:
@@ -92,6 +96,7 @@ class Recipe:
             "dtype": self.dtype,
             "base_model": self.base_model,
             "family": self.family,
+            "optimizer": self.optimizer,
             "verify": False,
         }
         if self.verify:

@@ -17,7 +17,7 @@ from growkit.report.glance import at_a_glance
 from growkit.report.plan import show_estimate, show_plan, show_ranks
 from growkit.report.progress import Advance
 from growkit.report.summary import summary
-from growkit.results.sentences import fault_sentence, next_step
+from growkit.results.sentences import fault_sentence, next_step, optimizer_sentence
 from growkit.units import size
 
 if TYPE_CHECKING:
@@ -126,6 +126,8 @@ def show_growth(console: Console, result: GrowResult) -> None:
         console.print(f"lost: {result['lost']}")
     if result["loads_with"]:
         console.print(f"loads with {result['loads_with']}")
+    if result["optimizer"]:
+        console.print(optimizer_sentence(result["optimizer"]))
     for warning in result["warnings"]:
         console.print(f"warning: {warning}", style="yellow")
     if result["estimate"]:

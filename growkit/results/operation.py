@@ -31,6 +31,28 @@ class PlannedTensor(Result):
     why: str
 
 
+class OptimizerResult(Result):
+    """What became of an optimizer's state.
+
+    Attributes:
+        path: the file or folder that it was read from.
+        format: of the files, as they were read and are written.
+        moments: the kinds of tensors that grow with the weights.
+        step: the most steps that a parameter has taken; null where they are not counted.
+        groups: the number of parameter groups, in the source's state in a dry run.
+        bytes: size of its tensors, about that in a dry run.
+        reset: parameters that begin without moments, and why; empty in a dry run.
+    """
+
+    path: str
+    format: str
+    moments: list[str]
+    step: int | None
+    groups: int
+    bytes: int
+    reset: dict[str, str]
+
+
 class GrowResult(Result):
     """What an operation did, as ``--json`` prints it.
 
@@ -56,6 +78,7 @@ class GrowResult(Result):
         estimate: in a dry run, what a run would take; else null.
         updates: how to go on training; null in a dry run.
         verification: the verdict; null if there was none.
+        optimizer: what became of the optimizer's state; null if none was given.
     """
 
     source: str
@@ -79,6 +102,7 @@ class GrowResult(Result):
     estimate: Estimate | None
     updates: Updates | None
     verification: VerifyResult | None
+    optimizer: OptimizerResult | None
 
     def save_report(self, file: str | Path, figures: str | Path | None = None) -> None:
         """Write the proof as a report; see ``VerifyResult.save_report``.

@@ -43,6 +43,21 @@ def _late(found: Mapping[str, Any]) -> str:
     )
 
 
+FEW_NAMES = 4
+"""Names of parameters in a sentence, at most."""
+
+
+def optimizer_sentence(found: Mapping[str, Any]) -> str:
+    """What became of an optimizer's state (a ``growkit.results.operation.OptimizerResult``)."""
+    step = "" if found["step"] is None else f" after {found['step']:,} steps"
+    said = f"optimizer state{step}: {', '.join(found['moments'])} grown with the weights"
+    names = list(found["reset"])
+    if names:
+        more = f" and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
+        said += f"; reset: {', '.join(names[:FEW_NAMES])}{more} ({found['reset'][names[0]]})"
+    return said
+
+
 def modes_sentence(modes: Sequence[Mapping[str, Any]]) -> str:
     """In which ways both models were asked (a list of ``growkit.results.proof.ModeResult``)."""
     failed = [mode["name"] for mode in modes if mode["kept"] is False]

@@ -21,7 +21,9 @@ from growkit.engine.oracle import parsed, quiet
 from growkit.engine.tokenizer_files import is_of_tokenizer
 from growkit.errors import InputError, foreign
 from growkit.families.family import family_of
+from growkit.manifest import changed_since
 from growkit.modeling import register
+from growkit.optimizer.optimizer import outputs
 from growkit.proof.files.code import GENERATE, foreign_code, growkits_code, same_code
 from growkit.proof.files.companions import (
     GENERATION,
@@ -35,6 +37,7 @@ from growkit.proof.files.companions import (
     written_otherwise,
 )
 from growkit.proof.files.config import different_settings
+from growkit.recipe.recipe import Recipe
 
 FREE = frozenset({"use_cache", "transformers_version", "_name_or_path"})
 """Keys that change nothing of what a model computes."""
@@ -77,13 +80,16 @@ def first_changed_file(target: Checkpoint, planned: Config, source: Checkpoint) 
     return next(iter(beside_plan(source, target, planned).changed), None)
 
 
-def beside_plan(source: Checkpoint, target: Checkpoint, planned: Config) -> Beside:
+def beside_plan(
+    source: Checkpoint, target: Checkpoint, planned: Config, recipe: Recipe | None = None
+) -> Beside:
     """Hold everything in a folder against what growkit writes.
 
     Args:
         source: the folder that the files beside the weights come from.
         target: the folder that was written.
         planned: the config that its recipe plans.
+        recipe: how it was made; None where that makes weights alone.
     """
     family = family_of(planned, str(target.folder))
     wanted = family.named(planned)
@@ -98,6 +104,10 @@ def beside_plan(source: Checkpoint, target: Checkpoint, planned: Config) -> Besi
             changed.append(name)
     changed += changed_companions(source.opened, target.opened)
     expected = {*WRITTEN, *code, *carried(source.opened), *_weights_of(target)}
+    if recipe is not None and recipe.optimizer is not None:
+        states = target.opened.names(*outputs())
+        changed += changed_since(target, states)
+        expected.update(states)
     extra = [name for name in target.opened.names() if name not in expected]
     runs = bool(target.config.get("auto_map"))
     changed += [name for name in extra if _is_read(name, runs)]

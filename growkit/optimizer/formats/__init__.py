@@ -1,0 +1,1 @@
+"""One file per format in which engines save an optimizer's state; each defines ``FORMAT``."""

@@ -1,0 +1,327 @@
+"""A folder of torch.distributed.checkpoint, with an entry for every parameter, by its name.
+
+``optimizer.state.NAME.exp_avg`` and ``optimizer.param_groups.NAME.lr`` are what transformers,
+torchtitan and everything else writes that asks torch to flatten an optimizer's state. Tensors may
+lie in any number of parts. torch reads and writes them, but for the list of all entries: that is a
+pickle, of which nothing is taken but what such a list is made of.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    create_default_local_load_plan,
+)
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.memory import give_back
+from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo, cut
+from growkit.errors import InputError, reason
+from growkit.optimizer.groups import Group
+from growkit.optimizer.holes import MOST_PICKLE
+from growkit.optimizer.parameters import Parameters
+from growkit.optimizer.state import STEP, Grown, State
+
+FOLDER = "optimizer"
+"""What it is called in the folder of a model."""
+
+LIST = ".metadata"
+
+ENTRY = re.compile(r"(?P<before>(?:\w+\.)?)(?P<part>state|param_groups)\.(?P<of>.+)\.(?P<key>\w+)")
+"""What an entry of an optimizer is called."""
+
+MADE_OF = {
+    "torch.distributed.checkpoint.metadata": {
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata"),
+        *("BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", *STORED_NAMES.values()},
+    "collections": {"OrderedDict"},
+    "pathlib": {"Path", "PurePath", "PosixPath", "PurePosixPath"},
+}
+"""What the list of entries is made of."""
+
+MOST_VALUE = 1 << 20
+"""Bytes of an entry that is no tensor."""
+
+_NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
+
+REMEDY = "copy the checkpoint again, or save it again with torch.distributed.checkpoint"
+
+
+class _Distributed:
+    name = "torch.distributed.checkpoint"
+    outputs = (FOLDER,)
+
+    def holds(self, path: Path) -> bool:
+        """See ``Format``."""
+        return (path / LIST).is_file()
+
+    def open(self, path: Path, parameters: Parameters) -> State:
+        """See ``Format``."""
+        folder = Folder(path)
+        listed = _listed(folder)
+        files = {LIST} | {str(each.relative_path) for each in listed.storage_data.values()}
+        _check_complete(folder, listed)
+        options: dict[str, dict[str, Any]] = {}
+        steps: dict[str, float] = {}
+        tensors: dict[str, str] = {}
+        befores = set()
+        for entry, of in listed.state_dict_metadata.items():
+            found = ENTRY.fullmatch(entry)
+            if not found:
+                continue
+            befores.add(found["before"])
+            name, key = found["of"], found["key"]
+            if found["part"] == "param_groups":
+                options.setdefault(name, {})[key] = _plain(folder, listed, entry)
+            elif key == STEP:
+                steps[name] = _number(folder, listed, entry)
+            elif isinstance(of, TensorStorageMetadata):
+                tensors[f"{name}.{key}"] = entry
+        if len(befores) != 1 or not tensors:
+            raise InputError(
+                f"{path} has no entries of one optimizer like optimizer.state.NAME.exp_avg; save "
+                "its state flat (StateDictOptions(flatten_optimizer_state_dict=True))"
+            )
+        groups = _groups(options, parameters)
+        numbers = _Numbers(folder, listed, tensors)
+        paths = tuple(path / name for name in sorted(files))
+        return State(self, path, paths, groups, steps, numbers, befores.pop())
+
+    def write(
+        self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
+    ) -> None:
+        """See ``Format``."""
+        entries: dict[str, Any] = {}
+        keys: dict[str, str] = {}
+        for key, info in grown.tensors.items():
+            dtype = getattr(torch, STORED_NAMES[info.dtype])
+            keys[f"{state.rest}state.{key}"] = key
+            entries[f"state.{key}"] = torch.empty(info.shape, dtype=dtype, device="meta")
+        for group in grown.groups:
+            for name in group.parameters:
+                for key, value in group.options.items():
+                    entries[f"param_groups.{name}.{key}"] = value
+        before = state.rest.removesuffix(".")
+        content = {before: entries} if before else entries
+        planner, writer = _Planner(grown, keys, advance), _Writer(folder / FOLDER)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it runs in one process
+            try:
+                save(content, storage_writer=writer, planner=planner, no_dist=True)
+            except CheckpointException as error:
+                for failure, _ in error.failures.values():
+                    raise failure from None
+
+
+FORMAT = _Distributed()
+
+
+class _Planner(DefaultSavePlanner):
+    """Makes every tensor when it is written."""
+
+    def __init__(
+        self, grown: Grown, keys: Mapping[str, str], advance: Callable[[int], None]
+    ) -> None:
+        super().__init__()
+        self._grown, self._of, self._advance = grown, keys, advance
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """The value of an entry."""
+        key = self._of.get(index.fqn)
+        if key is None:
+            return super().lookup_object(index)
+        give_back()  # what the last one took
+        info = self._grown.tensors[key]
+        made = torch.empty(info.shape, dtype=getattr(torch, STORED_NAMES[info.dtype]))
+        begin = 0
+        for block in self._grown.blocks(key):
+            rows = block.shape[0] if block.dim() else 0
+            (made[begin : begin + rows] if made.dim() else made).copy_(block)
+            begin += rows
+            self._advance(block.nbytes)
+        return made
+
+
+class _Writer(FileSystemWriter):
+    """Writes nothing of where and when it wrote."""
+
+    def storage_meta(self) -> StorageMeta:
+        """Of the checkpoint."""
+        return StorageMeta()
+
+
+class _Reader(FileSystemReader):
+    """Reads the numbers of a checkpoint whose list is known."""
+
+    def __init__(self, folder: Folder, listed: Metadata) -> None:
+        super().__init__(folder.path)
+        self.set_up_storage_reader(listed, is_coordinator=True)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The tensors of a checkpoint; see ``growkit.optimizer.state.Numbers``."""
+
+    folder: Folder
+    listed: Metadata
+    entries: Mapping[str, str]
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """The header of each."""
+        found = {}
+        for name, entry in self.entries.items():
+            of: Any = self.listed.state_dict_metadata[entry]
+            dtype = str(of.properties.dtype).removeprefix("torch.")
+            found[name] = TensorInfo(tuple(of.size), _NAMES.get(dtype, dtype))
+        return found
+
+    def by_rows(self, name: str) -> bool:
+        """Parts are read as a whole."""
+        return False
+
+    def read(self, name: str, rows: slice | None, columns: slice | None = None) -> Tensor:
+        """A tensor; see ``Numbers``."""
+        with torch._C.DisableTorchFunction():
+            return cut(_tensor(self.folder, self.listed, self.entries[name]), rows, columns)
+
+
+def _tensor(folder: Folder, listed: Metadata, entry: str) -> Tensor:
+    of: Any = listed.state_dict_metadata[entry]
+    found = torch.empty(of.size, dtype=of.properties.dtype)
+    with _refusing(folder, entry):
+        plan = create_default_local_load_plan({entry: found}, listed)
+        planner = DefaultLoadPlanner(flatten_state_dict=False)
+        planner.set_up_planner({entry: found}, listed, is_coordinator=True)
+        _Reader(folder, listed).read_data(plan, planner).wait()
+    return found
+
+
+def _plain(folder: Folder, listed: Metadata, entry: str) -> Any:
+    """The value of an entry that is no tensor, or a tensor of one number."""
+    of = listed.state_dict_metadata[entry]
+    if not isinstance(of, BytesStorageMetadata):
+        return _number(folder, listed, entry)
+    with _refusing(folder, entry):
+        place = listed.storage_data[MetadataIndex(entry)]
+        if place.length > MOST_VALUE:
+            raise ValueError(f"it has more than {MOST_VALUE:,} bytes")
+        with folder.open(str(place.relative_path)) as stream:
+            stream.seek(place.offset)
+            return torch.load(io.BytesIO(stream.read(place.length)), weights_only=True)
+
+
+def _number(folder: Folder, listed: Metadata, entry: str) -> float:
+    of = listed.state_dict_metadata[entry]
+    if isinstance(of, TensorStorageMetadata) and of.size.numel() != 1:
+        raise InputError(f"{entry} in {folder.path} has shape {list(of.size)}; {REMEDY}")
+    tensor = isinstance(of, TensorStorageMetadata)
+    found = _tensor(folder, listed, entry) if tensor else _plain(folder, listed, entry)
+    if not isinstance(found, Tensor | int | float):
+        raise InputError(f"{entry} in {folder.path} is no number; {REMEDY}")
+    return float(found)
+
+
+@contextmanager
+def _refusing(folder: Folder, what: str) -> Iterator[None]:
+    """Turn whatever torch makes of damaged files into a sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{what} cannot be read from {folder.path} ({reason(error)}); {REMEDY}"
+        ) from None
+
+
+class _Entries(pickle.Unpickler):
+    """Reads the list of entries, and nothing that would do something."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in MADE_OF.get(module, ()):
+            raise pickle.UnpicklingError(f"{module}.{name} is nothing that such a list is made of")
+        return super().find_class(module, name)
+
+
+def _listed(folder: Folder) -> Metadata:
+    content = folder.bytes(LIST, MOST_PICKLE)
+    with _refusing(folder, LIST):
+        listed = _Entries(io.BytesIO(content)).load()
+        if not isinstance(listed, Metadata) or not isinstance(listed.storage_data, dict):
+            raise TypeError("it is no list of entries")
+        for entry, of in listed.state_dict_metadata.items():
+            if not isinstance(entry, str):
+                raise TypeError("an entry has no name")
+            if not isinstance(of, TensorStorageMetadata | BytesStorageMetadata):
+                raise TypeError(f"{entry} is of an unknown kind")
+        return listed
+
+
+def _check_complete(folder: Folder, listed: Metadata) -> None:
+    """Every part lies where the list says, and parts make up every tensor.
+
+    Raises:
+        InputError: names what is missing.
+    """
+    sizes: dict[str, int] = {}
+    for index, place in listed.storage_data.items():
+        name = str(place.relative_path)
+        with _refusing(folder, index.fqn):
+            if name not in sizes:
+                sizes[name] = folder.require(name).stat().st_size
+            if not 0 <= place.offset <= place.offset + place.length <= sizes[name]:
+                raise ValueError(f"{name} has been cut off")
+    for entry, of in listed.state_dict_metadata.items():
+        with _refusing(folder, entry):
+            if isinstance(of, BytesStorageMetadata):
+                places = [MetadataIndex(entry)]
+            else:
+                places = [MetadataIndex(entry, chunk.offsets) for chunk in of.chunks]
+                if sum(chunk.sizes.numel() for chunk in of.chunks) != of.size.numel():
+                    raise ValueError("its parts do not make it up")
+            if any(place not in listed.storage_data for place in places):
+                raise ValueError("a part of it is missing")
+
+
+def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> list[Group]:
+    """Parameters with the same options are a group."""
+    order = [*parameters.shapes, *(name for name in options if name not in parameters.shapes)]
+    found: list[tuple[dict[str, Any], list[str]]] = []
+    for name in order:
+        if name in options:
+            alike = next((names for each, names in found if each == options[name]), None)
+            if alike is None:
+                found.append((options[name], [name]))
+            else:
+                alike.append(name)
+    return [Group(tuple(names), each) for each, names in found]

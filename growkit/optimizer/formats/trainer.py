@@ -1,0 +1,324 @@
+"""``optimizer.pt`` as ``Trainer`` writes it: parameters by number, in the order of its groups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.torch_file import Kind, open_saved
+from growkit.checkpoint.writing import fill
+from growkit.errors import InputError
+from growkit.optimizer.groups import Group
+from growkit.optimizer.holes import MOST_PICKLE, room, save
+from growkit.optimizer.parameters import Parameters
+from growkit.optimizer.schedule import grown_schedule
+from growkit.optimizer.state import STEP, Grown, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAME, BIN = "optimizer.pt", "optimizer.bin"
+SCHEDULE, PROGRESS = "scheduler.pt", "trainer_state.json"
+KIND = Kind("the state of an optimizer", "save optimizer.state_dict() again")
+
+WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
+"""What wrappers put before or into the names of parameters."""
+
+OF_TORCH = "torch.save(optimizer.state_dict()) was expected"
+
+
+@dataclass
+class _Saved:
+    """What an optimizer saved, once it is known which parameter is which.
+
+    Attributes:
+        names: of the parameters of every group.
+        steps: the numbers that are no tensors.
+        by_name: whether parameters go by name rather than by number.
+        listed: whether groups list the names of their parameters.
+    """
+
+    names: list[list[str]] = field(default_factory=list)
+    steps: dict[str, float] = field(default_factory=dict)
+    by_name: bool = False
+    listed: bool = False
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """What is handed on to the writing."""
+
+    saved: _Saved
+    file: str
+    folder: Folder | None
+    schedule: Any
+
+
+class _Trainer:
+    name = "optimizer.pt"
+    outputs = (NAME, BIN, SCHEDULE, PROGRESS)
+
+    def holds(self, path: Path) -> bool:
+        """See ``Format``."""
+        return path.is_file() or any((path / name).is_file() for name in (NAME, BIN))
+
+    def open(self, path: Path, parameters: Parameters) -> State:
+        """See ``Format``."""
+        folder = Folder(path) if path.is_dir() else None
+        inside = [name for name in (NAME, BIN) if folder and folder.find(name)]
+        file = path / inside[0] if inside else path
+        saved = _Saved()
+        known = partial(_recognised, saved, file, parameters)
+        content, numbers = open_saved(Folder(file.parent), file.name, known, KIND, MOST_PICKLE)
+        files, schedule = [file], None
+        for name in (SCHEDULE, PROGRESS):
+            if folder and folder.find(name):
+                files.append(path / name)
+        if folder and folder.find(SCHEDULE):
+            schedule, _ = open_saved(folder, SCHEDULE, _no_tensors, KIND, MOST_PICKLE)
+        if folder and folder.find(PROGRESS):
+            folder.json(PROGRESS)
+        steps, options = dict(saved.steps), []
+        for number, group in enumerate(content["param_groups"]):
+            read = {k: _value(numbers, f"{number}.{k}", v) for k, v in group.items()}
+            options.append({k: v for k, v in read.items() if k not in ("params", "param_names")})
+        for key in [key for key in numbers.places if key.endswith(f".{STEP}")]:
+            steps[key.removesuffix(f".{STEP}")] = float(numbers.read(key, None))
+        numbers.places = {
+            key: place
+            for key, place in numbers.places.items()
+            if not (_is_option(key) or key.endswith(f".{STEP}"))
+        }
+        groups = [
+            Group(tuple(names), each) for names, each in zip(saved.names, options, strict=True)
+        ]
+        rest = _Rest(saved, BIN if file.name == BIN else NAME, folder, schedule)
+        return State(self, file, tuple(files), groups, steps, numbers, rest)
+
+    def write(
+        self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
+    ) -> None:
+        """See ``Format``."""
+        rest: _Rest = state.rest
+        saved = rest.saved
+        every = [name for group in grown.groups for name in group.parameters]
+        ids: dict[str, Any] = {name: name for name in every}
+        if not saved.by_name:
+            ids = {name: number for number, name in enumerate(every)}
+        content: dict[str, Any] = {"state": {}, "param_groups": []}
+        for key, info in grown.tensors.items():
+            name, _, kind = key.rpartition(".")
+            content["state"].setdefault(ids[name], {})[kind] = room(info)
+        for group in grown.groups:
+            made = {**group.options, "params": [ids[name] for name in group.parameters]}
+            if saved.listed:
+                made["param_names"] = list(group.parameters)
+            content["param_groups"].append(made)
+        if rest.folder and rest.schedule is not None:
+            import torch
+
+            schedule = grown_schedule(rest.schedule, len(state.groups), grown.groups)
+            torch.save(schedule, folder / SCHEDULE)
+        if rest.folder and rest.folder.find(PROGRESS):
+            (folder / PROGRESS).write_bytes(rest.folder.bytes(PROGRESS))
+        named = {number: name for name, number in ids.items()}
+        places = save(content, folder / rest.file, partial(_tensors_of, named), KIND)
+        fill(grown, places, advance)
+
+
+FORMAT = _Trainer()
+
+
+def _recognised(
+    saved: _Saved, file: Path, parameters: Parameters, content: Any
+) -> dict[str, Tensor]:
+    """Find out which parameter is which, and give all tensors under their names."""
+    import torch
+
+    state, groups = _parts(file, content)
+    ids = [list(group["params"]) for group in groups]
+    every = list(chain.from_iterable(ids))
+    if len(set(every)) < len(every) or not set(state) <= set(every):
+        raise InputError(
+            f"{file} has a parameter in two groups, or in none; {OF_TORCH}, save it again"
+        )
+    saved.by_name = all(isinstance(each, str) for each in every)
+    saved.listed = all("param_names" in group for group in groups)
+    saved.names = _named(saved, file, ids, groups, state, parameters)
+    name_of = dict(zip(every, chain.from_iterable(saved.names), strict=True))
+    found = {}
+    for number, kept in state.items():
+        for kind, value in kept.items():
+            if isinstance(value, torch.Tensor) and (kind != STEP or value.numel() == 1):
+                found[f"{name_of[number]}.{kind}"] = value
+            elif kind == STEP and isinstance(value, int | float) and not isinstance(value, bool):
+                saved.steps[name_of[number]] = float(value)
+            else:
+                raise InputError(
+                    f"{file} holds {kind} of {name_of[number]} in a form in which AdamW and Muon "
+                    "have none; leave --optimizer out, or save the optimizer again"
+                )
+    for number, group in enumerate(groups):
+        for key, value in group.items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                found[f"{number}.{key}"] = value
+    return found
+
+
+def _parts(file: Path, content: Any) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
+    """The state and the groups of an optimizer.
+
+    Raises:
+        InputError: the file holds something else.
+    """
+    state = content.get("state") if isinstance(content, dict) else None
+    groups = content.get("param_groups") if isinstance(content, dict) else None
+    if (
+        not isinstance(state, dict)
+        or not isinstance(groups, list)
+        or not all(isinstance(kept, dict) for kept in state.values())
+        or not all(isinstance(kind, str) for kept in state.values() for kind in kept)
+        or not all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
+        or not all(isinstance(key, str) for group in groups for key in group)
+        or not all(isinstance(each, int | str) for g in groups for each in g["params"])
+    ):
+        raise InputError(f"{file} does not hold the state of an optimizer; {OF_TORCH}")
+    if not state:
+        raise InputError(
+            f"{file} holds an optimizer that has taken no step; there is nothing to grow, leave "
+            "--optimizer out"
+        )
+    return state, groups
+
+
+def _named(
+    saved: _Saved,
+    file: Path,
+    ids: list[list[Any]],
+    groups: Sequence[Mapping[str, Any]],
+    state: Mapping[Any, Any],
+    parameters: Parameters,
+) -> list[list[str]]:
+    """The names of all parameters, group by group.
+
+    They stand in the file, or follow from the order in which optimizers are given parameters: the
+    one that fits the number and the shapes of what was saved.
+
+    Raises:
+        InputError: none fits, or several do.
+    """
+    if saved.by_name:
+        return [[unwrapped(each) for each in group] for group in ids]
+    if saved.listed:
+        listed = [[unwrapped(str(each)) for each in group["param_names"]] for group in groups]
+        if [len(each) for each in listed] == [len(each) for each in ids]:
+            return listed
+    count, known = sum(map(len, ids)), len(parameters.shapes)
+    lengths = [len(each) for each in ids]
+    shapes = [_shape(state.get(number)) for number in chain.from_iterable(ids)]
+    fitting: list[list[list[str]]] = []
+    misfit = ""
+    for order in _orders(parameters):
+        if [len(each) for each in order] != lengths or order in fitting:
+            continue
+        flat = list(chain.from_iterable(order))
+        wrong = [
+            (name, shape)
+            for name, shape in zip(flat, shapes, strict=True)
+            if shape is not None and shape != parameters.shapes[name]
+        ]
+        if not wrong:
+            fitting.append(order)
+        elif not misfit:
+            name, shape = wrong[0]
+            misfit = (
+                f"; what should be {name} has shape {list(shape or ())}, the parameter "
+                f"{list(parameters.shapes[name])}"
+            )
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise InputError(
+            f"{file} does not tell which parameter is which, and more than one order fits; make "
+            "the optimizer with model.named_parameters() and save it again"
+        )
+    raise InputError(
+        f"{file} holds {count} parameters in groups of {', '.join(map(str, lengths))}, which are "
+        f"not the {known} of the model in {parameters.where} as Trainer orders them{misfit}; give "
+        "the state of its own optimizer"
+    )
+
+
+def _orders(parameters: Parameters) -> Iterator[list[list[str]]]:
+    """The groups in which optimizers are given parameters: Trainer's first, then other customs."""
+    every = list(parameters.shapes)
+    matrices = [name for name in every if len(parameters.shapes[name]) > 1]
+    inner = [name for name in matrices if name not in parameters.vocabulary]
+    yield _parted(every, parameters.decayed)
+    yield _parted(every, matrices)
+    yield [every]
+    yield [inner]
+    yield [matrices]
+
+
+def _parted(every: Sequence[str], first: Sequence[str] | frozenset[str]) -> list[list[str]]:
+    chosen = set(first)
+    return [[n for n in every if n in chosen], [n for n in every if n not in chosen]]
+
+
+def _shape(kept: Mapping[str, Any] | None) -> tuple[int, ...] | None:
+    """Of the parameter that something is kept of; None if that does not tell."""
+    import torch
+
+    kinds = ("exp_avg", "momentum_buffer")
+    found = [kept[kind] for kind in kinds if kind in kept] if kept else []
+    return tuple(found[0].shape) if found and isinstance(found[0], torch.Tensor) else None
+
+
+def unwrapped(name: str) -> str:
+    """A name without what wrappers of a model add to it."""
+    for each in WRAPPED:
+        name = name.replace(each, "")
+    return name
+
+
+def _is_option(key: str) -> bool:
+    """Whether a tensor is an option of a group: these have a number for the parameter's name."""
+    return key.partition(".")[0].isdigit()
+
+
+def _value(numbers: Any, key: str, value: Any) -> Any:
+    """An option of a group; a rate that is a tensor is read."""
+    return float(numbers.read(key, None)) if key in numbers.places else value
+
+
+def _tensors_of(named: Mapping[Any, str], content: Any) -> dict[str, Tensor]:
+    return {
+        f"{named[number]}.{kind}": value
+        for number, kept in content["state"].items()
+        for kind, value in kept.items()
+    }
+
+
+def _no_tensors(content: Any) -> dict[str, Tensor]:
+    """Refuse tensors in what is written as it was read.
+
+    Raises:
+        ValueError: there is one.
+    """
+    json.dumps(content, default=_plain)
+    return {}
+
+
+def _plain(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        raise ValueError("a schedule holds no tensors")
+    return str(value)

@@ -1,0 +1,203 @@
+"""From the state of a source's optimizer to that of the target's, through the same transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any, cast
+
+from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights
+from growkit.engine.class_weights import ClassWeights
+from growkit.optimizer.groups import Factors, Group, split
+from growkit.optimizer.of_kind import OfKind
+from growkit.optimizer.parameters import Parameters
+from growkit.optimizer.state import MASTER, ORDERS, STEP, State
+from growkit.planning.lineage import Lineage
+from growkit.planning.plan import AT_A_TIME, Plan, Planned, Rule
+from growkit.planning.transforms import Constant
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OF_COMPUTED = "moments do not go through what is computed"
+
+
+class GrownState:
+    """The state of a grown model's optimizer, computed while it is written.
+
+    Args:
+        state: of the source's optimizer.
+        lineage: from the source to the target.
+        before: the parameters of the source.
+        after: those of the target.
+        factors: by what the law of updates scales options of parameters of the target.
+
+    Attributes:
+        groups: of the target's parameters.
+        steps: that every parameter has taken, as far as its moments tell.
+        tensors: the header of every tensor, by the name ``parameter.kind``.
+        reset: parameters that begin with no moments, and why.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        lineage: Lineage,
+        before: Parameters,
+        after: Parameters,
+        factors: Mapping[str, Factors],
+    ) -> None:
+        self._state, self._before, self._after = state, before, after
+        self._lineage = lineage
+        kinds = sorted({kind for each in state.kinds.values() for kind in each})
+        self._stages = {kind: self._grown(kind) for kind in kinds}
+        self._classes = {
+            kind: ClassWeights(cast(Any, stage), _made_of(after, stage))
+            for kind, stage in self._stages.items()
+        }
+        groups = self._grouped()
+        self.reset = {
+            name: self._why(name)
+            for group, known in groups
+            for name in group.parameters
+            if not all(name in self._classes[kind].tensors for kind in known)
+        }
+        self.groups = split([group for group, _ in groups], factors)
+        self.steps = {
+            name: 0.0 if name in self.reset else state.steps[self._origins[name]]
+            for group, _ in groups
+            for name in group.parameters
+            if self._origins.get(name) in state.steps or (name in self.reset and state.steps)
+        }
+        self.tensors = {
+            f"{name}.{kind}": self._info(name, kind)
+            for group, known in groups
+            for name in group.parameters
+            for kind in sorted(known)
+        }
+        self.tensors |= {f"{name}.{STEP}": TensorInfo((), "F32") for name in self.steps}
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor, as consecutive blocks along dimension 0."""
+        import torch
+
+        parameter, _, kind = name.rpartition(".")
+        info = self.tensors[name]
+        if kind == STEP:
+            yield torch.tensor(self.steps[parameter])
+        elif parameter in self.reset and kind != MASTER:
+            dtype = getattr(torch, TORCH_NAMES[info.dtype])
+            rows, *others = info.shape
+            count = max(1, AT_A_TIME // max(1, prod(others)))
+            for begin in range(0, rows, count):
+                yield torch.zeros(min(count, rows - begin), *others, dtype=dtype)
+        else:
+            dtype = getattr(torch, TORCH_NAMES[info.dtype])
+            stored = self._classes[kind].stored_as(parameter)
+            made = self._stages[kind].blocks(stored) if stored else None
+            for block in made or [self._classes[kind].read(parameter)]:
+                yield block.to(dtype)
+
+    def _grown(self, kind: str) -> Weights:
+        """All tensors of one kind, under the names of the target's files."""
+        stage: Weights = OfKind(self._state, kind, self._before, self._lineage.source)
+        for plan in self._lineage.plans:
+            stage = _through(plan, stage, ORDERS[kind])
+        return stage
+
+    @cached_property
+    def _origins(self) -> dict[str, str]:
+        """For each parameter of the target the first of the source's that it is made from."""
+        parameter = {
+            tensor: name
+            for each in self._before.conversions
+            for name in each.shapes
+            for tensor in each.sources
+        }
+        found: dict[str, str] = {}
+        for each in self._after.conversions:
+            named = [
+                parameter[name]
+                for target in each.sources
+                if target in self._lineage.plans[-1].by_target
+                for rule in self._lineage.steps(target)[-1]
+                for name in rule.sources
+                if parameter.get(name) in self._before.shapes
+            ]
+            found |= {name: named[0] for name in each.shapes if named}
+        return found
+
+    def _grouped(self) -> list[tuple[Group, frozenset[str]]]:
+        """The target's parameters in the source's groups, and the kinds that these have.
+
+        What was grown stays in its group. What is new joins those that decay as it does.
+        """
+        number_of = {
+            name: number
+            for number, group in enumerate(self._state.groups)
+            for name in group.parameters
+        }
+        decays = {
+            name in self._before.decayed: number for name, number in reversed(number_of.items())
+        }
+        names: list[list[str]] = [[] for _ in self._state.groups]
+        for name in self._after.shapes:
+            origin = self._origins.get(name)
+            alike = decays.get(name in self._after.decayed, 0)
+            names[alike if origin is None else number_of[origin]].append(name)
+        kinds = self._state.kinds
+        return [
+            (Group(tuple(names[number]), each.options), _kinds(each, kinds))
+            for number, each in enumerate(self._state.groups)
+        ]
+
+    def _info(self, name: str, kind: str) -> TensorInfo:
+        found = self._classes[kind].tensors.get(name)
+        if found is not None:
+            return found
+        return TensorInfo(self._after.shapes[name], self._main_dtype(kind))
+
+    def _main_dtype(self, kind: str) -> str:
+        tensors = self._state.numbers.tensors
+        return next(info.dtype for name, info in tensors.items() if name.endswith(f".{kind}"))
+
+    def _why(self, name: str) -> str:
+        """Why a parameter has no moments, in the words of the plan where it has some."""
+        for each in self._after.conversions:
+            for target in each.sources if name in each.shapes else ():
+                for rules in self._lineage.steps(target):
+                    for rule in rules:
+                        if not rule.sources or rule.transform.moments(1) is None:
+                            return rule.why
+        return OF_COMPUTED
+
+
+def _kinds(group: Group, kinds: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Those that all parameters of a group have; they are alike, but for what was never needed."""
+    of_each = [kinds[name] for name in group.parameters]
+    return frozenset.intersection(*of_each) if of_each else frozenset()
+
+
+def _made_of(parameters: Parameters, stage: Weights) -> tuple[Any, ...]:
+    """The conversions of which all tensors have moments."""
+    return tuple(
+        each for each in parameters.conversions if all(n in stage.tensors for n in each.sources)
+    )
+
+
+def _through(plan: Plan, stage: Weights, order: int) -> Planned:
+    """What a step makes of one kind of tensors: those whose sources have some."""
+    rules = []
+    for rule in plan.rules:
+        how = rule.transform.moments(order) if order else rule.transform
+        if how is None or not stage.tensors.keys() >= set(how.sources):
+            continue
+        if isinstance(how, Constant):
+            if order:
+                continue  # what is new has gathered nothing, in no step
+            how = replace(how, info=replace(how.info, dtype="F32"))
+        dtype = stage.tensors[how.sources[0]].dtype if how.sources else "F32"
+        rules.append(Rule(rule.target, replace(rule.info, dtype=dtype), how))
+    return Planned(stage, replace(plan, rules=tuple(rules), duplicates={}))

@@ -1,0 +1,135 @@
+"""One kind of an optimizer's tensors, under the names and in the shapes of the model's files.
+
+The class may have in one parameter what files hold in several tensors, experts above all.
+Transformers puts them together when it loads and takes them apart when it saves; so it does with
+moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from growkit.checkpoint.tensors import Config, TensorInfo, Weights, cut
+from growkit.engine.class_weights import converted, stacks, taken_apart
+from growkit.engine.loader import Conversion
+from growkit.errors import InputError
+from growkit.optimizer.parameters import Parameters
+from growkit.optimizer.state import ORDERS, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class OfKind:
+    """A checkpoint of moments; see ``growkit.checkpoint.tensors.Weights``.
+
+    Attributes:
+        state: of the optimizer.
+        kind: of its tensors.
+        parameters: of the model.
+        weights: the model's own tensors.
+    """
+
+    state: State
+    kind: str
+    parameters: Parameters
+    weights: Weights
+
+    @property
+    def config(self) -> Config:
+        """That of the model."""
+        return self.weights.config
+
+    @cached_property
+    def _conversions(self) -> dict[str, Conversion]:
+        """For each tensor in files how the class makes a parameter of it."""
+        known = self.state.numbers.tensors
+        return {
+            tensor: each
+            for each in self.parameters.conversions
+            if all(self._key(name) in known for name in each.shapes)
+            and (each.transform is None or self._has_a_way_back(each))
+            for tensor in each.sources
+        }
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """The header of each."""
+        numbers, weights = self.state.numbers.tensors, self.weights.tensors
+        return {
+            tensor: TensorInfo(
+                weights[tensor].shape, numbers[self._key(next(iter(each.shapes)))].dtype
+            )
+            for tensor, each in self._conversions.items()
+        }
+
+    def where(self, name: str | None = None) -> str:
+        """The file or folder of the state."""
+        return str(self.state.where)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor, whole."""
+        yield self.read(name)
+
+    def by_rows(self, name: str) -> bool:
+        """Whether some rows are had without the others."""
+        conversion = self._conversions[name]
+        plain = conversion.transform is None
+        return plain and self.state.numbers.by_rows(self._key(next(iter(conversion.shapes))))
+
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """A tensor, or some of its rows, or of these some columns.
+
+        Raises:
+            InputError: it holds what such moments cannot be.
+        """
+        conversion = self._conversions[name]
+        if conversion.transform is None:
+            return self._numbers(next(iter(conversion.shapes)), rows, columns)
+        if stacks(conversion):
+            number = next(n.index(name) for n in conversion.tensors.values() if name in n)
+            own = {pattern: [names[number]] for pattern, names in conversion.tensors.items()}
+            part: slice | None = slice(number, number + 1)
+        else:
+            own, part = conversion.tensors, None
+        made = {each: self._numbers(each, part) for each in conversion.shapes}
+        alone = Conversion(conversion.transform, conversion.name, conversion.model, own)
+        found = taken_apart(alone, made)
+        again = converted(alone, {p: [found[n] for n in names] for p, names in own.items()})
+        assert all(again[each].equal(made[each]) for each in made), f"{name} has no way back"
+        return cut(found[name], rows, columns)
+
+    def _key(self, parameter: str) -> str:
+        return f"{parameter}.{self.kind}"
+
+    def _numbers(
+        self, parameter: str, rows: slice | None = None, columns: slice | None = None
+    ) -> Tensor:
+        found = self.state.numbers.read(self._key(parameter), rows, columns)
+        wrong = "NaN or infinity" if not found.isfinite().all() else ""
+        if not wrong and ORDERS[self.kind] == 2 and found.numel() and found.min() < 0:
+            wrong = "negative squares"
+        if wrong:
+            raise InputError(
+                f"{self.kind} of {parameter} in {self.state.where} holds {wrong}; use the state of "
+                "an earlier checkpoint"
+            )
+        return found
+
+    def _has_a_way_back(self, conversion: Conversion) -> bool:
+        """Whether what transformers makes of tensors can be taken apart, tried without numbers."""
+        import torch
+
+        made = {name: torch.empty(s, device="meta") for name, s in conversion.shapes.items()}
+        try:
+            found = taken_apart(conversion, made)
+        except Exception:  # whatever it is, there is none
+            return False
+        weights = self.weights.tensors
+        return found.keys() == set(conversion.sources) and all(
+            tuple(tensor.shape) == weights[name].shape for name, tensor in found.items()
+        )

@@ -1,0 +1,120 @@
+"""An optimizer that is taken along: opened with the source, written into the folder of the target.
+
+Its state is read and refused before anything is written, and streamed after the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import FLOAT_BYTES, total_parameters
+from growkit.engine.class_updates import class_updates
+from growkit.errors import InputError
+from growkit.optimizer.groups import Factors
+from growkit.optimizer.growing import GrownState
+from growkit.optimizer.parameters import Parameters, parameters_of
+from growkit.optimizer.state import Format, State, check, written
+from growkit.planning.lineage import Lineage
+from growkit.planning.updates import Law
+from growkit.registry import members
+from growkit.report.progress import Progress
+from growkit.results.operation import OptimizerResult
+
+
+def formats() -> list[Format]:
+    """All formats, found by being there."""
+    return cast("list[Format]", list(members("growkit.optimizer.formats", "FORMAT").values()))
+
+
+def outputs() -> list[str]:
+    """Patterns of everything that an optimizer's state is in the folder of a model."""
+    return [pattern for each in formats() for pattern in each.outputs]
+
+
+def open_state(path: Path, parameters: Parameters) -> State:
+    """Read everything of an optimizer's state but its numbers.
+
+    Raises:
+        InputError: it is of no known format, damaged, or of another model or optimizer.
+    """
+    if not path.exists():
+        raise InputError(f"{path}, which should hold an optimizer's state, does not exist")
+    for each in formats():
+        if each.holds(path):
+            state = each.open(path, parameters)
+            check(state, parameters)
+            return state
+    known = ", ".join(each.name for each in formats())
+    raise InputError(f"{path} holds no optimizer's state that growkit reads; give {known}")
+
+
+class Optimizer:
+    """The optimizer of a source, and what becomes of it.
+
+    Args:
+        path: of its state.
+        source: the checkpoint that it trained.
+        lineage: from the source to the target.
+
+    Raises:
+        InputError: see ``open_state``; or transformers has no class for the source.
+    """
+
+    def __init__(self, path: Path, source: Checkpoint, lineage: Lineage) -> None:
+        self._lineage = lineage
+        self._before = parameters_of(source)
+        self._state = open_state(path, self._before)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Everything that is read."""
+        return self._state.files
+
+    @property
+    def bytes(self) -> int:
+        """About how much will be written."""
+        kinds: Mapping[str, str] = {
+            name.rpartition(".")[2]: info.dtype
+            for name, info in self._state.numbers.tensors.items()
+        }
+        elements = total_parameters(self._lineage.target.tensors)
+        return sum(elements * FLOAT_BYTES[dtype] for dtype in kinds.values())
+
+    def write(self, folder: Path, law: Law, progress: Progress) -> OptimizerResult:
+        """Write the grown state into a folder that holds the target already.
+
+        Args:
+            folder: of the target.
+            law: how the target is to be updated.
+            progress: where progress is shown.
+
+        Raises:
+            InputError: the state cannot be read, or transformers has no class for the target.
+        """
+        target = Checkpoint(folder)
+        after, state = parameters_of(target), self._state
+        factors = {
+            name: Factors(each.rate, each.decay, each.eps)
+            for name, each in class_updates(target, law.updates).items()
+        }
+        grown = GrownState(state, self._lineage, self._before, after, factors)
+        with progress.bytes("optimizer", written(grown)) as advance:
+            state.format.write(state, grown, folder, advance)
+        return self.result(grown)
+
+    def result(self, grown: GrownState | None = None) -> OptimizerResult:
+        """What is known of it: before anything is written, or of what was written."""
+        state = self._state
+        steps = [step for step in state.steps.values() if step]
+        return OptimizerResult(
+            path=str(state.where),
+            format=state.format.name,
+            moments=sorted({kind for kinds in state.kinds.values() for kind in kinds}),
+            step=int(max(steps)) if steps else None,
+            groups=len(grown.groups) if grown else len(state.groups),
+            bytes=written(grown) if grown else self.bytes,
+            reset=dict(grown.reset) if grown else {},
+        )

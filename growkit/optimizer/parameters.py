@@ -1,0 +1,66 @@
+"""The parameters of a model as its optimizer knows them: the class's own, in the class's order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.building import empty_model
+from growkit.engine.loader import Conversion, loading
+from growkit.engine.oracle import lacks_class
+from growkit.errors import InputError
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a model's class.
+
+    Attributes:
+        where: the model's folder.
+        shapes: of every parameter, by name, in the order of the class; tied ones come once.
+        decayed: those that ``Trainer`` lets decay, which come first in its groups.
+        vocabulary: those with a row for every token.
+        conversions: how transformers makes them of the tensors in files.
+    """
+
+    where: str
+    shapes: Mapping[str, tuple[int, ...]]
+    decayed: frozenset[str]
+    vocabulary: frozenset[str]
+    conversions: tuple[Conversion, ...]
+
+
+def parameters_of(checkpoint: Checkpoint) -> Parameters:
+    """Ask transformers.
+
+    Raises:
+        InputError: it has no class for the model, or the files do not fit it.
+    """
+    from transformers import Trainer
+
+    if lacks_class(checkpoint.config):
+        raise InputError(
+            f"transformers has no class for the {checkpoint.config['model_type']} model in "
+            f"{checkpoint.folder}, so it does not train there; grow it without its optimizer"
+        )
+    model, _, stored = empty_model(checkpoint, torch.float32, "eager")
+    first: dict[str, str] = {}  # of tied parameters
+    for name, _ in model.named_parameters():
+        first.setdefault(stored(name), name)
+    every = dict(model.named_parameters())
+    shapes = {name: tuple(every[name].shape) for name in first.values()}
+    decayed = Trainer.get_decay_parameter_names(cast(Any, None), model)
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    own = {id(each) for end in ends if end is not None for each in end.parameters()}
+    vocabulary = {name for name, each in model.named_parameters() if id(each) in own}
+    return Parameters(
+        str(checkpoint.folder),
+        shapes,
+        frozenset(decayed) & shapes.keys(),
+        frozenset(vocabulary),
+        loading(checkpoint).conversions,
+    )

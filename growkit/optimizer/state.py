@@ -1,0 +1,222 @@
+"""What an optimizer remembers of its steps, whatever format it was saved in."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from growkit.checkpoint.tensors import TensorInfo
+from growkit.errors import InputError
+from growkit.optimizer.groups import Group
+from growkit.optimizer.parameters import Parameters
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MASTER = "fp32"
+"""Weights in full precision that are kept beside the moments."""
+
+ORDERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "momentum_buffer": 1, MASTER: 0}
+"""The power in which gradients stand in every kind of tensor that grows with the weights."""
+
+STEP = "step"
+
+ADAMW = frozenset({"exp_avg", "exp_avg_sq"})
+MUON = frozenset({"momentum_buffer"})
+KNOWN = (ADAMW, ADAMW | {"max_exp_avg_sq"}, MUON)
+"""Kinds of moments that belong together: AdamW's, with ``amsgrad``, and Muon's."""
+
+OPTIONS = {
+    ADAMW: ({"betas", "eps", "amsgrad"}, {"betas", "eps", "bias_correction"}),
+    MUON: ({"momentum", "ns_steps"},),
+}
+"""Options, of one implementation or another, that optimizers with moments alike do not have."""
+
+DTYPES = ("F64", "F32", "BF16", "F16")
+
+ONLY = "growkit grows that of AdamW, with or without amsgrad, and of Muon"
+
+
+class Numbers(Protocol):
+    """The tensors of a state, to be read by the name ``parameter.kind``."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The header of each."""
+        ...
+
+    def by_rows(self, name: str) -> bool:
+        """Whether some rows of a tensor are had without the others."""
+        ...
+
+    def read(self, name: str, rows: slice | None, columns: slice | None = None) -> Tensor:
+        """A tensor, or some of its rows, or of these some columns."""
+        ...
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of an optimizer.
+
+    Attributes:
+        format: of the files.
+        where: the file or folder.
+        files: all files that are read.
+        groups: of parameters, by their names in the class.
+        steps: that every parameter has taken; none where the optimizer does not count them.
+        numbers: its tensors.
+        rest: what the format hands on from reading to writing.
+    """
+
+    format: Format
+    where: Path
+    files: tuple[Path, ...]
+    groups: Sequence[Group]
+    steps: Mapping[str, float]
+    numbers: Numbers
+    rest: Any = None
+
+    @property
+    def kinds(self) -> dict[str, frozenset[str]]:
+        """The kinds of tensors that every parameter has."""
+        found: dict[str, set[str]] = {}
+        for name in self.numbers.tensors:
+            parameter, _, kind = name.rpartition(".")
+            found.setdefault(parameter, set()).add(kind)
+        return {parameter: frozenset(kinds) for parameter, kinds in found.items()}
+
+
+class Grown(Protocol):
+    """The state of the optimizer of a grown model, computed while it is written."""
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """Its groups."""
+        ...
+
+    @property
+    def steps(self) -> Mapping[str, float]:
+        """See ``State``."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The header of every tensor, by the name ``parameter.kind``; a step is one of them."""
+        ...
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor, as consecutive blocks along dimension 0."""
+        ...
+
+
+class Format(Protocol):
+    """What the file of a format defines."""
+
+    @property
+    def name(self) -> str:
+        """In a few words."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Patterns of everything that it writes into the folder of a model."""
+        ...
+
+    def holds(self, path: Path) -> bool:
+        """Whether a file or folder looks like one of this format."""
+        ...
+
+    def open(self, path: Path, parameters: Parameters) -> State:
+        """Read everything but the numbers.
+
+        Raises:
+            InputError: it is damaged, or belongs to another model or optimizer.
+        """
+        ...
+
+    def write(
+        self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
+    ) -> None:
+        """Write a grown state into the folder of a model, one tensor after the other.
+
+        Args:
+            state: as it was read.
+            grown: what became of it.
+            folder: of the grown model.
+            advance: called with the number of bytes written.
+        """
+        ...
+
+
+def check(state: State, parameters: Parameters) -> None:
+    """Hold a state against the model that it should belong to.
+
+    Raises:
+        InputError: it belongs to another model or optimizer, or is not complete.
+    """
+    kinds, tensors = state.kinds, state.numbers.tensors
+    for name, shape in parameters.shapes.items():
+        if name not in kinds:
+            raise InputError(
+                f"{state.where} has no state of {name}, which the model in {parameters.where} "
+                "has; give the state of an optimizer that has trained all of this model"
+            )
+        for kind in sorted(kinds[name]):
+            info = tensors[f"{name}.{kind}"]
+            if kind not in ORDERS or info.dtype not in DTYPES:
+                _refuse(state, f"{kind} of {name} ({info.dtype})")
+            if info.shape != shape:
+                raise InputError(
+                    f"{kind} of {name} in {state.where} has shape {list(info.shape)}, the "
+                    f"parameter in {parameters.where} has {list(shape)}; give the state of the "
+                    "optimizer of this model"
+                )
+    _check_names(state, parameters)
+    for group in state.groups:
+        for name in group.parameters:
+            _check_optimizer(state, group, name, kinds[name])
+
+
+def _check_names(state: State, parameters: Parameters) -> None:
+    """Every parameter is one of the model's, and in one group."""
+    grouped = Counter(name for group in state.groups for name in group.parameters)
+    for name in (*state.kinds, *grouped):
+        if name not in parameters.shapes:
+            raise InputError(
+                f"{state.where} has a state of {name}, which the model in {parameters.where} does "
+                "not have; give the state of the optimizer of this model"
+            )
+        if grouped[name] != 1:
+            raise InputError(
+                f"{state.where} has {name} in {grouped[name] or 'no'} groups, where one was "
+                "expected; save the optimizer again"
+            )
+
+
+def _check_optimizer(state: State, group: Group, name: str, kinds: frozenset[str]) -> None:
+    moments = kinds - {MASTER}
+    if moments not in KNOWN:
+        _refuse(state, f"only {' and '.join(sorted(moments)) or 'no moment'} of {name}")
+    first = MUON if moments == MUON else ADAMW
+    if not any(options <= group.options.keys() for options in OPTIONS[first]):
+        _refuse(state, f"{min(moments)} in a group without {max(OPTIONS[first][0])}")
+    step = state.steps.get(name)
+    if first == ADAMW and (step is None or not math.isfinite(step) or step < 0 or step % 1):
+        shown = "none" if step is None else f"{step:g}"
+        raise InputError(
+            f"the step of {name} in {state.where} is {shown}; a whole number of steps that were "
+            "taken was expected, save the optimizer again"
+        )
+
+
+def _refuse(state: State, what: str) -> None:
+    raise InputError(f"{state.where} holds {what}, so it is of another optimizer; {ONLY}")
+
+
+def written(grown: Grown) -> int:
+    """Bytes of all tensors."""
+    return sum(info.bytes for info in grown.tensors.values())

@@ -1,0 +1,300 @@
+"""Optimizers that train, are saved as engines save them, and go on with a grown model.
+
+``python -m tests.optimizer_state`` takes random models and growths through all formats.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+import growkit
+from growkit.engine.strict import strict_float64
+from tests.conftest import load_strict, save_model
+
+RATE, DECAY, EPS = 1e-2, 0.1, 1e-6
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def batch(number: int, vocabulary: int = 29) -> Tensor:
+    """Tokens of a step."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(vocabulary, (2, 12), generator=generator)
+
+
+def step(model: Any, optimizer: torch.optim.Optimizer, number: int) -> float:
+    """One step in strict float64; gives the loss before it."""
+    with strict_float64():
+        logits = model(batch(number)).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), batch(number)[:, 1:].flatten()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+def trained(folder: Path, steps: int, **options: Any) -> tuple[Any, torch.optim.AdamW]:
+    """The model of a folder after some steps, saved there again, and its optimizer."""
+    model = load_strict(folder)
+    options = {"lr": RATE, "weight_decay": DECAY, "eps": EPS} | options
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    for number in range(steps):
+        step(model, optimizer, number)
+    model.save_pretrained(folder)
+    return model, optimizer
+
+
+def grown(
+    folder: Path, state: Path | None, output: Path, way: Mapping[str, Any] | None = None
+) -> growkit.GrowResult:
+    """Grow as plain copies, with the state of the optimizer."""
+    way = {"hidden": "x2", "symmetry": "keep"} | dict(way or {})
+    return growkit.grow(folder, output, optimizer=state, verify=False, overwrite=True, **way)
+
+
+# As engines save and load.
+
+
+def save_torch(model: Any, optimizer: torch.optim.Optimizer, path: Path) -> Path:
+    """``torch.save``, as Trainer does it."""
+    torch.save(optimizer.state_dict(), path.with_suffix(".pt"))
+    return path.with_suffix(".pt")
+
+
+def load_torch(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """As Trainer does it."""
+    optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Without the warning that torch.distributed runs in one process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def save_distributed(model: Any, optimizer: torch.optim.Optimizer, path: Path) -> Path:
+    """As transformers' ``save_optimizer_distributed`` does it."""
+    state = get_optimizer_state_dict(model, optimizer, options=FLAT)
+    with one_process():
+        dcp.save({"optimizer": state}, checkpoint_id=path, no_dist=True)
+    return path
+
+
+def load_distributed(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """As transformers' ``load_optimizer_distributed`` does it."""
+    state = get_optimizer_state_dict(model, optimizer, options=FLAT)
+    with one_process():
+        dcp.load({"optimizer": state}, checkpoint_id=folder / "optimizer", no_dist=True)
+    set_optimizer_state_dict(model, optimizer, state, options=FLAT)
+
+
+def save_universal(model: Any, optimizer: torch.optim.Optimizer, path: Path) -> Path:
+    """As ``deepspeed/checkpoint/ds_to_universal.py`` does it for stages 1 and 2."""
+    for name, parameter in model.named_parameters():
+        folder = path / "zero" / name
+        folder.mkdir(parents=True)
+        kept = optimizer.state[parameter]
+        torch.save(kept["step"], folder / "step.pt")
+        for kind in ("exp_avg", "exp_avg_sq"):
+            torch.save({"param": kept[kind], "cat_dim": 0}, folder / f"{kind}.pt")
+        torch.save({"param": parameter.detach(), "cat_dim": 0}, folder / "fp32.pt")
+    groups = [{**group, "params": [0]} for group in optimizer.state_dict()["param_groups"]]
+    common = {"param_groups": groups, "ds_version": "0.17.0", "clip_grad": 0.0}
+    torch.save(common, path / "zero" / "optimizer_state.pt")
+    return path
+
+
+def load_universal(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """As ``load_hp_checkpoint_state`` does it, in one process."""
+    zero = folder / (folder / "latest_universal").read_text().strip() / "zero"
+    steps = []
+    for name, parameter in model.named_parameters():
+        for file in sorted((zero / name).iterdir()):
+            found = torch.load(file, weights_only=True)
+            if file.stem == "step":
+                steps.append(found)
+            elif file.stem == "fp32":
+                parameter.data.copy_(found["param"])
+            else:
+                assert found["param"].shape == parameter.shape
+                optimizer.state[parameter][file.stem] = found["param"]
+        optimizer.state[parameter]["step"] = steps[-1].clone()
+    assert all(step == steps[0] for step in steps)
+    common = torch.load(zero / "optimizer_state.pt", weights_only=True)
+    assert common["ds_version"]
+    for group, loaded in zip(optimizer.param_groups, common["param_groups"], strict=True):
+        group.update({key: value for key, value in loaded.items() if key != "params"})
+
+
+def save_flat(model: Any, optimizer: torch.optim.Optimizer, path: Path) -> Path:
+    """As ``ds_to_universal.py`` does it for stage 3: flat tensors, and the step with the groups."""
+    for name, parameter in model.named_parameters():
+        folder = path / "zero" / name
+        folder.mkdir(parents=True)
+        for kind in ("exp_avg", "exp_avg_sq"):
+            torch.save(optimizer.state[parameter][kind].flatten(), folder / f"{kind}.pt")
+        torch.save(parameter.detach().flatten(), folder / "fp32.pt")
+    groups = [{**group, "params": [0]} for group in optimizer.state_dict()["param_groups"]]
+    step = next(iter(optimizer.state.values()))["step"]
+    inner = {"state": {0: {"step": step, "exp_avg": torch.zeros(3)}}, "param_groups": groups}
+    common = {"optimizer_state_dict": inner, "param_groups": groups, "ds_version": "0.17.0"}
+    torch.save(common, path / "zero" / "optimizer_state.pt")
+    return path
+
+
+def load_flat(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """As ``load_hp_checkpoint_state_from_checkpoint_dir_stage3`` does it, in one process."""
+    zero = folder / "universal" / "zero"
+    inner = torch.load(zero / "optimizer_state.pt", weights_only=True)["optimizer_state_dict"]
+    for name, parameter in model.named_parameters():
+        kept: dict[str, Any] = {"step": torch.tensor(float(inner["state"][0]["step"]))}
+        for kind in ("exp_avg", "exp_avg_sq", "fp32"):
+            found = torch.load(zero / name / f"{kind}.pt", weights_only=True).view(-1)
+            kept[kind] = found.view(parameter.shape)
+        parameter.data.copy_(kept.pop("fp32"))
+        optimizer.state[parameter] = kept
+    for group in optimizer.param_groups:
+        group.update({k: v for k, v in inner["param_groups"][0].items() if k != "params"})
+
+
+Save = Callable[[Any, torch.optim.Optimizer, Path], Path]
+Load = Callable[[Any, torch.optim.Optimizer, Path], None]
+FORMATS: dict[str, tuple[Save, Load]] = {
+    "torch": (save_torch, load_torch),
+    "distributed": (save_distributed, load_distributed),
+    "universal": (save_universal, load_universal),
+    "flat": (save_flat, load_flat),
+}
+
+
+# The law of updates, by hand, for copies of the whole hidden space (docs of the table: training).
+
+
+def spread(name: str, times: int, tied: bool) -> tuple[int, int]:
+    """Copies in all of what a tensor reads and writes, where everything is copied so often."""
+    if "embed_tokens" in name:
+        return 1, times
+    if "lm_head" in name:
+        return times, 1
+    if name == "model.norm.weight" and tied:
+        return times, 1
+    if "norm" in name or name.endswith("bias"):
+        return 1, times
+    return times, times
+
+
+def by_the_law(model: Any, times: int, tied: bool, wrong: str = "") -> list[dict[str, Any]]:
+    """A group for every parameter; one of its options may be as it was for the source."""
+    groups = []
+    for name, parameter in model.named_parameters():
+        n_in, n_out = spread(name, times, tied)
+        group = {"params": [parameter], "lr": RATE / n_in, "eps": EPS / n_out}
+        group["weight_decay"] = DECAY * n_in
+        plain = {"lr": RATE, "eps": EPS, "weight_decay": DECAY}
+        groups.append(group | ({wrong: plain[wrong]} if wrong else {}))
+    return groups
+
+
+def moments_of(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """What an optimizer keeps, by the name of the parameter."""
+    return {name: optimizer.state[each] for name, each in model.named_parameters()}
+
+
+def largest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Of all tensors the largest difference, against the largest number in each."""
+    assert one.keys() == other.keys()
+    apart = ((one[n] - other[n]).abs().max() / other[n].abs().max().clamp(min=1e-300) for n in one)
+    return float(max(apart))
+
+
+def goes_on(
+    place: Path,
+    kind: str,
+    config: Mapping[str, Any],
+    way: Mapping[str, Any],
+    engine: str,
+    times: int = 2,
+    steps: int = 3,
+    wrong: str = "",
+    spoil: Callable[[Path], None] | None = None,
+) -> float:
+    """How far a grown model is, after steps of its own, from the source grown after the same steps.
+
+    Args:
+        place: for everything that is written.
+        kind: of the model.
+        config: of the model.
+        way: how it grows.
+        engine: one of ``FORMATS``.
+        times: how often everything is copied.
+        steps: after growing.
+        wrong: an option of the law to leave out.
+        spoil: changes the grown folder.
+    """
+    source = save_model(place / "source", kind, dtype=torch.float64, **config)
+    model, optimizer = trained(source, 3)
+    save, load = FORMATS[engine]
+    state = save(model, optimizer, place / "state")
+    grown(source, state, place / "grown", way)
+    if spoil:
+        spoil(place / "grown")
+    large = load_strict(place / "grown")
+    tied = bool(config.get("tie_word_embeddings"))
+    new = torch.optim.AdamW(large.parameters(), lr=RATE, weight_decay=DECAY, eps=EPS)
+    load(large, new, place / "grown")
+    other = torch.optim.AdamW(by_the_law(large, times, tied, wrong))
+    other.state = new.state
+    for number in range(3, 3 + steps):
+        step(model, optimizer, number)
+        step(large, other, number)
+    model.save_pretrained(source)
+    grown(source, None, place / "expected", way)
+    expected = load_strict(place / "expected")
+    return largest(large.state_dict(), expected.state_dict())
+
+
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"num_key_value_heads": 4}),
+    ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    ("llama", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    ("mistral", {"num_key_value_heads": 4, "head_dim": 4, "sliding_window": None}),
+]
+
+
+def main() -> None:
+    """Random models through all formats, until the seeds given on the command line are used up."""
+    first, last = (int(each) for each in (*sys.argv[1:], "0", "40")[:2])
+    for seed in range(first, last):
+        chosen = random.Random(seed)
+        kind, config = chosen.choice(CONFIGS)
+        times = chosen.choice([2, 4])
+        config = {**config, "num_hidden_layers": chosen.choice([1, 2, 3])}
+        way = {"hidden": f"x{times}", "ffn": f"x{times}"}
+        engine = chosen.choice(list(FORMATS))
+        with tempfile.TemporaryDirectory() as place:
+            apart = goes_on(Path(place), kind, config, way, engine, times)
+        sys.stdout.write(f"{seed:4} {kind:8} ×{times} {engine:12} {apart:.1e}\n")
+        assert apart < 1e-9, (seed, kind, config, way, engine)
+
+
+if __name__ == "__main__":
+    main()

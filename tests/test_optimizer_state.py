@@ -1,0 +1,370 @@
+"""The state of an optimizer, grown with the weights, and taken up by the engines themselves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MixtralConfig, Trainer, TrainingArguments
+from typer.testing import CliRunner
+
+import growkit
+from growkit.checkpoint.reading import Checkpoint
+from growkit.cli import app
+from growkit.errors import InputError
+from growkit.optimizer.groups import Factors, Group, split
+from growkit.optimizer.optimizer import Optimizer
+from growkit.optimizer.schedule import grown_schedule
+from growkit.planner import plan
+from growkit.recipe.files import parse_recipe
+from growkit.report.progress import Silent
+from tests.conftest import folder_bytes, save_model, save_random
+from tests.optimizer_state import (
+    CONFIGS,
+    DECAY,
+    FORMATS,
+    RATE,
+    batch,
+    goes_on,
+    grown,
+    save_torch,
+    spread,
+    trained,
+)
+
+LLAMA = {"num_key_value_heads": 4, "num_hidden_layers": 1}
+PLAIN = {"hidden": "x2"}
+
+
+@pytest.mark.parametrize("engine", FORMATS)
+def test_training_goes_on_as_the_source_would(engine: str, tmp_path: Path) -> None:
+    """Three steps with the law's factors, by hand, from what the engine loads."""
+    kind, config = CONFIGS[list(FORMATS).index(engine)]
+    assert goes_on(tmp_path, kind, {**config, "num_hidden_layers": 1}, PLAIN, engine) < 1e-12
+
+
+@pytest.mark.parametrize("wrong", ["lr", "weight_decay", "eps"])
+def test_a_wrong_factor_shows(wrong: str, tmp_path: Path) -> None:
+    assert goes_on(tmp_path, "llama", LLAMA, PLAIN, "torch", wrong=wrong) > 1e-9
+
+
+def test_moments_that_did_not_grow_show(tmp_path: Path) -> None:
+    def doubled(folder: Path) -> None:
+        state = torch.load(folder / "optimizer.pt", weights_only=True)
+        state["state"][3]["exp_avg"] *= 2
+        torch.save(state, folder / "optimizer.pt")
+
+    assert goes_on(tmp_path, "llama", LLAMA, PLAIN, "torch", spoil=doubled) > 1e-6
+
+
+class Batches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": batch(number)[0], "labels": batch(number)[0]}
+
+
+def trainer(folder: Path, output: Path, steps: int, groups: Any = None) -> Trainer:
+    """The real one."""
+    arguments = TrainingArguments(
+        str(output),
+        max_steps=steps,
+        per_device_train_batch_size=2,
+        save_steps=3,
+        logging_steps=1,
+        learning_rate=RATE,
+        weight_decay=DECAY,
+        adam_epsilon=1e-8,
+        max_grad_norm=0,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    made = (torch.optim.AdamW(groups(model), lr=RATE), None) if groups else (None, None)
+    return Trainer(model, arguments, train_dataset=Batches(), optimizers=made)
+
+
+def losses(of: Trainer) -> list[float]:
+    return [float(each["loss"]) for each in of.state.log_history if "loss" in each]
+
+
+def factors(model: Any) -> dict[str, Factors]:
+    found = {}
+    for name, _ in model.named_parameters():
+        n_in, n_out = spread(name, 2, tied=False)
+        found[name] = Factors(1 / n_in, n_in, 1 / n_out)
+    return found
+
+
+def law_groups(model: Any) -> list[dict[str, Any]]:
+    """Trainer's groups, taken apart by factors."""
+    parameters = dict(model.named_parameters())
+    decayed = Trainer.get_decay_parameter_names(None, model)  # type: ignore[arg-type]
+    both = [[n for n in parameters if (n in decayed) is first] for first in (True, False)]
+    plain = [
+        Group(tuple(names), {"weight_decay": decay, "lr": RATE, "eps": 1e-8})
+        for names, decay in zip(both, (DECAY, 0.0), strict=True)
+    ]
+    return [
+        {**each.options, "params": [parameters[name] for name in each.parameters]}
+        for each in split(plain, factors(model))
+    ]
+
+
+def test_trainer_resumes(tmp_path: Path) -> None:
+    """From the grown folder as if it were a checkpoint of its own; with the law, to equal losses.
+
+    Rates, decay and schedule come out of the file: what Trainer is given is the same for all.
+    """
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    first = trainer(source, tmp_path / "run", 6)
+    first.train()
+    checkpoint = tmp_path / "run" / "checkpoint-3"
+    found = grown(checkpoint, checkpoint, tmp_path / "out")
+    assert found.optimizer is not None
+    assert (found.optimizer.step, found.optimizer.reset) == (3, {})
+    plain = trainer(tmp_path / "out", tmp_path / "plain", 6)
+    plain.train(resume_from_checkpoint=str(tmp_path / "out"))
+
+    content = {"source": str(checkpoint), "output": str(tmp_path / "out"), "verify": False}
+    content["steps"] = [{"grow": "hypercloning", "hidden": "x2", "symmetry": "keep"}]
+    before = Checkpoint(checkpoint)
+    lineage = plan(parse_recipe(content, "recipe"), before).lineage
+    result = Optimizer(checkpoint, before, lineage).write(
+        tmp_path / "out", factors(plain.model), Silent()
+    )
+    assert result.groups > 2
+    lawful = trainer(tmp_path / "out", tmp_path / "lawful", 6, law_groups)
+    lawful.train(resume_from_checkpoint=str(tmp_path / "out"))
+
+    assert losses(lawful) == pytest.approx(losses(first), abs=2e-4)
+    assert losses(plain)[:4] == pytest.approx(losses(first)[:4], abs=2e-4)  # as preserved
+    assert losses(plain)[-1] != pytest.approx(losses(first)[-1], abs=2e-3)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """A model and the state of its optimizer."""
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(source)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(batch(0), labels=batch(0)).loss.backward()
+    optimizer.step()
+    return source, save_torch(model, optimizer, tmp_path / "optimizer")
+
+
+def test_what_is_written_beside_the_weights(made: tuple[Path, Path], tmp_path: Path) -> None:
+    """It is recorded, and verify looks at it: a file that was changed since is a finding."""
+    source, state = made
+    quick = {"verify": growkit.Settings(prompts=1, length=8), "hidden": "x2"}
+    out = tmp_path / "out"
+    result = growkit.grow(source, out, optimizer=state, **quick)
+    manifest = json.loads((out / "growkit.json").read_text())
+    assert "optimizer.pt" in manifest["files"]
+    assert str(state) in manifest["other_files"]
+    assert manifest["optimizer"] == result["optimizer"]
+    assert manifest["recipe"]["optimizer"] == str(state)
+    verdict = growkit.verify(source, out, prompts=1, length=8)
+    assert (verdict["kept"], verdict["unknown_files"]) == (True, [])
+    content = bytearray((out / "optimizer.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (out / "optimizer.pt").write_bytes(content)
+    verdict = growkit.verify(source, out, prompts=1, length=8)
+    assert (verdict["kept"], verdict["changed"]) == (False, ["optimizer.pt"])
+
+
+def test_the_state_is_read_and_never_replaced(made: tuple[Path, Path], tmp_path: Path) -> None:
+    source, state = made
+    growkit.grow(source, tmp_path / "out", optimizer=state, verify=False, hidden="x2")
+    inside = tmp_path / "out" / "optimizer.pt"
+    before = folder_bytes(tmp_path)
+    with pytest.raises(InputError, match="overlap"):
+        growkit.grow(
+            source, tmp_path / "out", optimizer=inside, verify=False, hidden="x2", overwrite=True
+        )
+    assert folder_bytes(tmp_path) == before
+
+
+def test_what_does_not_go_through_begins_anew(tmp_path: Path) -> None:
+    """λ is solved again; a reset parameter is as the optimizer would make it in its first step."""
+    source = save_model(tmp_path / "source", "diffllama", num_hidden_layers=1)
+    model, optimizer = trained(source, 1)
+    state = save_torch(model, optimizer, tmp_path / "optimizer")
+    result = growkit.convert(source, tmp_path / "out", "microsoft", optimizer=None, verify=False)
+    assert result["optimizer"] is None
+    found = growkit.convert(source, tmp_path / "dint", "dint", optimizer=state, verify=False)
+    assert found.optimizer is not None
+    reset = found.optimizer.reset
+    assert reset
+    assert all(why for why in reset.values())
+    kept = torch.load(tmp_path / "dint" / "optimizer.pt", weights_only=True)
+    new = AutoModelForCausalLM.from_pretrained(tmp_path / "dint")
+    for (name, _), each in zip(new.named_parameters(), kept["state"].values(), strict=True):
+        assert (name in reset) == (float(each["step"]) == 0) == bool((each["exp_avg"] == 0).all())
+
+
+def test_experts_that_the_class_puts_together(tmp_path: Path) -> None:
+    """Moments come apart as weights do when they are saved, and are put together when they load.
+
+    After one step they are those that the grown model gathers itself.
+    """
+    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 1}
+    source = save_random(
+        tmp_path / "source", MixtralConfig(num_local_experts=3, **sizes, **heads), 0, torch.float64
+    )
+    rest = {"lr": 0.0, "weight_decay": 0.0}
+    model, optimizer = trained(source, 1, **rest)
+    state = save_torch(model, optimizer, tmp_path / "optimizer")
+    found = grown(source, state, tmp_path / "out")
+    assert found.optimizer is not None
+    assert found.optimizer.reset == {}
+    kept = torch.load(tmp_path / "out" / "optimizer.pt", weights_only=True)["state"]
+    large, own = trained(tmp_path / "out", 1, **rest)
+    for each, parameter in zip(kept.values(), large.parameters(), strict=True):
+        for kind in ("exp_avg", "exp_avg_sq"):
+            expected = own.state[parameter][kind]
+            assert (each[kind] - expected).abs().max() <= 1e-12 * expected.abs().max()
+
+
+def _edited(change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def edit(file: Path) -> None:
+        state = torch.load(file, weights_only=True)
+        torch.save(change(state) or state, file)
+
+    return edit
+
+
+def _set(state: Any, kind: str, value: Any, number: int = 2) -> None:
+    state["state"][number][kind] = value
+
+
+def _without_the_last(state: Any) -> None:
+    state["state"].pop(state["param_groups"][0]["params"].pop())
+
+
+class Malicious:
+    def __reduce__(self) -> Any:
+        return print, ("run",)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "another model": (
+        _edited(lambda s: _set(s, "exp_avg", torch.zeros(3, 3))),
+        "model.layers.0.self_attn.k_proj.weight has shape [3, 3]",
+    ),
+    "a square of another shape": (
+        _edited(lambda s: _set(s, "exp_avg_sq", torch.zeros(3, 3))),
+        "exp_avg_sq of model.layers.0.self_attn.k_proj.weight",
+    ),
+    "a missing parameter": (
+        _edited(lambda s: s["param_groups"][0]["params"].pop() and None),
+        "in two groups, or in none",
+    ),
+    "one parameter fewer": (_edited(_without_the_last), "holds 11 parameters"),
+    "a missing state": (_edited(lambda s: s["state"].pop(4) and None), "has no state of"),
+    "no state": (_edited(lambda s: s["state"].clear()), "has taken no step"),
+    "no step": (_edited(lambda s: s["state"][2].pop("step") and None), "the step of"),
+    "a negative step": (_edited(lambda s: _set(s, "step", torch.tensor(-1.0))), "is -1;"),
+    "half a step": (_edited(lambda s: _set(s, "step", 0.5)), "is 0.5;"),
+    "a step that is none": (_edited(lambda s: _set(s, "step", float("nan"))), "is nan;"),
+    "many steps": (_edited(lambda s: _set(s, "step", torch.ones(2))), "holds step of"),
+    "8 bits": (
+        _edited(lambda s: _set(s, "exp_avg", torch.zeros(16, 16, dtype=torch.uint8))),
+        "another optimizer",
+    ),
+    "Adafactor": (
+        _edited(lambda s: _set(s, "exp_avg_sq_row", torch.zeros(16))),
+        "another optimizer",
+    ),
+    "Lion": (
+        _edited(lambda s: [each.pop("exp_avg_sq") for each in s["state"].values()] and None),
+        "only exp_avg of",
+    ),
+    "SGD": (
+        _edited(
+            lambda s: {
+                "state": {n: {"momentum_buffer": v["exp_avg"]} for n, v in s["state"].items()},
+                "param_groups": [{"params": list(s["state"]), "momentum": 0.9, "dampening": 0}],
+            }
+        ),
+        "another optimizer",
+    ),
+    "infinity": (
+        _edited(lambda s: _set(s, "exp_avg", torch.full((16, 16), float("inf")))),
+        "NaN or infinity",
+    ),
+    "negative squares": (
+        _edited(lambda s: _set(s, "exp_avg_sq", torch.full((16, 16), -1.0))),
+        "negative squares",
+    ),
+    "something else": (_edited(lambda s: {"model": s}), "does not hold the state"),
+    "code": (lambda file: torch.save({"state": Malicious()}, file), "cannot be loaded as"),
+    "cut off": (lambda file: file.write_bytes(file.read_bytes()[:-900]) and None, "truncated"),
+    "empty": (lambda file: file.write_bytes(b"") and None, "cannot be loaded as"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_bad_states(fault: str, made: tuple[Path, Path], tmp_path: Path) -> None:
+    """A sentence, and nothing half-written; the control is every other test here."""
+    source, state = made
+    spoil, said = BROKEN[fault]
+    spoil(state)
+    before = folder_bytes(tmp_path)
+    arguments = ["grow", str(source), str(tmp_path / "out"), "--hidden", "x2", "--no-verify"]
+    result = CliRunner().invoke(app, [*arguments, "--optimizer", str(state)])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert folder_bytes(tmp_path) == before
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("engine", ["distributed", "universal"])
+def test_bad_folders(engine: str, tmp_path: Path) -> None:
+    """A file that is missing or cut off, and code in what lists the entries."""
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    model, optimizer = trained(source, 1)
+    whole = FORMATS[engine][0](model, optimizer, tmp_path / "whole")
+    files = sorted(file for file in whole.rglob("*") if file.is_file())
+    import pickle
+
+    spoils: list[Callable[[Path], Any]] = [
+        lambda file: file.unlink(),
+        lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+        lambda file: file.write_bytes(pickle.dumps(Malicious())),
+    ]
+    chosen = [files[0], files[-1]]
+    for number, (file, spoil) in enumerate((f, s) for f in chosen for s in spoils):
+        folder = tmp_path / f"state-{number}"
+        shutil.copytree(whole, folder)
+        spoil(folder / file.relative_to(whole))
+        with pytest.raises(InputError):
+            grown(source, folder, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    assert grown(source, whole, tmp_path / "out").optimizer
+
+
+def test_groups_are_taken_apart_by_factors() -> None:
+    group = Group(("a", "b", "c"), {"lr": 1.0, "initial_lr": 2.0, "weight_decay": 0.5, "eps": 1.0})
+    half = Factors(0.5, 2.0, 0.25)
+    one, two = split([group], {"b": half})
+    assert (one.parameters, two.parameters) == (("a", "c"), ("b",))
+    assert dict(two.options) == {"lr": 0.5, "initial_lr": 1.0, "weight_decay": 1.0, "eps": 0.25}
+    assert split([group], {}) == [group]
+    schedule = {"base_lrs": [2.0], "_last_lr": [1.0], "lr_lambdas": [None], "last_epoch": 3}
+    assert grown_schedule(schedule, 1, [one, two]) == {
+        "base_lrs": [2.0, 1.0],
+        "_last_lr": [1.0, 0.5],
+        "lr_lambdas": [None, None],
+        "last_epoch": 3,
+    }
