@@ -18,7 +18,7 @@ from growkit.errors import InputError, reason
 from growkit.paths import by_name, name_of, without_paths
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.recipe import Recipe
-from growkit.results.operation import GrowResult
+from growkit.results.operation import GrowResult, OptimizerResult
 from growkit.results.proof import RankCost, VerifyResult
 from growkit.results.versions import versions
 from growkit.version import __version__
@@ -64,9 +64,14 @@ def manifest_of(
         "copies": result["copies"],
         "dropped": result["dropped"],
         "updates": result["updates"],
-        "optimizer": result["optimizer"],
+        "optimizer": _named(result["optimizer"]),
         "verification": _public(result["verification"], recipe),
     }
+
+
+def _named(optimizer: OptimizerResult | None) -> dict[str, Any] | None:
+    """What became of an optimizer, whose state is called by its name."""
+    return {**optimizer, "path": name_of(optimizer["path"])} if optimizer else None
 
 
 def _public(proof: VerifyResult | None, recipe: Recipe) -> dict[str, Any] | None:

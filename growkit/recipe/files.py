@@ -108,7 +108,7 @@ def _placed(recipe: Any, model: Path) -> Any:
         path = os.path.join(beside, name)
         return content | {key: path} if os.path.lexists(path) else content
 
-    placed = found(recipe, "source")
+    placed = found(found(recipe, "source"), "optimizer")
     if isinstance(placed.get("steps"), list):
         placed = placed | {"steps": [found(step, "calibration") for step in placed["steps"]]}
     if isinstance(placed.get("verify"), dict):

@@ -82,8 +82,14 @@ class Recipe:
             else step
             for step in self.steps
         )
-        source, output = name_of(self.source), name_of(self.output)
-        return replace(self, source=source, output=output, steps=steps, verify=verify)
+        return replace(
+            self,
+            source=name_of(self.source),
+            output=name_of(self.output),
+            optimizer=name_of(self.optimizer) if self.optimizer else None,
+            steps=steps,
+            verify=verify,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The recipe as it would stand in YAML."""
