@@ -175,6 +175,9 @@ FAMILIES: dict[str, Kind] = {
         )
     ),
     "starcoder2": Kind(lambda c: softmax(c, "use_bias", head_dim=coin(c)), centred=True),
+    "nemotron": Kind(
+        lambda c: softmax(c, "attention_bias", "mlp_bias", head_dim=coin(c)), centred=True
+    ),
     "stablelm": Kind(
         lambda c: softmax(c, "use_qkv_bias", "use_parallel_residual", head_dim=False),
         apart=False,
