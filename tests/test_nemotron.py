@@ -47,7 +47,7 @@ def nemotron(tied: bool = True) -> NemotronConfig:
 @pytest.mark.parametrize(
     "growth",
     GROWTHS,
-    ids=lambda growth: " ".join(f"{name}={size}" for name, size in growth.items()),
+    ids=lambda growth: "-".join(f"{name}-{size}" for name, size in growth.items()),
 )
 def test_every_growth_is_exact(
     growth: dict[str, str], tied: bool, dtype: torch.dtype, tmp_path: Path
