@@ -38,6 +38,7 @@ class Kind:
         grows: whether hidden can grow at all, in a model of this config.
         by_hidden: whether the width of its blocks is a multiple of hidden.
         ffn: whether the MLP can have a width of its own.
+        centred: whether its norms take the mean away, which zeros beside it would move.
     """
 
     any: Callable[[Random], Config]
@@ -47,6 +48,7 @@ class Kind:
     grows: Callable[[Config], bool] = lambda config: True
     by_hidden: bool = False
     ffn: bool = True
+    centred: bool = False
 
 
 SIZES: Config = {
@@ -168,6 +170,7 @@ FAMILIES: dict[str, Kind] = {
     "olmo": Kind(
         lambda c: softmax(c, "attention_bias", clip_qkv=c.choice([None, 0.8]), head_dim=coin(c)),
         grows=lambda config: not config["tie_word_embeddings"],
+        centred=True,
     ),
     "olmo2": Kind(lambda c: softmax(c, "attention_bias", head_dim=coin(c))),
     "olmo3": Kind(lambda c: softmax(c, "attention_bias", head_dim=coin(c), **windows(c))),
@@ -184,18 +187,23 @@ FAMILIES: dict[str, Kind] = {
             logits_scaling=1.3,
         )
     ),
-    "starcoder2": Kind(lambda c: softmax(c, "use_bias", head_dim=coin(c))),
+    "starcoder2": Kind(lambda c: softmax(c, "use_bias", head_dim=coin(c)), centred=True),
+    "nemotron": Kind(
+        lambda c: softmax(c, "attention_bias", "mlp_bias", head_dim=coin(c)), centred=True
+    ),
     "stablelm": Kind(
         lambda c: softmax(
             c, "use_qkv_bias", "use_parallel_residual", "qk_layernorm", head_dim=False
         ),
         apart=False,
+        centred=True,
     ),
-    "phi": Kind(lambda c: softmax(c, "qk_layernorm", head_dim=False), apart=False),
+    "phi": Kind(lambda c: softmax(c, "qk_layernorm", head_dim=False), apart=False, centred=True),
     "gpt_neox": Kind(
         lambda c: softmax(c, "attention_bias", "use_parallel_residual", head_dim=False),
         kv=False,
         apart=False,
+        centred=True,
     ),
     "qwen3_moe": Kind(
         lambda c: softmax(
@@ -247,13 +255,19 @@ FAMILIES: dict[str, Kind] = {
     "gemma3_text": Kind(
         lambda c: softmax(c, "attention_bias", **windows(c), hidden_size=72), hidden=(4,)
     ),
-    "cohere": Kind(lambda c: softmax(c, "attention_bias", "use_qk_norm", head_dim=coin(c))),
-    "cohere2": Kind(
-        lambda c: softmax(c, "attention_bias", head_dim=False, **windows(c)), apart=False
+    "cohere": Kind(
+        lambda c: softmax(c, "attention_bias", "use_qk_norm", head_dim=coin(c)), centred=True
     ),
-    "opt": Kind(opt, kv=False, apart=False, grows=opt_grows),
-    "falcon": Kind(falcon, kv=False, apart=False, grows=lambda config: not config["alibi"]),
-    "bloom": Kind(bloom, kv=False, apart=False, ffn=False),
+    "cohere2": Kind(
+        lambda c: softmax(c, "attention_bias", head_dim=False, **windows(c)),
+        apart=False,
+        centred=True,
+    ),
+    "opt": Kind(opt, kv=False, apart=False, grows=opt_grows, centred=True),
+    "falcon": Kind(
+        falcon, kv=False, apart=False, grows=lambda config: not config["alibi"], centred=True
+    ),
+    "bloom": Kind(bloom, kv=False, apart=False, ffn=False, centred=True),
     "mamba": Kind(
         lambda c: (
             SIZES

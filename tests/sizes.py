@@ -27,12 +27,6 @@ from tests.families import FAMILIES, SIZES, Case, Kind, coin, save, softmax
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.5}
 """What one rounding of weights may do to the logits of such small models."""
 
-CENTRED = {
-    *("olmo", "starcoder2", "stablelm", "phi", "gpt_neox", "cohere", "cohere2", "opt", "falcon"),
-    *("gpt2", "bloom"),
-}
-"""Those with LayerNorm, whose mean zeros do not keep."""
-
 NORMS_OVER_HEADS = {"olmo2", "olmo3", "olmoe"}
 
 ROOTS = {"gemma", "gemma2", "gemma3_text"}
@@ -53,6 +47,7 @@ OTHERS: dict[str, Kind] = {
             | {"tie_word_embeddings": coin(c)}
         ),
         apart=False,
+        centred=True,
     ),
     "diffllama": Kind(lambda c: softmax(c, **(HEADS | {"num_attention_heads": 8}))),
 }
@@ -109,7 +104,7 @@ def _heads(kind: str, config: dict[str, Any], choose: Random) -> list[Asked]:
 
 def _hidden(kind: str, config: dict[str, Any]) -> list[Asked]:
     """Half as much again, by zeros; and twice as much, where a head of its own is needed."""
-    rounded = None if kind in CENTRED else "bounded"
+    rounded = None if KINDS[kind].centred else "bounded"
     tied = config["tie_word_embeddings"]
     found = [
         Asked({"hidden": "x3/2", "promise": "bounded"}, rounded, may_refuse=True),
