@@ -163,9 +163,13 @@ class Family:
                 complete[key] = config[other]
         for key, default in self.defaults.items():
             if complete.get(key) is None or key in self.derived:
+                if not callable(default):
+                    complete[key] = default
+                    continue
+                texts = dict.fromkeys(k for k in self.size_keys if isinstance(complete.get(k), str))
                 try:
-                    complete[key] = default(complete) if callable(default) else default
-                except (KeyError, TypeError, ZeroDivisionError):
+                    complete[key] = default(complete | texts)
+                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                     complete[key] = None  # a size it depends on is bad, and is reported later
         return complete
 
