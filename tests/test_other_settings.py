@@ -20,7 +20,11 @@ from tests.test_without_manifest import change, found
 HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4}
 MODEL: dict[str, Any] = {**SIZES, **HEADS, "hidden_size": 8, "intermediate_size": 8}
 GROWTHS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "deeper": ("ministral", {"sliding_window": 5, "eos_token_id": [2]}, {"method": "depth", "layers": "x2"}),
+    "deeper": (
+        "ministral",
+        {"sliding_window": 5, "eos_token_id": [2]},
+        {"method": "depth", "layers": "x2"},
+    ),
     "more experts": ("mixtral", {**MOE, "num_local_experts": 2}, {"method": "experts"}),
     "another class": ("qwen2", {}, {"method": "upcycle", "top_k": 2}),
     "wider": ("qwen3", {}, {"hidden": "x2"}),
