@@ -157,7 +157,8 @@ class Family:
 
     def _filled_in(self, config: Config) -> dict[str, Any]:
         """The config with other names, defaults and what the class computes."""
-        complete = dict(config)
+        needed = [key for key, entry in self.axes.items() if not callable(entry)]
+        complete = {**dict.fromkeys(needed), **config}  # one that is missing is reported later
         for key, other in self.aliases.items():
             if complete.get(key) is None and other in config:
                 complete[key] = config[other]

@@ -216,7 +216,7 @@ def _other_class(
         That as a change; and where it names none, that as something to be said.
     """
     names, model_type = target.config.get("architectures"), target.config.get("model_type")
-    known = [[loaded.model]]
+    known: list[Any] = [[loaded.model]]
     known += [[f.architecture] for f in families().values() if model_type in f.model_types]
     if source.config.get("model_type") == model_type:
         known.append(source.config.get("architectures"))
