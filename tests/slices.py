@@ -9,6 +9,7 @@ what it copies must be read, and nothing else.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,9 +22,11 @@ from unittest import mock
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    CONFIG_MAPPING,
     DiffLlamaConfig,
     GPT2Config,
     LlamaConfig,
@@ -37,13 +40,19 @@ import growkit
 from growkit.algebra.expansion import NOTHING
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError
+from growkit.families.example import Example
+from growkit.families.family import family_of
+from growkit.growth.vocabulary import MoreRows
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.planner import plan
 from growkit.planning.lineage import Lineage
-from growkit.planning.transforms import Constant, Mapped, Slices
+from growkit.planning.sections import Section, Stacked
+from growkit.planning.transforms import Constant, Mapped, Slices, Transform
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.recipe import Recipe
 from tests.conftest import save_random
+from tests.fuzz.steps import any_operation, options
+from tests.sizes import KINDS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 HYPERCLONING, GROUP_DIFF = {"grow": "hypercloning"}, {"grow": "group-diff"}
@@ -75,6 +84,29 @@ class Counts:
 def any_case(seed: int) -> Case:
     """A random case; not every one can be had."""
     chance = Random(seed)
+    return _any_operation(chance) if chance.random() < 0.5 else _any_growth(chance)
+
+
+def _any_operation(chance: Random) -> Case:
+    """Any model of any family, and anything that operations say can be done to it."""
+    while True:
+        kind = chance.choice(list(KINDS))
+        config = CONFIG_MAPPING[kind](**KINDS[kind].any(chance))
+        taken = []
+        for _ in range(chance.choice([1, 1, 2])):
+            verb, operation = any_operation(chance)
+            taken.append({verb: operation.name, **options(chance, operation, 0)})
+        if any("calibration" in step or "auto" in step.values() for step in taken):
+            continue  # texts are read for these
+        content = {"source": "source", "output": "out", "verify": False, "steps": taken}
+        settings = json.loads(config.to_json_string(use_diff=False))
+        with suppress(InputError, AssertionError):  # numbers that headers do not have
+            plan(parse_recipe(content, "recipe"), Example(family_of(settings, kind), settings))
+            return Case(config, chance.choice(DTYPES[:2]), taken, chance.randrange(10))
+
+
+def _any_growth(chance: Random) -> Case:
+    """Growths by factors, of all dtypes."""
     differential = chance.random() < 0.4
     classes: list[type[PreTrainedConfig]] = [DiffLlamaConfig, DiffTransformerConfig]
     if not differential:
@@ -200,21 +232,53 @@ def reading(checkpoint: Checkpoint) -> Iterator[Places]:
         yield found
 
 
+Chosen = list[NDArray[np.int64]]
+"""Coordinates of a part, for every dimension."""
+
+
 def needed_of(lineage: Lineage, name: str, where: Slices) -> Places | None:
     """What a slice copies, as the maps of all steps say; None if a step needs everything."""
-    chosen = [np.arange(each.start, each.stop) for each in where]
+    parts: list[tuple[str, Chosen]] = [(name, [np.arange(w.start, w.stop) for w in where])]
     for each in reversed(lineage.plans):
-        transform = each.by_target[name].transform
-        if isinstance(transform, Constant):
-            return {}
-        if not transform.local:
+        copied = [_copied(each.by_target[name].transform, chosen) for name, chosen in parts]
+        if None in copied:
             return None
-        if isinstance(transform, Mapped):
-            sources = [m.source[c] for m, c in zip(transform.maps, chosen, strict=True)]
-            chosen = [np.unique(each[each != NOTHING]) for each in sources]
-        (name,) = transform.sources
-    rows, columns, *_ = (*chosen, np.zeros(1, np.int64))
-    return {name: {(row, column) for row in rows.tolist() for column in columns.tolist()}}
+        parts = [part for some in copied if some for part in some]
+    found: Places = {}
+    for name, chosen in parts:
+        rows, columns, *_ = (*chosen, np.zeros(1, np.int64))
+        places = {(row, column) for row in rows.tolist() for column in columns.tolist()}
+        found.setdefault(name, set()).update(places)
+    return found
+
+
+def _copied(transform: Transform, chosen: Chosen) -> list[tuple[str, Chosen]] | None:
+    """What a transform copies into a part of its target."""
+    if isinstance(transform, Constant):
+        return []
+    new = isinstance(transform, MoreRows) and transform.mean
+    if not transform.local or (new and (chosen[0] >= transform.maps[0].size).any()):
+        return None
+    if isinstance(transform, Section):
+        moved = [c + begin for c, begin in zip(chosen, transform.begin, strict=True)]
+        return _copied(transform.whole, moved)
+    if isinstance(transform, Stacked):
+        found: list[tuple[str, Chosen]] = []
+        for number in chosen[0].tolist():
+            end = 0
+            for part, count in transform.matrices[number]:
+                begin, end = end, end + count
+                rows = chosen[1][(chosen[1] >= begin) & (chosen[1] < end)] - begin
+                some = _copied(part, [rows, chosen[2]])
+                if some is None:
+                    return None
+                found += some
+        return found
+    if isinstance(transform, Mapped):
+        sources = [m.source[c] for m, c in zip(transform.maps, chosen, strict=True)]
+        chosen = [np.unique(each[each != NOTHING]) for each in sources]
+    (name,) = transform.sources
+    return [(name, chosen)]
 
 
 def sweep(seeds: Iterator[int], count: int, each: int) -> Counts:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
 import growkit
@@ -168,3 +169,12 @@ def test_every_family_of_one_file_has_its_tests() -> None:
         kind for family in families().values() if not family.form for kind in family.model_types
     }
     assert shown - elsewhere == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", families())
+def test_a_grown_model_names_the_class_that_loads_it(name: str) -> None:
+    """Other engines than transformers look for it."""
+    family = families()[name]
+    for kind in set(family.model_types) & MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys():
+        wanted = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
+        assert family.named({"model_type": kind})["architectures"] == [wanted]

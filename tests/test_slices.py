@@ -29,6 +29,7 @@ from growkit.recipe.files import parse_recipe
 from tests.conftest import seeded
 from tests.orders import sweep
 from tests.slices import Counts, any_case, look
+from tests.upcycling import save_dense
 
 Make = Callable[..., Path]
 
@@ -82,7 +83,8 @@ def test_any_slices(seed: int, tmp_path: Path) -> None:
 def test_what_is_read_too_much_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above, in which all columns are read."""
     monkeypatch.setattr(law, "_columns", lambda read, needed, rows: read(rows)[:, needed])
-    seed = next(n for n in range(100) if len(any_case(n).steps) == 1)
+    wider = [["x2"], ["x3"], ["x4"]]
+    seed = next(n for n in range(100) if [s.get("hidden") for s in any_case(n).steps] in wider)
     with pytest.raises(AssertionError, match="Case"):
         look(any_case(seed), tmp_path, seeded(0), 50, Counts())
 
@@ -200,3 +202,21 @@ def test_plans_take_time_in_proportion_to_tensors(make: Make) -> None:
     assert len(tensors) > 19_999
     assert seconds[1] < 10 * seconds[0] + 1
     assert seconds[1] < 20
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "granite"])
+def test_slices_of_experts_without_anything(kind: str, tmp_path: Path) -> None:
+    """Of matrices that stand in one tensor: none of them, or no rows, or no columns."""
+    source = save_dense(kind, 1, tmp_path / "source")
+    step = {"grow": "upcycle", "experts": 4, "granularity": 2}
+    content = {"source": str(source), "output": "out", "steps": [step]}
+    lineage = plan_recipe(parse_recipe(content, "recipe"), Checkpoint(source)).lineage
+    stacked = [name for name, info in lineage.target.tensors.items() if len(info.shape) == 3]
+    for name in stacked or lineage.target.tensors:
+        shape = lineage.target.tensors[name].shape
+        whole = lineage.target.read(name)
+        for empty in range(len(shape)):
+            where = [slice(1, 1 if at == empty else n) for at, n in enumerate(shape)]
+            part = lineage.part(name, where)
+            assert part.equal(whole[tuple(where)]), name
+            assert part.dtype == whole.dtype

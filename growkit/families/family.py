@@ -173,15 +173,20 @@ class Family:
 
     def _filled_in(self, config: Config) -> dict[str, Any]:
         """The config with other names, defaults and what the class computes."""
-        complete = dict(config)
+        needed = [key for key, entry in self.axes.items() if not callable(entry)]
+        complete = {**dict.fromkeys(needed), **config}  # one that is missing is reported later
         for key, other in self.aliases.items():
             if complete.get(key) is None and other in config:
                 complete[key] = config[other]
         for key, default in self.defaults.items():
             if complete.get(key) is None or key in self.derived:
+                if not callable(default):
+                    complete[key] = default
+                    continue
+                texts = dict.fromkeys(k for k in self.size_keys if isinstance(complete.get(k), str))
                 try:
-                    complete[key] = default(complete) if callable(default) else default
-                except (KeyError, TypeError, ZeroDivisionError):
+                    complete[key] = default(complete | texts)
+                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                     complete[key] = None  # a size it depends on is bad, and is reported later
         return complete
 

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind attention and MLP, and over all queries and all keys.
+"""OLMo 2: norms behind attention and MLP, and over all queries and all keys.
 
 https://github.com/huggingface/transformers/tree/main/src/transformers/models/olmo2
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from growkit.checkpoint.tensors import Config
 from growkit.families.description import Norm, Tensor
-from growkit.families.layers import every, windows
 from growkit.families.llama import ATTENTION, HIDDEN_NORM, mlp_bias
 from growkit.families.llama import FAMILY as LLAMA
 
@@ -23,18 +21,13 @@ QK_NORMS = (
 BEHIND = replace(HIDDEN_NORM, behind=True)
 
 
-def _types(config: Config) -> list[str] | None:
-    """OLMo 3 has windows in all but every fourth layer, if nothing else is said."""
-    return windows(every(4))(config) if config["model_type"] == "olmo3" else None
-
-
 FAMILY = replace(
     LLAMA,
     name="OLMo 2",
-    model_types=("olmo2", "olmo3"),
+    model_types=("olmo2",),
     architecture="Olmo2ForCausalLM",
     form=None,  # no DIFF Transformer has norms behind its blocks
-    defaults={**LLAMA.defaults, "rms_norm_eps": 1e-5, "layer_types": _types},
+    defaults={**LLAMA.defaults, "rms_norm_eps": 1e-5},
     tensors=(
         *(
             replace(tensor, norm=BEHIND) if "post_attention_layernorm" in tensor.name else tensor

@@ -117,16 +117,11 @@ class Stacked:
         import torch
 
         numbers, rows, columns = where
-        made = []
-        for parts in self.matrices[numbers]:
-            found, end = [], 0
-            for part, count in parts:
-                begin, end = end, end + count
-                inside = slice(max(rows.start, begin) - begin, min(rows.stop, end) - begin)
-                if inside.start < inside.stop:
-                    found.append(part.part(source, (inside, columns)))
-            made.append(torch.cat(found))
-        return torch.stack(made)
+        made = [_joined(source, parts, rows, columns) for parts in self.matrices[numbers]]
+        if made:
+            return torch.stack(made)
+        nothing = _joined(source, self.matrices[0], slice(0, 0), columns)
+        return nothing.new_empty(0, rows.stop - rows.start, columns.stop - columns.start)
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """There is more than one source."""
@@ -149,3 +144,18 @@ class Stacked:
         made = [[(part.moments(order), rows) for part, rows in parts] for parts in self.matrices]
         known = [[(part, rows) for part, rows in parts if part] for parts in made]
         return Stacked(known, self.why) if known == made else None
+
+
+def _joined(
+    source: Weights, parts: Sequence[tuple[Transform, int]], rows: slice, columns: slice
+) -> Tensor:
+    """Some rows of a matrix that is put together of others."""
+    import torch
+
+    found, end = [], 0
+    for part, count in parts:
+        begin, end = end, end + count
+        inside = slice(max(rows.start, begin) - begin, min(rows.stop, end) - begin)
+        if inside.start < inside.stop:
+            found.append(part.part(source, (inside, columns)))
+    return torch.cat(found) if found else parts[0][0].part(source, (slice(0, 0), columns))

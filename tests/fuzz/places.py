@@ -12,6 +12,7 @@ import shutil
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 import growkit
 from growkit.settings import Settings
 from tests.conftest import save_random
+from tests.families import FAMILIES
 
 SECRET = b"what lies outside of a model folder is none of its business\n" * 8
 TEXT = b"one two three four five six seven eight nine ten <|endoftext|> two two three ten one\n"
@@ -56,8 +58,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", SIZES | {"num_local_experts": 2}),
     "gpt2": ("gpt2", {"n_embd": 4, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 16}),
 }
+OTHERS = {
+    kind: each.any(Random(kind)) | ENDS | {"vocab_size": 16}
+    for kind, each in FAMILIES.items()
+    if kind not in MODELS
+}
+"""Random configs of all other families, by the ``model_type``."""
 STORED = {"motif": ("diffllama", "motif"), "microsoft": ("diffllama", "microsoft")}
 STORED |= {"microsoft-v2": ("v2", "microsoft-v2")}
+KINDS = [*MODELS, *STORED, *OTHERS]
+"""Places that hold one kind of model each."""
+
 QUICK = Settings(prompts=1, length=8)
 
 State = dict[str, tuple[int, ...]]
@@ -158,7 +169,8 @@ def build(root: Path) -> dict[str, Place]:
     here = Path.cwd()
     places = {}
     try:
-        for name, (kind, sizes) in MODELS.items():
+        others = {kind: (kind, config) for kind, config in OTHERS.items()}
+        for name, (kind, sizes) in (MODELS | others).items():
             places[name] = _begin(root / name)
             _model(root / name / "source", kind, sizes)
         for name, (origin, layout) in STORED.items():
@@ -194,7 +206,7 @@ def _begin(folder: Path) -> Place:
 
 
 def _model(folder: Path, kind: str, sizes: dict[str, Any], shard_size: str = "5GB") -> Path:
-    config = CONFIG_MAPPING[kind](**ENDS, **sizes)
+    config = CONFIG_MAPPING[kind](**(ENDS | sizes))
     save_random(folder, config, shard_size=shard_size)
     for file in folder.glob("*.safetensors"):  # few different bytes, so that inputs are kept small
         rounded = {name: (t * 4).round() / 4 for name, t in load_file(file).items()}

@@ -12,17 +12,15 @@ from transformers import CONFIG_MAPPING
 
 from growkit.families.family import families
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
+from tests.fuzz import steps
 from tests.fuzz.case import Case
 from tests.fuzz.contents import damaged, odd_safetensors
 from tests.fuzz.pickles import odd_pickle
-from tests.fuzz.places import Place
+from tests.fuzz.places import KINDS, Place
 from tests.fuzz.values import HOSTILE, change, json_text, words
 
 Places = Mapping[str, Place]
 
-MODELS = words(
-    "llama mistral diffllama diff v2 shared dint motif microsoft microsoft-v2 qwen3 mixtral gpt2"
-)
 VARIANTS = words(
     "diff diff-v2 dint gda shared-diff diffllama motif microsoft microsoft-v2 diff-transformer "
     "llama mistral"
@@ -70,6 +68,8 @@ def look(random: Random) -> tuple[str, ...]:
 
 def make(random: Random) -> tuple[str, ...]:
     """A command that makes something of a source."""
+    if random.random() < 0.4:
+        return steps.line(random)
     if random.random() < 0.5:
         to = random.choice(VARIANTS)
         rank = ("--rank", random.choice(["1", "2", "100"])) if to == "shared-diff" else ()
@@ -92,7 +92,7 @@ def config_keys() -> list[str]:
 
 def config(random: Random, places: Places) -> Case:
     """An odd ``config.json``."""
-    place = random.choice(MODELS)
+    place = random.choice(KINDS)
     sound = places[place].content(CONFIG)
     if random.random() < 0.15:
         files = {CONFIG: damaged(random, sound)}
@@ -105,7 +105,7 @@ def config(random: Random, places: Places) -> Case:
 
 def weights(random: Random, places: Places) -> Case:
     """Odd weights in safetensors."""
-    place = random.choice(MODELS)
+    place = random.choice(KINDS)
     files = {WEIGHTS: odd_safetensors(random, places[place].content(WEIGHTS))}
     return Case(place, look(random), files)
 

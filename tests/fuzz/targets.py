@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from tests.fuzz import lines, pairs, sources
+from tests.fuzz import lines, pairs, sources, steps
 from tests.fuzz.case import Case
 from tests.fuzz.sources import Places
 
@@ -17,6 +17,7 @@ TARGETS: dict[str, tuple[Callable[[Random, Places], Case], float]] = {
     "folder": (sources.folder, 2),
     "recipe": (lines.recipe, 13),
     "arguments": (lines.arguments, 13),
+    "steps": (steps.steps, 20),
     "manifest": (pairs.manifest, 4),
     "growth": (sources.growth, 0.6),
     "text": (pairs.text, 0.3),

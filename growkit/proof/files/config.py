@@ -6,26 +6,33 @@ the shapes of the weights hold, and for numbers that every logit depends on, whi
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from growkit.checkpoint.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.widening import rounds
+from growkit.engine.loader import LAYERS
+from growkit.engine.oracle import parsed, quiet
+from growkit.errors import InputError, foreign
 from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.families.experts import Experts
 from growkit.families.family import families
+from growkit.modeling import register
 
 OF_THE_SAVING = frozenset(
     {
         *("transformers_version", "_name_or_path", "name_or_path", "torch_dtype", "auto_map"),
         *("_attn_implementation", "_attn_implementation_autoset", "transformers_weights"),
+        "architectures",
     }
 )
 """Keys that say how a file came about; or are compared elsewhere."""
 
 SHARED = frozenset(
     {
-        *("vocab_size", "max_position_embeddings", "rope_parameters", "sliding_window"),
+        *("vocab_size", "max_position_embeddings", "rope_parameters"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "dtype"),
     }
 )
@@ -40,7 +47,7 @@ SIZES = frozenset(
         *("moe_intermediate_size", "shared_expert_intermediate_size", "kv_channels"),
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim"),
         *("v_head_dim", "num_experts", "num_local_experts", "n_routed_experts"),
-        *("num_kv_heads", "n_head_kv", "block_ff_dim", "mlp_hidden_size", "max_window_layers"),
+        *("num_kv_heads", "n_head_kv", "block_ff_dim", "mlp_hidden_size"),
         *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"),  # names say the same
     }
 ).union(key for family in families().values() for key in family.size_keys if key not in SHARED)
@@ -73,38 +80,158 @@ def different_settings(first: Config, second: Config) -> tuple[list[str], list[s
     Returns:
         Those that make another model, and those that are only to be named.
     """
-    alike = first.get("model_type") == second.get("model_type")
-    deeper = first.get("num_hidden_layers") != second.get("num_hidden_layers")
+    if first.get("model_type") != second.get("model_type"):
+        return _settings_that_mean_the_same(first, second)
     changed: list[str] = []
     named: list[str] = []
+    follow = _follow_experts(first, second)
+    layers = _layers(first), _layers(second)
     missing: Any = object()
     for key in sorted(first.keys() | second.keys()):
         was, now = first.get(key, missing), second.get(key, missing)
-        if was == now or key in OF_THE_SAVING or key in SIZES or key == "model_type":
-            continue
-        if not alike and (key not in SHARED or missing in (was, now)):
+        if was == now or key in OF_THE_SAVING or key in SIZES:
             continue
         if isinstance(was, dict) and isinstance(now, dict) and key.endswith("config"):
             inside = different_settings(was, now)
             changed += [f"{key}.{name}" for name in inside[0]]
             named += [f"{key}.{name}" for name in inside[1]]
-        elif _harmless(key, was, now, deeper):
+        elif _harmless(key, was, now) or follow.get(key, missing) == now:
             named.append(key)
+        elif layers[0] != layers[1] and layers == (_length(was), _length(now)):
+            named.append(key)  # one entry for each layer
+        elif all(each is missing or each is None or each is False for each in (was, now)):
+            named.append(key)  # what the class does not know, and is not on
         else:
             changed.append(key)
     return changed, named
 
 
-def _harmless(key: str, was: Any, now: Any, deeper: bool) -> bool:
+def not_compared(first: Config, second: Config) -> list[str]:
+    """The keys of a config whose values nobody can hold against those of another class.
+
+    Args:
+        first: a complete config.
+        second: that of a model of another class.
+
+    Returns:
+        Those that are not what the class assumes, and not what the other config says.
+    """
+    assumed = resolved({"model_type": second.get("model_type")}) or {}
+    experts, _ = _experts_of(second)
+    chosen = (experts.top_k, *experts.groups, experts.scaling) if experts else ()
+    seen = {*SHARED, *SIZES, *OF_THE_SAVING, "model_type"}
+    return sorted(
+        key
+        for key, value in second.items()
+        if key not in seen
+        and value is not None
+        and value != first.get(key, False)
+        and (value != assumed.get(key, False) or key in chosen)
+    )
+
+
+def resolved(config: Config) -> Config | None:
+    """A config with the defaults of its class; None where transformers knows none, or refuses it.
+
+    Null is a value: a window of null is none, and one that is left out has the default length.
+    """
+    register()
+    try:
+        with quiet(), foreign("the config is not understood", "correct it"):
+            complete: Config = parsed(config).to_dict()
+    except InputError:
+        return None
+    return complete
+
+
+def overruled(found: Config, wanted: Config, complete: Config) -> list[str]:
+    """Keys for which a class takes another value than a file says, where it was to say another.
+
+    Args:
+        found: contents of the file.
+        wanted: what it was to say.
+        complete: what the class makes of it.
+    """
+    plain = json.loads(json.dumps(complete, default=str))
+    plain = {**plain, "torch_dtype": plain.get("dtype")}
+    return sorted(
+        key
+        for key, value in found.items()
+        if key not in OF_THE_SAVING - {"torch_dtype"}
+        and key in plain
+        and value not in (None, plain[key], wanted.get(key))
+    )
+
+
+def _settings_that_mean_the_same(first: Config, second: Config) -> tuple[list[str], list[str]]:
+    """As ``different_settings``, of two classes."""
+    changed: list[str] = []
+    named: list[str] = []
+    for key in sorted(SHARED & first.keys() & second.keys()):
+        if first[key] != second[key]:
+            (named if _harmless(key, first[key], second[key]) else changed).append(key)
+    if _layers(first) == _layers(second) and _windows(first) != _windows(second):
+        changed.append("layer_types" if "layer_types" in second else "sliding_window")
+    return changed, named
+
+
+def _windows(config: Config) -> list[Any]:
+    """How far every layer looks back; None for all the way."""
+    window = config.get("sliding_window")
+    types = config.get("layer_types")
+    if not isinstance(types, list):
+        return [window if config.get("use_sliding_window", True) else None] * _layers(config)
+    lengths = {"full_attention": None, "sliding_attention": window}
+    return [lengths.get(str(each), each) for each in types]
+
+
+def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
+    """What becomes of the choice of experts where each has so many copies, or there were none."""
+    experts, keys = _experts_of(first)
+    if experts is None:
+        return {}
+    chosen = (experts.top_k, *experts.groups)
+    dense = experts.dense.get(first["model_type"])
+    if dense and dense.when(first):
+        return {key: second.get(key) for key in (*chosen, experts.scaling) if key}
+    numbers = [next((c[key] for key in keys if c.get(key)), 0) for c in (first, second)]
+    if not all(isinstance(number, int) and number > 0 for number in numbers):
+        return {}
+    copies, rest = divmod(numbers[1], numbers[0])
+    if rest or copies < 2:
+        return {}
+    found = {key: copies * first[key] for key in chosen if isinstance(first.get(key), int)}
+    if experts.scaling and isinstance(first.get(experts.scaling), int | float):
+        found[experts.scaling] = first[experts.scaling] / copies
+    return found
+
+
+def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
+    """How a model uses experts, if it has any, and what the key of their number is called."""
+    model_type = config.get("model_type")
+    family = next((each for each in families().values() if model_type in each.model_types), None)
+    if family is None or family.experts is None:
+        return None, []
+    keys = [key for key, axes in family.axes.items() if axes == ("experts",)]
+    return family.experts, keys + [family.aliases[key] for key in keys if key in family.aliases]
+
+
+def _harmless(key: str, was: Any, now: Any) -> bool:
     if key == "dtype":
         return _holds(was, now)
     if key == "vocab_size":  # of more tokens, the logits of the old ones are compared
         return isinstance(was, int) and isinstance(now, int) and was < now
-    if key == "architectures":
-        return not was or not now
-    if OF_TRAINING.fullmatch(key) or JUDGED.fullmatch(key) or key in SWITCHES:
+    if key == "max_window_layers":  # every class makes layer_types of it
         return True
-    return deeper and isinstance(was, list) and isinstance(now, list)  # one entry for each layer
+    return bool(OF_TRAINING.fullmatch(key) or JUDGED.fullmatch(key) or key in SWITCHES)
+
+
+def _layers(config: Config) -> int:
+    return next((c for c in map(config.get, LAYERS) if isinstance(c, int)), 0)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) else -1
 
 
 def _holds(was: Any, now: Any) -> bool:

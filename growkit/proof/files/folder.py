@@ -17,12 +17,10 @@ from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
 from growkit.engine.loader import Loading
-from growkit.engine.oracle import parsed, quiet
 from growkit.engine.tokenizer_files import is_of_tokenizer
-from growkit.errors import InputError, foreign
-from growkit.families.family import family_of
+from growkit.errors import InputError
+from growkit.families.family import families, family_of
 from growkit.manifest import changed_since
-from growkit.modeling import register
 from growkit.optimizer.optimizer import outputs
 from growkit.proof.files.code import GENERATE, foreign_code, growkits_code, same_code
 from growkit.proof.files.companions import (
@@ -36,11 +34,19 @@ from growkit.proof.files.companions import (
     same_ids,
     written_otherwise,
 )
-from growkit.proof.files.config import different_settings
+from growkit.proof.files.config import (
+    different_settings,
+    not_compared,
+    overruled,
+    resolved,
+)
 from growkit.recipe.recipe import Recipe
 
-FREE = frozenset({"use_cache", "transformers_version", "_name_or_path"})
-"""Keys that change nothing of what a model computes."""
+SPEED = "use_cache"
+"""A key that changes nothing of what a model computes."""
+
+FREE = frozenset({SPEED, "transformers_version", "_name_or_path"})
+"""Keys that may be others than growkit wrote."""
 
 RENAMED = frozenset({"torch_dtype"})
 """Keys of earlier versions of transformers, which it still reads."""
@@ -113,7 +119,8 @@ def beside_plan(
     changed += [name for name in extra if _is_read(name, runs)]
     others = [name for name in extra if not _is_read(name, runs)]
     unknown = [name for name in others if not _is_compared(name, PROCESSORS)]
-    return Beside(tuple(dict.fromkeys(changed)), _rewritten(source, target), tuple(unknown))
+    named = (*_overruled(wanted, target), *_rewritten(source, target))
+    return Beside(tuple(dict.fromkeys(changed)), named, tuple(unknown))
 
 
 def beside_source(
@@ -137,7 +144,12 @@ def beside_source(
     changed = [f"{key} in config.json" for key in keys]
     named = [f"{key} in config.json differs" for key in named_keys]
     if loads.config.get("model_type") != loaded.config.get("model_type"):
-        named.append("of config.json only what means the same in both classes was compared")
+        keys = not_compared(loads.config, loaded.config)
+        said = "of config.json only what means the same in both classes was compared"
+        named.append(said + (f", not {', '.join(keys)}" if keys else ""))
+    other_class = _other_class(source, target, loaded)
+    changed += other_class[0]
+    named += [*other_class[1], *_overruled(source.config, target)]
     named += _passed_over(source, target, loads, loaded)
     named += _rewritten(source, target)
     ids, unseen = same_ids(source.opened, target.opened)
@@ -201,6 +213,37 @@ def _passed_over(
         for key in sorted(keys)
         if target.config[key] not in (None, source.config.get(key), loads.config.get(key))
     ]
+
+
+def _other_class(
+    source: Checkpoint, target: Checkpoint, loaded: Loading
+) -> tuple[list[str], list[str]]:
+    """Whether a config names another class than transformers loads, and other engines may look for.
+
+    What the source names may stand there as well, if both are of one type.
+
+    Returns:
+        That as a change; and where it names none, that as something to be said.
+    """
+    names, model_type = target.config.get("architectures"), target.config.get("model_type")
+    known: list[Any] = [[loaded.model]]
+    known += [[f.architecture] for f in families().values() if model_type in f.model_types]
+    if source.config.get("model_type") == model_type:
+        known.append(source.config.get("architectures"))
+    if names and names not in known:
+        return ["architectures in config.json"], []
+    lacks = not names and source.config.get("architectures")
+    return [], ["architectures in config.json differs"] if lacks else []
+
+
+def _overruled(wanted: Config, target: Checkpoint) -> list[str]:
+    """What is to be said of keys that stand in ``config.json`` and that its class does not heed."""
+    found = target.config
+    complete = resolved(found)
+    keys = overruled(found, wanted, complete) if complete else []
+    if complete and found.get(SPEED) not in (None, wanted.get(SPEED, complete[SPEED])):
+        keys.append(SPEED)
+    return [f"{key} in config.json differs, without effect in transformers" for key in keys]
 
 
 def _rewritten(source: Checkpoint, target: Checkpoint) -> tuple[str, ...]:
@@ -281,14 +324,8 @@ def _first_changed_key(wanted: Config, found: Config) -> str | None:
 
 
 def _complete(config: Config) -> Config | None:
-    """A config with the defaults of its class; None where transformers knows none, or refuses it.
-
-    Null is a value: a window of null is none, and one that is left out has the default length.
-    """
-    register()
-    try:
-        with quiet(), foreign("the config is not understood", "correct it"):
-            complete: Config = parsed(config).to_dict()
-    except InputError:
+    """See ``resolved``; with the code that a config names, which is not parsed."""
+    complete = resolved(config)
+    if complete is None:
         return None
-    return complete | {key: config[key] for key in ("auto_map",) if key in config}
+    return {**complete, **{key: config[key] for key in ("auto_map",) if key in config}}
