@@ -91,7 +91,8 @@ def test_grow_and_verify(make: Make, tmp_path: Path) -> None:
     assert grown["output"] == str(target)
     assert grown["verification"]["target"] == str(target)
     manifest = json.loads((target / "growkit.json").read_text())
-    assert manifest["verification"] == grown["verification"]
+    names = {"source": source.name, "target": "out"}  # fit to be published
+    assert manifest["verification"] == grown["verification"] | names
 
     result = CliRunner().invoke(app, ["verify", str(source), str(target), *QUICK])
     assert result.exit_code == 0
