@@ -221,11 +221,33 @@ def _recipe(source: Path, output: Path, steps: list[dict[str, Any]]) -> growkit.
     return parse_recipe(content, "recipe")
 
 
+@dataclass(frozen=True, eq=False)
+class OtherDecay(Update):
+    """Weight decay twice as large as it should be; the rate is right."""
+
+    @property
+    def decay(self) -> float:
+        return 2 * super().decay
+
+
+@dataclass(frozen=True, eq=False)
+class OtherRate(Update):
+    """A rate twice as large as it should be; the factor of weight decay is right."""
+
+    @property
+    def rate(self) -> float:
+        return 2 * super().rate
+
+    @property
+    def decay(self) -> float:
+        return 2 / self.rate
+
+
 FAULTS = {
-    "rate": lambda update: replace(update, n_in=update.n_in / 2, n_out=update.n_out),
+    "rate": lambda update: OtherRate(**vars(update)),
+    "decay": lambda update: OtherDecay(**vars(update)),
     "eps": lambda update: replace(update, n_out=update.n_out * 2),
 }
-"""Wrong factors. A wrong rate with the right product of rate and decay is a wrong rate alone."""
 
 
 def spoiled(updates: dict[str, Update]) -> Iterator[tuple[str, dict[str, Update]]]:
