@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import torch
@@ -35,10 +36,10 @@ from torch.distributed.checkpoint.metadata import (
     StorageMeta,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.memory import give_back
 from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo, cut
 from growkit.errors import InputError, reason
 from growkit.optimizer.groups import Group
@@ -132,7 +133,7 @@ class _Distributed:
                     entries[f"param_groups.{name}.{key}"] = value
         before = state.rest.removesuffix(".")
         content = {before: entries} if before else entries
-        planner, writer = _Planner(grown, keys, advance), _Writer(folder / FOLDER)
+        planner, writer = _Planner(grown, keys, advance), _Writer(folder / FOLDER, sync_files=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it runs in one process
             try:
@@ -159,7 +160,6 @@ class _Planner(DefaultSavePlanner):
         key = self._of.get(index.fqn)
         if key is None:
             return super().lookup_object(index)
-        give_back()  # what the last one took
         info = self._grown.tensors[key]
         made = torch.empty(info.shape, dtype=getattr(torch, STORED_NAMES[info.dtype]))
         begin = 0
@@ -172,11 +172,28 @@ class _Planner(DefaultSavePlanner):
 
 
 class _Writer(FileSystemWriter):
-    """Writes nothing of where and when it wrote."""
+    """Writes every large tensor into a file of its own, and nothing of where and when it wrote.
+
+    torch keeps all tensors of a file until the file is complete.
+    """
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        """Write all entries; see ``StorageWriter``."""
+        alone = [each for each in plan.items if _elements(each) > 1]
+        small = [each for each in plan.items if _elements(each) <= 1]
+        files: Queue[Any] = Queue()
+        for number, items in enumerate([small, *([each] for each in alone)]):
+            name = f"{plan.storage_data.prefix}{number}.distcp"
+            files.put((self.fs.concat_path(self.path, name), name, items))
+        return self._write_data(planner, files)
 
     def storage_meta(self) -> StorageMeta:
         """Of the checkpoint."""
         return StorageMeta()
+
+
+def _elements(item: WriteItem) -> int:
+    return item.tensor_data.size.numel() if item.tensor_data else 0
 
 
 class _Reader(FileSystemReader):
