@@ -319,6 +319,19 @@ def test_overwriting_keeps_the_old_output_until_the_new_one_is_proved(
     assert sorted(path.name for path in out.parent.iterdir()) == ["out", "source"]
 
 
+SLOWLY = """
+import os, runpy, sys, threading, time
+seconds, pwrite = float(sys.argv.pop(1)), os.pwrite
+def slow(*arguments):
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(seconds)
+    return pwrite(*arguments)
+os.pwrite = slow
+runpy.run_module("growkit", run_name="__main__")
+"""
+"""growkit on a disk that takes so many seconds for every tensor."""
+
+
 @pytest.mark.parametrize(
     ("signum", "code"),
     [
@@ -328,21 +341,19 @@ def test_overwriting_keeps_the_old_output_until_the_new_one_is_proved(
     ],
 )
 def test_interrupted_in_the_middle(signum: int, code: int, tmp_path: Path) -> None:
-    """Stopped as soon as the temporary folder shows that writing has begun."""
+    """Stopped as soon as the temporary folder shows that weights are being written."""
     place = tmp_path / "place"
-    source = save_model(
-        place / "source", "llama", vocab_size=4096, hidden_size=1024, intermediate_size=4096
-    )
+    source = save_model(place / "source", "llama")
     before = folder_bytes(place)
+    arguments = ["grow", str(source), str(place / "out"), "--hidden", "x4", "--no-verify"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "growkit", "grow", str(source), str(place / "out")]  # noqa: RUF005
-        + ["--hidden", "x4", "--no-verify"],
+        [sys.executable, "-c", SLOWLY, "1", *arguments],
         preexec_fn=heed_interrupts,
         stderr=subprocess.PIPE,
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not any(path.name.startswith(".out.") for path in place.iterdir()):
+    while not any(place.glob(".out.*/**/*.safetensors")):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)
@@ -357,16 +368,14 @@ def test_interrupted_in_the_middle(signum: int, code: int, tmp_path: Path) -> No
 def test_nohup_is_respected(tmp_path: Path) -> None:
     """A hangup that the parent chose to ignore does not end the work."""
     place = tmp_path / "place"
-    source = save_model(
-        place / "source", "llama", vocab_size=4096, hidden_size=1024, intermediate_size=4096
-    )
+    source = save_model(place / "source", "llama")
     arguments = ["grow", str(source), str(place / "out"), "--hidden", "x2", "--no-verify"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "growkit", *arguments],
+        [sys.executable, "-c", SLOWLY, "0.2", *arguments],
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
         stdout=subprocess.DEVNULL,
     )
-    while not any(path.name.startswith(".out.") for path in place.iterdir()):
+    while not any(place.glob(".out.*/**/*.safetensors")):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGHUP)
@@ -392,14 +401,12 @@ def test_stopped_work_reads_nothing_more(tmp_path: Path) -> None:
 def test_interrupted_twice(tmp_path: Path) -> None:
     """An impatient second Ctrl-C does not disturb the cleaning up."""
     place = tmp_path / "place"
-    source = save_model(
-        place / "source", "llama", vocab_size=4096, hidden_size=1024, intermediate_size=4096
-    )
+    source = save_model(place / "source", "llama")
     arguments = ["grow", str(source), str(place / "out"), "--hidden", "x4", "--no-verify"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "growkit", *arguments], preexec_fn=heed_interrupts
+        [sys.executable, "-c", SLOWLY, "1", *arguments], preexec_fn=heed_interrupts
     )
-    while not any(path.name.startswith(".out.") for path in place.iterdir()):
+    while not any(place.glob(".out.*/**/*.safetensors")):
         assert process.poll() is None
         time.sleep(0.01)
     for _ in range(3):

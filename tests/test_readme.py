@@ -91,7 +91,9 @@ BLOCKS = [block for name, text in PAGES.items() for block in blocks_of(name, tex
 
 
 def of(language: str) -> list[Block]:
-    return [block for block in BLOCKS if block.language == language]
+    """Each once: what two documents print does the same in both."""
+    found = [block for block in BLOCKS if block.language == language]
+    return list({block.text.strip(): block for block in reversed(found)}.values())[::-1]
 
 
 class Workplace:
@@ -99,7 +101,7 @@ class Workplace:
 
     def __init__(self, models: Path) -> None:
         self._models = models
-        Path("TEXT").write_text(held_out_text()[:600], encoding="utf-8")
+        Path("TEXT").write_text(held_out_text()[:200], encoding="utf-8")
         shutil.copy("TEXT", "some-text.txt")
         for name in ("my-llama", "tiny"):
             shutil.copytree(models / name, name)
