@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import growkit
 from growkit.engine.strict import strict_float64
+from growkit.training import param_groups
 from tests.conftest import load_strict, save_model
 
 RATE, DECAY, EPS = 1e-2, 0.1, 1e-6
@@ -259,7 +260,9 @@ def goes_on(
         spoil(place / "grown")
     large = load_strict(place / "grown")
     tied = bool(config.get("tie_word_embeddings"))
-    new = torch.optim.AdamW(large.parameters(), lr=RATE, weight_decay=DECAY, eps=EPS)
+    settings = {"lr": RATE, "weight_decay": DECAY, "eps": EPS}
+    groups = param_groups(large, place / "grown", **settings, decays=lambda *_: True)
+    new = torch.optim.AdamW(groups)
     load(large, new, place / "grown")
     other = torch.optim.AdamW(by_the_law(large, times, tied, wrong))
     other.state = new.state

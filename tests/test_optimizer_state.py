@@ -21,8 +21,10 @@ from growkit.optimizer.groups import Factors, Group, split
 from growkit.optimizer.optimizer import Optimizer
 from growkit.optimizer.schedule import grown_schedule
 from growkit.planner import plan
+from growkit.planning.updates import Law, Update
 from growkit.recipe.files import parse_recipe
 from growkit.report.progress import Silent
+from growkit.training import param_groups
 from tests.conftest import folder_bytes, save_model, save_random
 from tests.optimizer_state import (
     CONFIGS,
@@ -33,7 +35,6 @@ from tests.optimizer_state import (
     goes_on,
     grown,
     save_torch,
-    spread,
     trained,
 )
 
@@ -95,29 +96,6 @@ def losses(of: Trainer) -> list[float]:
     return [float(each["loss"]) for each in of.state.log_history if "loss" in each]
 
 
-def factors(model: Any) -> dict[str, Factors]:
-    found = {}
-    for name, _ in model.named_parameters():
-        n_in, n_out = spread(name, 2, tied=False)
-        found[name] = Factors(1 / n_in, n_in, 1 / n_out)
-    return found
-
-
-def law_groups(model: Any) -> list[dict[str, Any]]:
-    """Trainer's groups, taken apart by factors."""
-    parameters = dict(model.named_parameters())
-    decayed = Trainer.get_decay_parameter_names(None, model)  # type: ignore[arg-type]
-    both = [[n for n in parameters if (n in decayed) is first] for first in (True, False)]
-    plain = [
-        Group(tuple(names), {"weight_decay": decay, "lr": RATE, "eps": 1e-8})
-        for names, decay in zip(both, (DECAY, 0.0), strict=True)
-    ]
-    return [
-        {**each.options, "params": [parameters[name] for name in each.parameters]}
-        for each in split(plain, factors(model))
-    ]
-
-
 def test_trainer_resumes(tmp_path: Path) -> None:
     """From the grown folder as if it were a checkpoint of its own; with the law, to equal losses.
 
@@ -127,22 +105,33 @@ def test_trainer_resumes(tmp_path: Path) -> None:
     first = trainer(source, tmp_path / "run", 6)
     first.train()
     checkpoint = tmp_path / "run" / "checkpoint-3"
-    found = grown(checkpoint, checkpoint, tmp_path / "out")
+    out = tmp_path / "out"
+    found = grown(checkpoint, checkpoint, out)
     assert found.optimizer is not None
     assert (found.optimizer.step, found.optimizer.reset) == (3, {})
-    plain = trainer(tmp_path / "out", tmp_path / "plain", 6)
-    plain.train(resume_from_checkpoint=str(tmp_path / "out"))
+    assert found.optimizer.groups > 2
 
-    content = {"source": str(checkpoint), "output": str(tmp_path / "out"), "verify": False}
+    def by_the_law(model: Any) -> list[dict[str, Any]]:
+        return param_groups(model, out, lr=RATE, weight_decay=DECAY, eps=1e-8)
+
+    lawful = trainer(out, tmp_path / "lawful", 6, by_the_law)
+    made = [{**each, "params": len(each["params"])} for each in by_the_law(lawful.model)]
+    lawful.train(resume_from_checkpoint=str(out))
+    state = torch.load(out / "optimizer.pt", weights_only=True)
+    kept = [{key: each[key] for key in made[0]} for each in state["param_groups"]]
+    assert [{**each, "params": len(each["params"])} for each in kept] == [
+        {**each, "lr": pytest.approx(each["lr"] * 3 / 6), "eps": pytest.approx(each["eps"])}
+        for each in made
+    ]
+
+    content = {"source": str(checkpoint), "output": str(out), "verify": False}
     content["steps"] = [{"grow": "hypercloning", "hidden": "x2", "symmetry": "keep"}]
     before = Checkpoint(checkpoint)
     lineage = plan(parse_recipe(content, "recipe"), before).lineage
-    result = Optimizer(checkpoint, before, lineage).write(
-        tmp_path / "out", factors(plain.model), Silent()
-    )
-    assert result.groups > 2
-    lawful = trainer(tmp_path / "out", tmp_path / "lawful", 6, law_groups)
-    lawful.train(resume_from_checkpoint=str(tmp_path / "out"))
+    no_law = Law({name: Update() for name in lineage.target.tensors}, ())
+    Optimizer(checkpoint, before, lineage).write(out, no_law, Silent())
+    plain = trainer(out, tmp_path / "plain", 6)
+    plain.train(resume_from_checkpoint=str(out))
 
     assert losses(lawful) == pytest.approx(losses(first), abs=2e-4)
     assert losses(plain)[:4] == pytest.approx(losses(first)[:4], abs=2e-4)  # as preserved
@@ -169,9 +158,9 @@ def test_what_is_written_beside_the_weights(made: tuple[Path, Path], tmp_path: P
     result = growkit.grow(source, out, optimizer=state, **quick)
     manifest = json.loads((out / "growkit.json").read_text())
     assert "optimizer.pt" in manifest["files"]
-    assert str(state) in manifest["other_files"]
-    assert manifest["optimizer"] == result["optimizer"]
-    assert manifest["recipe"]["optimizer"] == str(state)
+    assert "optimizer.pt" in manifest["other_files"]
+    assert manifest["optimizer"] == result["optimizer"] | {"path": state.name}
+    assert manifest["recipe"]["optimizer"] == state.name
     verdict = growkit.verify(source, out, prompts=1, length=8)
     assert (verdict["kept"], verdict["unknown_files"]) == (True, [])
     content = bytearray((out / "optimizer.pt").read_bytes())

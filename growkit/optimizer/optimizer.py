@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+from growkit.algebra.muon import muon_rate
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import FLOAT_BYTES, total_parameters
 from growkit.engine.class_updates import class_updates
 from growkit.errors import InputError
-from growkit.optimizer.groups import Factors
+from growkit.optimizer.groups import UNCHANGED, Factors
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters, parameters_of
-from growkit.optimizer.state import Format, State, check, written
+from growkit.optimizer.state import MUON, Format, State, check, written
 from growkit.planning.lineage import Lineage
-from growkit.planning.updates import Law
+from growkit.planning.updates import Law, Update
 from growkit.registry import members
 from growkit.report.progress import Progress
 from growkit.results.operation import OptimizerResult
@@ -97,13 +98,25 @@ class Optimizer:
         target = Checkpoint(folder)
         after, state = parameters_of(target), self._state
         factors = {
-            name: Factors(each.rate, each.decay, each.eps)
+            name: self._factors(each, after.shapes.get(name, ()))
             for name, each in class_updates(target, law.updates).items()
         }
         grown = GrownState(state, self._lineage, self._before, after, factors)
         with progress.bytes("optimizer", written(grown)) as advance:
             state.format.write(state, grown, folder, advance)
         return self.result(grown)
+
+    def _factors(self, update: Update, shape: tuple[int, ...]) -> Factors:
+        """What options of a parameter of the target are multiplied by."""
+        state = self._state
+        if MUON not in state.kinds.values():
+            return Factors(update.rate, update.decay, update.eps)
+        if len(shape) != 2:
+            return UNCHANGED  # Muon has none of these
+        adjust = str(state.groups[0].options.get("adjust_lr_fn") or "original")
+        n_out = 1 / (update.eps * update.factor)
+        rate = muon_rate(update.factor, update.n_in, n_out, (shape[0], shape[1]), adjust)
+        return Factors(rate, 1 / rate)
 
     def result(self, grown: GrownState | None = None) -> OptimizerResult:
         """What is known of it: before anything is written, or of what was written."""

@@ -6,24 +6,18 @@ A single eps serves all rows of a tensor. Where these differ (signal and noise h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from growkit.algebra.muon import ADJUSTMENTS, muon_rate
 from growkit.errors import InputError
 from growkit.names import perhaps
 from growkit.training.law import PLAIN, Factors, found_in, known_of
 
 OPTIMIZERS = ("adamw", "muon")
-
-ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
-    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
-    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
-}
-"""What ``torch.optim.Muon`` multiplies the rate of a matrix with, by ``adjust_lr_fn``."""
 
 
 def param_groups(
@@ -68,7 +62,7 @@ def param_groups(
     if only is None and optimizer == "muon":
         matrices = hidden_matrices(model)
         only = lambda name, _: name in matrices  # noqa: E731
-    groups: dict[tuple[bool, Factors | float], dict[str, Any]] = {}
+    groups: dict[tuple[bool, object], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or (only and not only(name, parameter)):
             continue
@@ -78,12 +72,13 @@ def param_groups(
         if optimizer == "muon":
             if parameter.dim() != 2:
                 raise InputError(f"{name} is no matrix, but Muon takes nothing else; leave it out")
-            rate = _muon_rate(of, parameter, adjust_lr_fn)
+            shape = (parameter.shape[0], parameter.shape[1])
+            rate = muon_rate(of.lr * of.n_in, of.n_in, of.n_out, shape, adjust_lr_fn)
             made = {"lr": lr * rate, "weight_decay": decay / rate, "adjust_lr_fn": adjust_lr_fn}
-            key: tuple[bool, Factors | float] = (not decayed, rate)
+            key: tuple[bool, object] = (not decayed, rate)
         else:
             made = {"lr": lr * of.lr, "weight_decay": decay * of.weight_decay, "eps": eps * of.eps}
-            key = (not decayed, of)
+            key = (not decayed, (of.lr, of.weight_decay, of.eps))
         groups.setdefault(key, {"params": [], **made})["params"].append(parameter)
     return sorted_by_decay(groups)
 
@@ -138,17 +133,3 @@ def _ties(model: nn.Module) -> dict[str, str]:
         if isinstance(tied, dict):
             return {str(one): str(other) for one, other in tied.items()}
     return {}
-
-
-def _muon_rate(factors: Factors, parameter: nn.Parameter, adjust_lr_fn: str) -> float:
-    """What Muon's rate is multiplied by.
-
-    A matrix tiled a × b times is orthogonalised to the tiled one's share 1/√(a·b), and torch
-    multiplies with a number of its own for the larger shape.
-    """
-    rows, columns = parameter.shape
-    adjusted = ADJUSTMENTS[adjust_lr_fn]
-    before = adjusted(rows / factors.n_out, columns / factors.n_in)
-    times = factors.lr * factors.n_in
-    share = math.sqrt(factors.n_out / factors.n_in)
-    return times * share * before / adjusted(rows, columns)
