@@ -520,7 +520,9 @@ def test_a_manifest_makes_the_same_model_again(
     assert settled["rank"] == ",".join(map(str, ranks if isinstance(ranks, list) else [ranks]))
     assert settled["scope"] == config["shared_scope"]
     assert not settled.keys() & {"tolerance", "energy"}
-    file.write_text(yaml.safe_dump(manifest))
+    assert manifest["source"] == source.name  # no path of the machine: they are put back
+    steps = [settled | ({"calibration": text} if "calibration" in options else {})]
+    file.write_text(yaml.safe_dump(manifest | {"source": str(source), "steps": steps}))
     again = CliRunner().invoke(app, ["run", str(file), "--output", str(tmp_path / "second")])
     assert again.exit_code == 0, again.output
     tensors = [load_file(tmp_path / each / "model.safetensors") for each in ("first", "second")]
