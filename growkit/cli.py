@@ -116,7 +116,7 @@ def inspect(
         else:
             typer.echo(plain(found["yaml"], keep="\n"), nl=False)
         return
-    result = look(folder, family=family)
+    result = look(folder) if family is None else look(folder, family=family)
     if as_json:
         _print_json(result)
     else:
