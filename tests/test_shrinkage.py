@@ -24,6 +24,7 @@ from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text, training_text
 from growkit.engine import spool
 from growkit.engine.prompts import make_prompts
+from growkit.engine.texts import DOCUMENT_SEPARATOR
 from growkit.errors import InputError
 from growkit.settings import Settings
 from tests.conftest import save_model, seeded
@@ -34,7 +35,8 @@ from tests.test_ranks import divergence, plan, probabilities
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     file = tmp_path / "text.txt"
-    file.write_text(training_text()[20_000:20_600])
+    documents = (training_text()[start : start + 150] for start in (20_000, 40_000))
+    file.write_text(DOCUMENT_SEPARATOR.join(documents))
     return str(file)
 
 
@@ -82,7 +84,7 @@ def test_what_costs_least_is_taken(scope: str, rank: int, text: str, tmp_path: P
 
 def test_a_text_pays_where_it_was_not_read(tmp_path: Path) -> None:
     """Less is lost on held-out text than without calibration, also at a rank that loses a lot."""
-    texts = {"calibration": training_text()[:8_192], "held_out": held_out_text()}
+    texts = {"calibration": training_text()[:4_096], "held_out": held_out_text()}
     for name, content in texts.items():
         (tmp_path / name).write_text(content)
     config = read_json(MODEL / "config.json")
