@@ -198,7 +198,7 @@ def test_snippets_run_as_printed(block: Block, workplace: Workplace) -> None:
         return
     for module in needed(block.text):
         pytest.importorskip(module)
-    if "my-larger-llama" in block.text and "growkit" not in block.text:
+    if "my-larger-llama" in block.text and "import growkit" not in block.text:
         growkit.grow("my-llama", "my-larger-llama", hidden="x2", verify=False)
     with contextlib.redirect_stdout(None):
         exec(compile(block.text, str(block), "exec"), {})
