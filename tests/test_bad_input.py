@@ -215,7 +215,7 @@ def test_no_config_and_no_weights(source: Path, out: Path) -> None:
         (["--hidden", "x1"], "--hidden"),
         (["--hidden", "x0"], "x0"),
         (["--hidden", "x-2"], "x-2"),
-        (["--hidden", "x1.5"], "x1.5"),
+        (["--hidden", "x1.5"], "hidden"),
         (["--hidden", "twice"], "twice"),
         (["--hidden", "20"], "num_attention_heads 5"),
         (["--hidden", "20", "--heads", "4"], "--promise bounded"),

@@ -100,7 +100,7 @@ def test_what_other_commands_print_keeps_to_it(make: Callable[..., Path], tmp_pa
     )
     assert wrong(as_json(told), story) == []
     named = [family for family in families().values() if family.name in ("Llama", "Mamba")]
-    found = as_json([abilities(family) for family in named])
+    found = as_json([abilities(family, family.model_types[0]) for family in named])
     assert found
     assert wrong(found, listed) == []
     found[0]["grow"][0]["promise"] = ["exact"]  # the controls

@@ -203,7 +203,7 @@ def test_zeros_that_nothing_learns_are_found(
 ) -> None:
     """The control: zeros that are read by zeros, as in an MLP that is filled up with neurons."""
     source = make("llama", **HEADS, num_hidden_layers=1)
-    monkeypatch.setattr(copying, "placed_copies", lambda *_: {"ffn": padded(24, 30)})
+    monkeypatch.setattr(copying, "placed_copies", lambda *_, **__: {"ffn": padded(24, 30)})
     settings = growkit.Settings(prompts=1, length=12, trainability=True)
     result = growkit.grow(source, tmp_path / "out", ffn=30, verify=settings)
     assert result["kept"] is False

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from growkit.algebra.axes import Dimension, Pattern, Role
-from growkit.algebra.expansion import Index, in_blocks, index_map, side_by_side
+from growkit.algebra.expansion import Index, index_map, side_by_side
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
 from growkit.engine.calls import Call
@@ -29,6 +29,7 @@ from growkit.families.description import Tensor as Described
 from growkit.families.description import component_of
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, stored_family
+from growkit.growth.placing import placed_copies
 from growkit.planning.lineage import Lineage
 from growkit.proof.causes import Part, cause_of, spacing
 from growkit.proof.copies import AsClass, Copied, Copies
@@ -182,7 +183,7 @@ class _Looked:
         adjacent = one.shape == handed.shape and float((handed - one).abs().max()) < float(
             (handed - tiled).abs().max()
         )
-        sizes = _BySize(self._family, *(each.config for each in self._weights), adjacent=adjacent)
+        sizes = self._by_size(adjacent=adjacent)
         hidden = (
             self._copies.of(self._embeddings[1], self._embeddings[0], 1) if self._copies else None
         )
@@ -191,22 +192,42 @@ class _Looked:
             if not start.error < tolerance:
                 return
         for name, output in self._found.items():
-            inner, _, side = name.partition(":")
-            module = ".".join(filter(None, (self._inside[1], inner)))
+            module = ".".join(filter(None, (self._inside[1], name.partition(":")[0])))
             components = set(self._components(module))
-            component = "attention" if side else next(iter(components), "")
+            component = "attention" if ":" in name else next(iter(components), "")
             if name not in self._expected or len(components) != 1:
                 continue
-            rows = self._rows(inner, Role.READ if side else Role.WRITTEN, name, sizes)
+            rows = self._rows(name, sizes)
             if rows is not None and rows.shape == output.shape:
                 yield Part(component, module, rows, output, sizes.head_dim)
+
+    def _by_size(self, *, adjacent: bool) -> _BySize:
+        """Copies of heads may stand in two ways: those that are meant are copied by more."""
+        configs = [each.config for each in self._weights]
+        both = [
+            _BySize(self._family, *configs, adjacent=adjacent, whole_groups=whole)
+            for whole in (False, True)
+        ]
+        return both[0] if self._copies else min(both, key=self._apart)
+
+    def _apart(self, sizes: _BySize) -> float:
+        """How much of what modules hand on would be no copy."""
+        apart = 0.0
+        for name in self._found.keys() & self._expected.keys():
+            rows, output = self._rows(name, sizes), self._found[name]
+            if rows is not None and rows.shape == output.shape:
+                largest = max(float(output.abs().max()), torch.finfo(output.dtype).tiny)
+                apart += min(1.0, float((rows - output).abs().max()) / largest)
+        return apart
 
     def _components(self, module: str) -> list[str]:
         described = (each for name, each in self._after.items() if name.startswith(f"{module}."))
         return [component_of(each) for each in described]
 
-    def _rows(self, inner: str, role: Role, name: str, sizes: _BySize) -> Tensor | None:
+    def _rows(self, name: str, sizes: _BySize) -> Tensor | None:
         """What the target should hand on, [tokens, rows]; None if that is not known."""
+        inner, _, side = name.partition(":")
+        role = Role.READ if side else Role.WRITTEN
         given, width = self._expected[name], self._found[name].shape[1]
         prefixes = [f"{each}.{inner}." for each in self._inside]
         for tensor, described in reversed(self._after.items()):
@@ -287,15 +308,22 @@ def _listening(
 class _BySize:
     """Which row of the source each row of the target copies, as far as sizes say."""
 
-    def __init__(self, family: Family, before: Config, after: Config, *, adjacent: bool) -> None:
+    def __init__(
+        self, family: Family, before: Config, after: Config, *, adjacent: bool, whole_groups: bool
+    ) -> None:
         self._old, self._new = family.sizes(before), family.sizes(after)
         self.head_dim = self._old.get("head_dim", 1)
-        self._expansions = {
-            axis: (side_by_side if side else in_blocks)(size, self._new[axis] // size)
+        grown = {
+            axis: self._new[axis]
             for axis, size in self._old.items()
-            for side in (axis in family.grouped or (adjacent and axis == "hidden"),)
             if size and axis in self._new and self._new[axis] % size == 0
         }
+        self._expansions = placed_copies(
+            family, before, self._old, grown, whole_groups=whole_groups
+        )
+        if adjacent and "hidden" in grown:
+            times = grown["hidden"] // self._old["hidden"]
+            self._expansions["hidden"] = side_by_side(self._old["hidden"], times)
 
     def of(self, tensor: Described, role: Role) -> Index | None:
         """The source's row of every row of the target; None if that is not known."""
