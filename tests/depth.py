@@ -59,7 +59,7 @@ def diff_transformer(choose: Random) -> Config:
 
 KINDS: dict[str, Callable[[Random], Config]] = {
     **{kind: each.any for kind, each in FAMILIES.items()},
-    "llama": lambda c: softmax(c, "attention_bias", "mlp_bias"),
+    "llama": lambda c: softmax(c, "attention_bias", "mlp_bias", head_dim=False),
     "mistral": lambda c: softmax(c, sliding_window=c.choice([None, 5])),
     "mixtral": lambda c: softmax(c, **MOE, num_local_experts=3),
     "qwen3": lambda c: softmax(c, "attention_bias"),

@@ -112,7 +112,8 @@ def _in_whole_groups(family: Family, old: Mapping[str, int], new: Mapping[str, i
 
     None if there are not enough members for that.
     """
-    pairs = [(axis, each) for axis in family.served for each in _servants(family, old, axis)]
+    served = [axis for axis in family.served if old.get(axis)]
+    pairs = [(axis, each) for axis in served for each in _servants(family, old, axis)]
     parting = False
     for axis, serving in pairs:
         members, copies = old[axis] // old[serving], new.get(serving, 0) // old[serving]

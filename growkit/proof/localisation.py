@@ -316,7 +316,7 @@ class _BySize:
         grown = {
             axis: self._new[axis]
             for axis, size in self._old.items()
-            if size and axis in self._new and self._new[axis] % size == 0
+            if size and self._new.get(axis) and self._new[axis] % size == 0
         }
         self._expansions = placed_copies(
             family, before, self._old, grown, whole_groups=whole_groups

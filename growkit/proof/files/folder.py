@@ -241,7 +241,8 @@ def _overruled(wanted: Config, target: Checkpoint) -> list[str]:
     found = target.config
     complete = resolved(found)
     keys = overruled(found, wanted, complete) if complete else []
-    if complete and found.get(SPEED) not in (None, wanted.get(SPEED, complete[SPEED])):
+    cached = found.get(SPEED)
+    if complete and cached not in (None, wanted.get(SPEED, complete.get(SPEED, cached))):
         keys.append(SPEED)
     return [f"{key} in config.json differs, without effect in transformers" for key in keys]
 
