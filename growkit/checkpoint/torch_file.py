@@ -71,9 +71,7 @@ def open_torch_file(folder: Folder, name: str) -> WeightFile:
         if _is_archive(stream, path):
             content, storages = _archived(stream, path, MOST_PICKLE)
             return WeightFile(folder, name, stream, storages.places(path, _plain(content, path)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old formats: nothing a user could change
-            return LegacyFile(folder, name, stream, _legacy(stream, path))
+        return LegacyFile(folder, name, stream, _legacy(stream, path))
 
 
 def open_saved(
@@ -113,7 +111,9 @@ def open_saved(
 @contextmanager
 def _refusing(path: Path, kind: Kind) -> Iterator[None]:
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old formats: nothing a user could change
+            yield
     except InputError:
         raise
     except Exception as error:  # a damaged pickle may raise anything

@@ -50,6 +50,10 @@ LISTS = frozenset({"layer_types", "mlp_layer_types"})
 Axes = tuple[str, ...]
 
 
+MAPPINGS = ("rope_parameters", "rope_scaling")
+"""Keys under which there are others, in every family."""
+
+
 @dataclass(frozen=True)
 class Family:
     """Everything that growkit knows of a model family.
@@ -159,6 +163,12 @@ class Family:
                 raise InputError(
                     f"config.json of a {self.name} model has {key} {complete[key]!r}; "
                     f"{KINDS[kind]} was expected"
+                )
+        for key in MAPPINGS:
+            if not isinstance(complete.get(key), Mapping | None):
+                raise InputError(
+                    f"config.json of a {self.name} model has {key} {complete[key]!r}; a mapping "
+                    "was expected"
                 )
         self.check(complete)
         numbers = complete | sizes

@@ -106,7 +106,7 @@ class Worker:
 
     def close(self) -> None:
         """Remove everything."""
-        shutil.rmtree(self.root)
+        shutil.rmtree(self.root, ignore_errors=True)  # a killed child may not be gone yet
 
     def run(
         self,
