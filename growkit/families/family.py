@@ -164,6 +164,13 @@ class Family:
                     f"config.json of a {self.name} model has {key} {complete[key]!r}; "
                     f"{KINDS[kind]} was expected"
                 )
+        for norm in (*self.norms, *filter(None, (each.norm for each in self.tensors))):
+            added = complete.get(norm.eps or "", 0.0)
+            if type(added) not in (int, float):
+                raise InputError(
+                    f"config.json of a {self.name} model has {norm.eps} {added!r}; a number was "
+                    "expected"
+                )
         for key in MAPPINGS:
             if not isinstance(complete.get(key), Mapping | None):
                 raise InputError(
