@@ -157,26 +157,7 @@ class Family:
                     f"config.json of a {self.name} model has {key} {complete[key]!r}; choose one "
                     f"of {', '.join(values)}"
                 )
-        for key, default in self.defaults.items():
-            kind = type(default)
-            if kind in KINDS and type(complete[key]) is not kind:
-                raise InputError(
-                    f"config.json of a {self.name} model has {key} {complete[key]!r}; "
-                    f"{KINDS[kind]} was expected"
-                )
-        for norm in (*self.norms, *filter(None, (each.norm for each in self.tensors))):
-            added = complete.get(norm.eps or "", 0.0)
-            if type(added) not in (int, float):
-                raise InputError(
-                    f"config.json of a {self.name} model has {norm.eps} {added!r}; a number was "
-                    "expected"
-                )
-        for key in MAPPINGS:
-            if not isinstance(complete.get(key), Mapping | None):
-                raise InputError(
-                    f"config.json of a {self.name} model has {key} {complete[key]!r}; a mapping "
-                    "was expected"
-                )
+        self._check_kinds(complete)
         self.check(complete)
         numbers = complete | sizes
         for demand in self.multiples:
@@ -187,6 +168,25 @@ class Family:
                     "choose other sizes"
                 )
         return complete
+
+    def _check_kinds(self, complete: Config) -> None:
+        norms = (*self.norms, *(each.norm for each in self.tensors if each.norm))
+        added = {norm.eps for norm in norms if norm.eps in complete}
+        expected: dict[str, tuple[tuple[type, ...], str]] = {
+            **dict.fromkeys(MAPPINGS, ((dict, type(None)), "a mapping")),
+            **{key: ((int, float), "a number") for key in added if key},
+            **{
+                key: ((kind,), KINDS[kind])
+                for key, default in self.defaults.items()
+                if (kind := type(default)) in KINDS
+            },
+        }
+        for key, (kinds, said) in expected.items():
+            if type(complete.get(key)) not in kinds:
+                raise InputError(
+                    f"config.json of a {self.name} model has {key} {complete.get(key)!r}; {said} "
+                    "was expected"
+                )
 
     def _filled_in(self, config: Config) -> dict[str, Any]:
         """The config with other names, defaults and what the class computes."""
