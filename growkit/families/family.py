@@ -50,10 +50,6 @@ LISTS = frozenset({"layer_types", "mlp_layer_types"})
 Axes = tuple[str, ...]
 
 
-MAPPINGS = ("rope_parameters", "rope_scaling")
-"""Keys under which there are others, in every family."""
-
-
 @dataclass(frozen=True)
 class Family:
     """Everything that growkit knows of a model family.
@@ -157,7 +153,13 @@ class Family:
                     f"config.json of a {self.name} model has {key} {complete[key]!r}; choose one "
                     f"of {', '.join(values)}"
                 )
-        self._check_kinds(complete)
+        for key, default in self.defaults.items():
+            kind = type(default)
+            if kind in KINDS and type(complete[key]) is not kind:
+                raise InputError(
+                    f"config.json of a {self.name} model has {key} {complete[key]!r}; "
+                    f"{KINDS[kind]} was expected"
+                )
         self.check(complete)
         numbers = complete | sizes
         for demand in self.multiples:
@@ -168,25 +170,6 @@ class Family:
                     "choose other sizes"
                 )
         return complete
-
-    def _check_kinds(self, complete: Config) -> None:
-        norms = (*self.norms, *(each.norm for each in self.tensors if each.norm))
-        added = {norm.eps for norm in norms if norm.eps in complete}
-        expected: dict[str, tuple[tuple[type, ...], str]] = {
-            **dict.fromkeys(MAPPINGS, ((dict, type(None)), "a mapping")),
-            **{key: ((int, float), "a number") for key in added if key},
-            **{
-                key: ((kind,), KINDS[kind])
-                for key, default in self.defaults.items()
-                if (kind := type(default)) in KINDS
-            },
-        }
-        for key, (kinds, said) in expected.items():
-            if type(complete.get(key)) not in kinds:
-                raise InputError(
-                    f"config.json of a {self.name} model has {key} {complete.get(key)!r}; {said} "
-                    "was expected"
-                )
 
     def _filled_in(self, config: Config) -> dict[str, Any]:
         """The config with other names, defaults and what the class computes."""

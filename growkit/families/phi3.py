@@ -5,6 +5,7 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/ph
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from growkit.checkpoint.tensors import Config
@@ -18,7 +19,7 @@ def _check(config: Config) -> None:
     """LongRoPE has a factor for each pair of a head's coordinates, as wide as its share."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     share = config["hidden_size"] // config["num_attention_heads"]
-    if "short_factor" in rope and config["head_dim"] != share:
+    if isinstance(rope, Mapping) and "short_factor" in rope and config["head_dim"] != share:
         raise InputError(
             f"a Phi-3 model with LongRoPE cannot have head_dim {config['head_dim']} with "
             f"hidden_size {config['hidden_size']} and {config['num_attention_heads']} heads; "

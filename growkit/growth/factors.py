@@ -114,6 +114,11 @@ class Factors:
                 raise self._refusal(
                     " and ".join(means.values()), f"{key} serves norms over both, that change apart"
                 )
+            if type(before[key]) not in (int, float):
+                raise InputError(
+                    f"config.json of a {self._family.name} model has {key} {before[key]!r}; a "
+                    "number was expected"
+                )
             config = {**config, key: before[key] * next(iter(means))}
         # What the class would derive from that stays what it was.
         after = self._family.complete(config)

@@ -211,7 +211,8 @@ def _config(
                 f"model cannot have; only one with {' or '.join(map(repr, values))} can be upcycled"
             )
     config = {key: value for key, value in given.items() if key != "auto_map"}
-    rope = given.get("rope_parameters") or {}
+    rope = given.get("rope_parameters")
+    rope = rope if isinstance(rope, Mapping) else {}
     config |= {k: v for k, v in dense.assumed.items() if k not in config and k not in rope}
     config |= {key: complete[key] for key in target.defaults if key in family.defaults}
     config |= dict(dense.ignored) | dict(target.experts.config)
