@@ -250,7 +250,7 @@ SIZES = [
     Mistake("grow source out --hidden x0", ("x0", "x2")),
     Mistake("grow source out --hidden -x2", ("-x2", "x2")),
     Mistake("grow source out --hidden 2x", ("2x", "x2")),
-    Mistake("grow source out --hidden x2.5", ("x2.5", "x2")),
+    Mistake("grow source out --hidden x2.5", ("hidden can grow by", "32 or 48")),
     Mistake("grow source out --hidden 32.0", ("32.0", "x2")),
     Mistake("grow source out --hidden two", ("two", "x2")),
     Mistake("grow source out --hidden ''", ("hidden", "x2")),
