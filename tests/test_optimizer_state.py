@@ -24,7 +24,7 @@ from growkit.planner import plan
 from growkit.planning.updates import Law, Update
 from growkit.recipe.files import parse_recipe
 from growkit.report.progress import Silent
-from growkit.training import param_groups
+from growkit.training import hidden_matrices, param_groups
 from tests.conftest import folder_bytes, save_model, save_random
 from tests.optimizer_state import (
     CONFIGS,
@@ -34,6 +34,7 @@ from tests.optimizer_state import (
     batch,
     goes_on,
     grown,
+    load_torch,
     save_torch,
     trained,
 )
@@ -357,3 +358,39 @@ def test_groups_are_taken_apart_by_factors() -> None:
         "lr_lambdas": [None, None],
         "last_epoch": 3,
     }
+
+
+@pytest.mark.parametrize("adjusted", ["original", "match_rms_adamw"])
+def test_muon_goes_on(adjusted: str, tmp_path: Path) -> None:
+    """A step of the grown model is the grown step of the source, for the matrices inside."""
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    model = AutoModelForCausalLM.from_pretrained(source)
+    inside = [p for name, p in model.named_parameters() if name in hidden_matrices(model)]
+    settings = {"lr": RATE, "weight_decay": DECAY, "adjust_lr_fn": adjusted}
+    optimizer = torch.optim.Muon(inside, **settings)
+
+    def step(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        model(batch(0), labels=batch(0)).loss.backward()
+        optimizer.step()
+        model.zero_grad()
+
+    step(model, optimizer)
+    model.save_pretrained(source)
+    out = tmp_path / "out"
+    grown(source, save_torch(model, optimizer, tmp_path / "state"), out)
+    large = AutoModelForCausalLM.from_pretrained(out)
+    new = torch.optim.Muon(param_groups(large, out, optimizer="muon", **settings))
+    made = [group[key] for group in new.param_groups for key in ("lr", "weight_decay")]
+    load_torch(large, new, out)
+    loaded = [group[key] for group in new.param_groups for key in ("lr", "weight_decay")]
+    assert loaded == pytest.approx(made)
+    begun = {name: each.clone() for name, each in large.state_dict().items()}
+    step(model, optimizer)
+    step(large, new)
+    model.save_pretrained(source)
+    grown(source, None, tmp_path / "expected")
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "expected").state_dict()
+    for name in hidden_matrices(large):
+        moved = (expected[name] - begun[name]).norm()
+        assert (large.state_dict()[name] - expected[name]).norm() < 0.02 * moved, name
+        assert moved > 0

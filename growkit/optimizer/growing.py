@@ -145,6 +145,8 @@ class GrownState:
         names: list[list[str]] = [[] for _ in self._state.groups]
         for name in self._after.shapes:
             origin = self._origins.get(name)
+            if origin is not None and origin not in number_of:
+                continue  # another optimizer has it
             alike = decays.get(name in self._after.decayed, 0)
             names[alike if origin is None else number_of[origin]].append(name)
         kinds = self._state.kinds

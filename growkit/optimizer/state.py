@@ -159,8 +159,11 @@ def check(state: State, parameters: Parameters) -> None:
         InputError: it belongs to another model or optimizer, or is not complete.
     """
     kinds, tensors = state.kinds, state.numbers.tensors
+    muon = MUON in kinds.values()
     for name, shape in parameters.shapes.items():
         if name not in kinds:
+            if muon and (len(shape) != 2 or name in parameters.vocabulary):
+                continue  # Muon is for the matrices inside; another optimizer has these
             raise InputError(
                 f"{state.where} has no state of {name}, which the model in {parameters.where} "
                 "has; give the state of an optimizer that has trained all of this model"
