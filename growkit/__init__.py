@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from growkit.modeling.modeling_diff_transformer import (
         DiffTransformerForCausalLM as DiffTransformerForCausalLM,
     )
+    from growkit.one_step import convert as convert
+    from growkit.one_step import grow as grow
     from growkit.proof.verdict import verify as verify
     from growkit.recipe.files import load_recipe as load_recipe
     from growkit.recipe.recipe import Recipe as Recipe
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from growkit.results.operation import GrowResult as GrowResult
     from growkit.results.proof import VerifyResult as VerifyResult
     from growkit.settings import Settings as Settings
-    from growkit.surgery import convert as convert
-    from growkit.surgery import grow as grow
     from growkit.surgery import run as run
 
 _HOMES = {
@@ -55,8 +55,8 @@ _HOMES = {
     "Recipe": "growkit.recipe.recipe",
     "Settings": "growkit.settings",
     "VerifyResult": "growkit.results.proof",
-    "convert": "growkit.surgery",
-    "grow": "growkit.surgery",
+    "convert": "growkit.one_step",
+    "grow": "growkit.one_step",
     "infer": "growkit.inference.inferring",
     "inspect": "growkit.inspection",
     "load_recipe": "growkit.recipe.files",

@@ -369,9 +369,9 @@ def _check_proved(name: str, proof: Settings | None) -> None:
 
 def _run(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path] = ()) -> int:
     from growkit.checkpoint.publishing import rejected_name
+    from growkit.recipe.places import inputs_of, output_path
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_growth, show_verdict
-    from growkit.surgery import inputs_of, output_path
     from growkit.surgery import run as carry_out
 
     report, figures = answer.report, answer.figures

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from growkit.checkpoint.tensors import TensorInfo, Weights, total_bytes, total_parameters
 from growkit.checkpoint.writing import WORKERS
+from growkit.results.operation import GrowResult
 from growkit.results.planned import Estimate
 from growkit.settings import Settings
 
@@ -75,6 +76,12 @@ def estimate(
         proof_seconds=None if seconds is None else round(seconds, 1),
         basis=BASIS,
     )
+
+
+def room(result: GrowResult) -> int:
+    """Bytes that the output takes, at most about."""
+    state = result["optimizer"]
+    return int(result["bytes"] + (state["bytes"] if state else 0) + ROOM)
 
 
 def _at_a_time(tensors: Mapping[str, TensorInfo]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern
 from growkit.checkpoint.reading import Checkpoint
@@ -28,6 +29,10 @@ from growkit.recipe.recipe import Recipe
 from growkit.recipe.steps import Step
 from growkit.results.operation import GrowResult, PlannedTensor
 from growkit.results.planned import ConfigChange, RankTried
+from growkit.results.updates import Updates
+
+if TYPE_CHECKING:
+    from growkit.planning.updates import Law
 
 
 @dataclass(frozen=True)
@@ -188,3 +193,12 @@ def planned_tensors(source: Checkpoint, lineage: Lineage) -> list[PlannedTensor]
             )
         )
     return lines
+
+
+def trained(lineage: Lineage) -> tuple[Law, Updates]:
+    """How the output is to be trained."""
+    from growkit.planning.factors import summary
+    from growkit.planning.updates import law_of
+
+    law = law_of(lineage)
+    return law, summary(law, lineage.target.tensors)

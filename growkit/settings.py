@@ -103,3 +103,8 @@ class Settings:
             raise InputError(
                 f"max_kl {self.max_kl} is no limit; give nats per token above 0, such as 0.01"
             )
+
+
+def settings_of(verify: Settings | bool | None) -> Settings | None:
+    """What a proof compares, from what is asked for; None for no proof."""
+    return Settings() if verify is True else verify or None

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from growkit.checkpoint.scratch import temporary
 from growkit.demo.text import held_out_text
+from growkit.one_step import grow
 from growkit.report.progress import Progress, Silent
 from growkit.results.story import Story
 from growkit.settings import Settings
-from growkit.surgery import grow
 
 MODEL = Path(__file__).parent / "model"
 OPENING = 'The "for" statement is used to'

@@ -13,8 +13,8 @@ from growkit.engine.oracle import CPU, load, quiet
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError, reason
 from growkit.inference.classes import ModelClass
+from growkit.one_step import grow
 from growkit.results.result import Result
-from growkit.surgery import grow
 
 EXACT = 1e-10
 """Of logits, relative to their scale: far above rounding in float64, far below any fault."""

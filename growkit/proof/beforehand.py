@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import total_bytes
+from growkit.checkpoint.tensors import Weights, total_bytes
 from growkit.engine.texts import read_text
 from growkit.engine.tokenizer_files import check_tokenizer
 from growkit.errors import InputError
@@ -24,6 +24,23 @@ def check_settings(settings: Settings, source: Checkpoint) -> None:
         check_tokenizer(source.opened)
     if settings.device == "cuda" and "torch" not in sys.modules and _built_without_gpus():
         raise InputError(NO_GPU)
+
+
+def rehearse(settings: Settings | None, source: Checkpoint, grown: Weights) -> None:
+    """Find out what a proof would refuse, before anything is written.
+
+    Args:
+        settings: of the proof; None for no proof.
+        source: the source.
+        grown: the target, planned.
+
+    Raises:
+        InputError: see ``growkit.proof.verdict.rehearse``.
+    """
+    if settings is not None:
+        from growkit.proof import verdict
+
+        verdict.rehearse(settings, source, grown)
 
 
 def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
