@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from growkit.checkpoint.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor
 from growkit.families.experts import Experts
-from growkit.families.family import Axes, Family
+from growkit.families.family import Family
 from growkit.families.llama import (
     ATTENTION,
     MLP,
@@ -20,6 +20,7 @@ from growkit.families.llama import (
     skeleton,
 )
 from growkit.families.qwen3_moe import experts, only
+from growkit.families.sizes import Axes
 
 
 def _low_rank(config: Config) -> bool:

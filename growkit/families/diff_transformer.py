@@ -13,7 +13,7 @@ from typing import Any
 from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
 from growkit.families.description import DiffForm, Multiple, Norm, Tensor, always
-from growkit.families.family import LISTS, Axes, Family
+from growkit.families.family import LISTS, Family
 from growkit.families.llama import (
     ATTENTION,
     MLP,
@@ -24,6 +24,7 @@ from growkit.families.llama import (
     skeleton,
 )
 from growkit.families.llama import FAMILY as LLAMA
+from growkit.families.sizes import Axes
 from growkit.modeling import ARCHITECTURE, AUTO_MAP, MODEL_TYPE, copy_code
 
 HEADS_SHARE_KEYS = "because each key-value head serves a whole group of heads"

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from growkit.algebra.orders import with_keys_and_values
 from growkit.checkpoint.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor, always
-from growkit.families.family import Axes, Family
+from growkit.families.family import Family
 from growkit.families.llama import tied, untied
+from growkit.families.sizes import Axes
 
 When = Callable[[Config], bool]
 

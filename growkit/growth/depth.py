@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights
 from growkit.errors import InputError
 from growkit.families.description import Tensor
-from growkit.families.family import MOST_LAYERS, Family, stored_family
+from growkit.families.family import Family, stored_family
 from growkit.families.layers import relayered, writers
+from growkit.families.sizes import MOST_LAYERS
 from growkit.growth.sizes import parsed
 from growkit.planning.operation import Change, Option, Row, SizeOption
 from growkit.planning.plan import Plan, Rule, unused_tensors

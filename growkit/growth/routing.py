@@ -10,7 +10,8 @@ from growkit.algebra.axes import Pattern, Role
 from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
 from growkit.families.description import Tensor
-from growkit.families.family import MOST_EXPERTS, Family
+from growkit.families.family import Family
+from growkit.families.sizes import MOST_EXPERTS
 from growkit.growth.sizes import check_whole, parsed
 from growkit.planning.operation import Option, Row, SizeOption
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import TensorInfo, Weights
 from growkit.errors import InputError
-from growkit.families.family import MOST_SIZE, stored_family
+from growkit.families.family import stored_family
+from growkit.families.sizes import MOST_SIZE
 from growkit.growth.sizes import check_whole, factor
 from growkit.planning.operation import Option, SizeOption
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors

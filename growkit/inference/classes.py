@@ -15,7 +15,7 @@ from torch import nn
 from growkit.checkpoint.tensors import Config
 from growkit.engine.oracle import parsed, quiet
 from growkit.errors import InputError, foreign
-from growkit.families.family import MOST_LAYERS
+from growkit.families.sizes import MOST_LAYERS
 
 NAMED = {
     "vocab_size": "vocab",
