@@ -22,6 +22,7 @@ from transformers.utils import logging
 from growkit.checkpoint import tensors
 from growkit.engine import experts, in_blocks, lending
 from growkit.engine.strict import strict_float64
+from growkit.engine.uninitialised import uninitialised
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.proof import verdict
@@ -87,7 +88,8 @@ def save_random(
 ) -> Path:
     """Save a random model of a config and return its folder."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
+    with uninitialised():
+        model = AutoModelForCausalLM.from_config(config)
     randomise(model, seed)
     model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
     return folder

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +14,7 @@ from growkit.checkpoint.tensors import Weights
 from growkit.engine.class_weights import ClassWeights
 from growkit.engine.loader import loading
 from growkit.engine.oracle import experts_implementation, fit_experts, parsed, quiet, readable
+from growkit.engine.uninitialised import uninitialised
 from growkit.errors import InputError, foreign
 
 
@@ -41,7 +40,7 @@ def empty_model(
     weights = readable(weights)
     with (
         quiet(),
-        _without_parameters(),
+        uninitialised("meta"),
         foreign(
             f"transformers cannot build the model of {weights.where()}", "correct its config.json"
         ),
@@ -119,19 +118,6 @@ def blocks(model: Any, where: str) -> list[tuple[str, nn.Module]]:
         *((f"{layers}.{index}", named[f"{layers}.{index}"]) for index in range(count)),
         (name_of[id(head)], head),
     ]
-
-
-@contextmanager
-def _without_parameters() -> Iterator[None]:
-    """Modules made here have buffers, but parameters without data."""
-    register = nn.Module.register_parameter
-
-    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        empty = None if parameter is None else nn.Parameter(parameter.to("meta"))
-        register(module, name, empty)
-
-    with patch.object(nn.Module, "register_parameter", register_empty):
-        yield
 
 
 def _keep_wide(model: Any, dtype: torch.dtype) -> None:

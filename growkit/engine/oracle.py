@@ -21,6 +21,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.engine.inert import check_config_runs_nothing, without_kernels
+from growkit.engine.uninitialised import uninitialised
 from growkit.errors import InputError, foreign
 from growkit.families.family import families
 from growkit.modeling import register
@@ -104,6 +105,7 @@ def check_config(config: Config, name: str) -> None:
     with (
         quiet(),
         torch.device("meta"),
+        uninitialised(),
         foreign(f"transformers does not accept {name}", "correct that value"),
     ):
         AutoModelForCausalLM.from_config(parsed(config, name), trust_remote_code=False)
