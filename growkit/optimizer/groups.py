@@ -6,26 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from growkit.planning.factors import UNCHANGED, Factors
+
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 """What optimizers and schedules call learning rates of a group."""
-
-
-@dataclass(frozen=True)
-class Factors:
-    """By what a parameter's part in the law of updates is scaled.
-
-    Attributes:
-        lr: the learning rate.
-        weight_decay: the decoupled weight decay.
-        eps: the constant that is added to the root of the second moment.
-    """
-
-    lr: float = 1.0
-    weight_decay: float = 1.0
-    eps: float = 1.0
-
-
-UNCHANGED = Factors()
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights
 from growkit.engine.class_weights import ClassWeights
-from growkit.optimizer.groups import Factors, Group, split
+from growkit.optimizer.groups import Group, split
 from growkit.optimizer.of_kind import OfKind
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.state import MASTER, ORDERS, STEP, State
+from growkit.planning.factors import Factors
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import AT_A_TIME, Plan, Planned, Rule
 from growkit.planning.transforms import Constant

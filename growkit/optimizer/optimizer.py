@@ -14,10 +14,10 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import FLOAT_BYTES, total_parameters
 from growkit.engine.class_updates import class_updates
 from growkit.errors import InputError
-from growkit.optimizer.groups import UNCHANGED, Factors
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters, parameters_of
 from growkit.optimizer.state import MUON, Format, State, check, written
+from growkit.planning.factors import UNCHANGED, Factors
 from growkit.planning.lineage import Lineage
 from growkit.planning.updates import Law, Update
 from growkit.registry import members

@@ -15,7 +15,8 @@ from torch import nn
 from growkit.algebra.muon import ADJUSTMENTS, muon_rate
 from growkit.errors import InputError
 from growkit.names import perhaps
-from growkit.training.law import PLAIN, Factors, found_in, known_of
+from growkit.planning.factors import UNCHANGED, Factors
+from growkit.training.law import found_in, known_of
 
 OPTIMIZERS = ("adamw", "muon")
 
@@ -117,7 +118,7 @@ def matched(model: nn.Module, folder: str | Path) -> dict[str, Factors]:
                 f"{list(each.shape)} in {folder}; give the folder that it was loaded from"
             )
         found |= each is not None
-        factors[name] = each.factors if each else PLAIN
+        factors[name] = each.factors if each else UNCHANGED
     if not found:
         raise InputError(
             f"no parameter of the {type(model).__name__} is one of the model in {folder}; give the "

@@ -14,28 +14,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import loading
 from growkit.engine.oracle import lacks_class
 from growkit.errors import InputError
-
-
-@dataclass(frozen=True)
-class Factors:
-    """What the settings of a tensor are multiplied with.
-
-    Attributes:
-        lr: of the learning rate.
-        weight_decay: of decoupled weight decay.
-        eps: of AdamW's eps.
-        n_in: into how many parts its weights are split.
-        n_out: among how many copies its gradients are shared.
-    """
-
-    lr: float = 1.0
-    weight_decay: float = 1.0
-    eps: float = 1.0
-    n_in: float = 1.0
-    n_out: float = 1.0
-
-
-PLAIN = Factors()
+from growkit.planning.factors import Factors
 
 
 @dataclass(frozen=True)
