@@ -513,6 +513,18 @@ def test_what_is_kept_says_what_to_do() -> None:
     assert lossy not in broken
 
 
+def test_what_cannot_train_as_it_is_has_something_left_to_be_done() -> None:
+    kept = {"kept": True, "reason": "preserved: all"}
+    stuck = {"copied": 8, "identical_gradients": 4, "first_identical": "w"}
+    page = report_page(
+        full(**kept, trainability={**stuck, "without_gradient": 0, "trainable": False}), None
+    )
+    assert "Nothing is left to be done" not in page
+    assert "copies stay equal" in page
+    silent = {**stuck, "identical_gradients": 0, "silent_parameters": ["w"], "trainable": False}
+    assert "cannot train as it is" in report_page(full(**kept, trainability=silent), None)
+
+
 def test_a_limit_that_was_passed_is_the_reason() -> None:
     changes = {"promise": "bounded", "max_kl": 1e-6, "fault": None, "lost": "the rest of it"}
     page = report_page(full(**changes), None)

@@ -26,17 +26,20 @@ class Inputs:
 
     Args:
         paths: of each; what does not exist is passed over.
+        states: of other folders of which everything may be read, or files.
     """
 
-    def __init__(self, paths: Iterable[Path | str]) -> None:
+    def __init__(self, paths: Iterable[Path | str], states: Iterable[Path | str] = ()) -> None:
         self._named: dict[Identity, Path] = {}
         self._folders: dict[Identity, Path] = {}
         self._states: dict[Path, State] = {}
-        for path in map(Path, paths):
+        whole = {*map(Path, states)}
+        for path in (*map(Path, paths), *whole):
             self._add(path, path)
-            if os.path.lexists(path / "config.json"):  # else it is refused as no model folder
+            # A source without a config is refused as no model folder.
+            if path in whole or os.path.lexists(path / "config.json"):
                 for each in islice(below(path), MOST_ENTRIES):
-                    if not (each.is_symlink() and each.is_dir()):  # nothing behind it is read
+                    if not (each.is_symlink() and os.path.isdir(each)):  # nothing behind it is read
                         self._add(each, path)
 
     def _add(self, path: Path, given: Path) -> None:
@@ -45,7 +48,7 @@ class Inputs:
             return
         self._states[path] = state
         self._named.setdefault(state[:2], given)
-        if path.is_dir():
+        if os.path.isdir(path):
             self._folders.setdefault(state[:2], given)
         if path == given or path.is_symlink():
             for identity in _above(path):

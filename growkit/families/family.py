@@ -110,7 +110,7 @@ class Family(HasSizes):
                         f"at most {MOST_ROWS:,} can be made, choose smaller sizes"
                     )
         for axis, size in sizes.items():
-            if found[axis] != size:
+            if found.get(axis) != size:  # none, where sizes that become equal are one axis
                 listed = ", ".join(f"{each} {sizes[each]}" for each in sorted(sizes))
                 computed = "".join(
                     f", since its class computes {axis} from the others"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
-from growkit.checkpoint.folder import MOST_ENTRIES
-from growkit.checkpoint.inputs import Inputs, below
+from growkit.checkpoint.inputs import Inputs
 from growkit.recipe.recipe import Recipe
 
 
@@ -22,6 +20,12 @@ def output_path(recipe: Recipe) -> Path:
 
 def inputs_of(recipe: Recipe, reads: Sequence[str | Path] = ()) -> Inputs:
     """Everything that a recipe reads, and its own file or the like."""
-    states = [Path(recipe.optimizer)] if recipe.optimizer else []
-    inside = [each for path in states for each in islice(below(path), MOST_ENTRIES)]
-    return Inputs([recipe.source, *recipe.texts, *reads, *states, *inside])
+    paths: list[str | Path] = [recipe.source, *recipe.texts, *reads]
+    states: list[Path] = []
+    if recipe.optimizer:
+        from growkit.optimizer.optimizer import formats
+
+        path = Path(recipe.optimizer)
+        # Any other folder, which may be the whole system, is refused and not looked through.
+        (states if any(each.holds(path) for each in formats()) else paths).append(path)
+    return Inputs(paths, states)

@@ -71,6 +71,8 @@ def _after(result: Found) -> str:
     if not result.get("kept"):
         return ""
     if result.get("promise") == "exact":
+        if (result.get("trainability") or {}).get("trainable") is False:
+            return "Use it in the place of its source; before training, read “new capacity” below."
         return "Nothing is left to be done: use it or train it in the place of its source."
     return "If too much is lost, choose options that lose less; --max-kl sets a limit."
 

@@ -190,6 +190,8 @@ def _training(result: Mapping[str, Any]) -> Line | None:
     if not found:
         return None
     then = trainability_sentence(found).removeprefix("new capacity: ")
+    if found.get("identical_gradients"):
+        return Line("copies stay equal", then)
     return Line("can train" if found.get("trainable") else "cannot train as it is", then)
 
 
