@@ -100,6 +100,20 @@ class GrownState:
             for block in made or [self._classes[kind].read(parameter)]:
                 yield block.to(dtype)
 
+    def repeatable(self, name: str) -> bool:
+        """Whether a tensor has the same bits when it is computed again on another machine."""
+        parameter, _, kind = name.rpartition(".")
+        targets = self._lineage.plans[-1].by_target
+        return kind != MASTER or all(
+            rule.transform.repeatable
+            for each in self._after.conversions
+            if parameter in each.shapes
+            for target in each.sources
+            if target in targets
+            for rules in self._lineage.steps(target)
+            for rule in rules
+        )
+
     def _grown(self, kind: str) -> Weights:
         """All tensors of one kind, under the names of the target's files."""
         stage: Weights = OfKind(self._state, kind, self._before, self._lineage.source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +37,10 @@ OPTIONS = {
 """Options, of one implementation or another, that optimizers with moments alike do not have."""
 
 DTYPES = ("F64", "F32", "BF16", "F16")
+
+CARRIED = "carried over"
+SCALED = "carried over, with its rates multiplied as those of the groups"
+"""What becomes of a schedule."""
 
 ONLY = "growkit grows that of AdamW, with or without amsgrad, and of Muon"
 
@@ -70,6 +74,7 @@ class State:
         steps: that every parameter has taken; none where the optimizer does not count them.
         numbers: its tensors.
         rest: what the format hands on from reading to writing.
+        beside: what else of a training lies there, by its name, and what becomes of it.
     """
 
     format: Format
@@ -79,6 +84,7 @@ class State:
     steps: Mapping[str, float]
     numbers: Numbers
     rest: Any = None
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kinds(self) -> dict[str, frozenset[str]]:
