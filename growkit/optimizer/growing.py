@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights
 from growkit.engine.class_weights import ClassWeights
 from growkit.optimizer.groups import Factors, Group, split
-from growkit.optimizer.of_kind import OfKind
+from growkit.optimizer.of_kind import OfKind, moments_dtype
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.state import MASTER, ORDERS, STEP, State
 from growkit.planning.lineage import Lineage
@@ -177,7 +177,8 @@ class GrownState:
 
     def _main_dtype(self, kind: str) -> str:
         tensors = self._state.numbers.tensors
-        return next(info.dtype for name, info in tensors.items() if name.endswith(f".{kind}"))
+        found = (info.dtype for name, info in tensors.items() if name.endswith(f".{kind}"))
+        return moments_dtype(next(found))
 
     def _why(self, name: str) -> str:
         """Why a parameter has no moments, in the words of the plan where it has some."""

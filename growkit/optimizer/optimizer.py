@@ -24,6 +24,9 @@ from growkit.registry import members
 from growkit.report.progress import Progress
 from growkit.results.operation import OptimizerResult
 
+DECOUPLED = "decoupled_weight_decay"
+"""The option of a group by which torch tells AdamW from Adam."""
+
 
 def formats() -> list[Format]:
     """All formats, found by being there."""
@@ -136,7 +139,10 @@ class Optimizer:
         """What options of a parameter of the target are multiplied by."""
         state = self._state
         if MUON not in state.kinds.values():
-            return Factors(update.rate, update.decay, update.eps)
+            # Decay that is a part of the gradient (Adam's) is scaled as gradients are to weights.
+            coupled = any(each.options.get(DECOUPLED) is False for each in state.groups)
+            decay = update.eps / update.rate if coupled else update.decay
+            return Factors(update.rate, decay, update.eps)
         if len(shape) != 2:
             return UNCHANGED  # Muon has none of these
         adjust = str(state.groups[0].options.get("adjust_lr_fn") or "original")

@@ -194,8 +194,12 @@ def _recognised(
                 )
     for number, group in enumerate(groups):
         for key, value in group.items():
-            if isinstance(value, torch.Tensor) and value.numel() == 1:
-                found[f"{number}.{key}"] = value
+            parts = (
+                {f".{place}": each for place, each in enumerate(value)} if _several(value) else {}
+            )
+            for place, each in (parts or {"": value}).items():
+                if isinstance(each, torch.Tensor) and each.numel() == 1:
+                    found[f"{number}.{key}{place}"] = each
     return found
 
 
@@ -279,7 +283,8 @@ def _named(
     raise InputError(
         f"{file} holds {count} parameters in groups of {', '.join(map(str, lengths))}, which are "
         f"not the {known} of the model in {parameters.where} as Trainer orders them{misfit}; give "
-        "the state of its own optimizer"
+        "the state of its own optimizer, or make that with model.named_parameters(), so that it "
+        "saves names"
     )
 
 
@@ -288,9 +293,12 @@ def _orders(parameters: Parameters) -> Iterator[list[list[str]]]:
     every = list(parameters.shapes)
     matrices = [name for name in every if len(parameters.shapes[name]) > 1]
     inner = [name for name in matrices if name not in parameters.vocabulary]
-    yield _parted(every, parameters.decayed)
-    yield _parted(every, matrices)
+    for first in (parameters.decayed, matrices):
+        parted = _parted(every, first)
+        yield parted
+        yield parted[::-1]
     yield [every]
+    yield [[name] for name in every]
     yield [inner]
     yield [matrices]
 
@@ -321,8 +329,14 @@ def _is_option(key: str) -> bool:
     return key.partition(".")[0].isdigit()
 
 
+def _several(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
 def _value(numbers: Any, key: str, value: Any) -> Any:
     """An option of a group; a rate that is a tensor is read."""
+    if _several(value):
+        return tuple(_value(numbers, f"{key}.{place}", each) for place, each in enumerate(value))
     return float(numbers.read(key, None)) if key in numbers.places else value
 
 

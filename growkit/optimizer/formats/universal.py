@@ -135,6 +135,11 @@ class _Universal:
             found = step if found is None else found
             if found is not None:
                 steps[name] = found
+        if len(set(steps.values())) > 1:
+            raise InputError(
+                f"{path} has parameters after {min(steps.values()):g} steps and others after "
+                f"{max(steps.values()):g}, where DeepSpeed wants one number; {KIND.remedy}"
+            )
         groups = _groups(path, common["param_groups"], parameters)
         bare = all(PARAM not in each for each in beside.values())
         ranks, others = _ranks(Folder(zero.parent), files)
