@@ -203,6 +203,14 @@ def verify(
     ],
     settings: Settings,
     answer: Answer,
+    optimizer: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            metavar="PATH",
+            help="State of SRC's optimizer that OUT was grown with, for --steps.",
+        ),
+    ] = None,
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
     from growkit.checkpoint.inputs import Inputs
@@ -212,7 +220,8 @@ def verify(
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
 
-    inputs = Inputs([source, target, *([settings.text] if settings.text else [])])
+    reads = [each for each in (settings.text, optimizer) if each]
+    inputs = Inputs([source, target, *reads])
     sweep([source, target], inputs)
     check_report(answer.report, answer.figures, inputs)
     before, after = Checkpoint(source), Checkpoint(target)
@@ -220,7 +229,7 @@ def verify(
     check_vocabularies(before, after)
     from growkit.proof.verdict import verify as prove  # which takes seconds
 
-    result = prove(source, target, settings, progress=Bars())
+    result = prove(source, target, settings, optimizer=optimizer, progress=Bars())
     write_report(result, target, answer.report, answer.figures, inputs)
     if answer.as_json:
         _print_json(result)

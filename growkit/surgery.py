@@ -174,7 +174,8 @@ def _prove(
 
     source, written = Checkpoint(recipe.source), Checkpoint(folder)
     with progress.bytes("proving", proof_bytes(recipe.source, folder)) as advance:
-        verdict = prove(source, written, recipe.verify, recipe, advance)
+        state = Path(recipe.optimizer) if recipe.optimizer else None
+        verdict = prove(source, written, recipe.verify, recipe, advance, state)
     verdict["kl_by_rank"] = [
         RankCost(rank=rank, kl_nats_per_token=cost) for rank, cost in prepared.kl_by_rank.items()
     ]

@@ -271,14 +271,12 @@ def trained_with(pair: Pair, steps: int = 2) -> tuple[dict[str, Update], Callabl
     before, after = Checkpoint(pair.source), Checkpoint(pair.target)
     batches = proof.Batches(Settings(steps=steps, length=16), before)
     updates = class_updates(after, law_of(pair.lineage).updates)
-    source = proof._loaded(pair.source, None, torch.device("cpu"))
-    state = source.gather(batches[0])
-    expected = proof._trained(source, state, batches)
-    grown = grown_moments(state, before, after, pair.lineage.plans)
+    device = torch.device("cpu")
+    state, grown = proof._begun(None, before, after, pair.lineage, batches, device)
+    expected = proof._trained(pair.source, state, batches, device)
 
     def apart(factors: dict[str, Update]) -> float:
-        target = proof._loaded(pair.target, factors, torch.device("cpu"))
-        return expected.apart(proof._trained(target, grown, batches))
+        return expected.apart(proof._trained(pair.target, grown, batches, device, factors))
 
     return updates, apart
 

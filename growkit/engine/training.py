@@ -6,7 +6,7 @@ It needs room for a model's weights, gradients and two moments, 32 bytes for eac
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,43 @@ BYTES = 32
 """Of memory for each parameter: weight, gradient and two moments."""
 
 PLAIN = Update()
+
+
+@dataclass(frozen=True)
+class Custom:
+    """How an optimizer treats a parameter, beside what the law of updates says.
+
+    Attributes:
+        betas: of the moments.
+        amsgrad: whether the largest second moment counts.
+        lr: by what its learning rate is off.
+        weight_decay: by what its weight decay is off.
+        eps: by what its eps is off.
+    """
+
+    betas: tuple[float, float] = BETAS
+    amsgrad: bool = False
+    lr: float = 1.0
+    weight_decay: float = 1.0
+    eps: float = 1.0
+
+
+USUAL = Custom()
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a training begins with.
+
+    Attributes:
+        moments: of every parameter.
+        steps: that each has taken.
+        customs: how each is treated, where that is not as usual.
+    """
+
+    moments: State
+    steps: Mapping[str, float]
+    customs: Mapping[str, Custom] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,9 +100,15 @@ class Training:
         model: in float64.
         updates: what the settings of each parameter are multiplied with, by its name; new ones
             stay as they are. None for the settings as they are.
+        customs: how an optimizer treats parameters, by their names.
     """
 
-    def __init__(self, model: Any, updates: Mapping[str, Update] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        updates: Mapping[str, Update] | None = None,
+        customs: Mapping[str, Custom] | None = None,
+    ) -> None:
         self._model = model
         self._parts: list[_Part] = []
         groups = []
@@ -73,12 +116,15 @@ class Training:
             update = PLAIN if updates is None else updates[name]
             if not parameter.is_floating_point() or update.new:
                 continue
+            of = (customs or {}).get(name, USUAL)
             for where, eps in _by_eps(update, parameter):
                 leaf = parameter if where is None else parameter.data[where].requires_grad_()
                 self._parts.append(_Part(name, parameter, where, leaf))
-                settings = {"lr": RATE * update.rate, "weight_decay": DECAY * update.decay}
-                groups.append({"params": [leaf], "eps": EPS * eps, **settings})
-        self._optimizer = torch.optim.AdamW(groups, betas=BETAS)
+                group = {"params": [leaf], "betas": of.betas, "amsgrad": of.amsgrad}
+                group["lr"] = RATE * update.rate * of.lr
+                group["weight_decay"] = DECAY * update.decay * of.weight_decay
+                groups.append({**group, "eps": EPS * eps * of.eps})
+        self._optimizer = torch.optim.AdamW(groups)
 
     def step(self, windows: Sequence[Tensor]) -> float:
         """Take a step on some windows of tokens, each [tokens]; their mean loss before it."""
@@ -114,13 +160,13 @@ class Training:
             if part.where is None
         }
 
-    def begin(self, state: State, steps: int) -> None:
-        """Begin with the moments of so many steps."""
+    def begin(self, beginning: Beginning) -> None:
+        """Begin with the moments of steps that were taken before."""
         for part in self._parts:
             of = self._optimizer.state[part.leaf]
-            of["step"] = torch.tensor(float(steps), dtype=torch.float32)
-            for key in ORDERS:
-                moment = state[part.name][key].to(part.leaf)
+            of["step"] = torch.tensor(float(beginning.steps[part.name]), dtype=torch.float32)
+            for key, found in beginning.moments[part.name].items():
+                moment = found.to(part.leaf)
                 of[key] = (moment if part.where is None else moment[part.where]).clone()
 
     def loss(self, windows: Sequence[Tensor]) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights
 from growkit.engine.class_weights import ClassWeights
 from growkit.optimizer.groups import Group, split
-from growkit.optimizer.of_kind import OfKind
+from growkit.optimizer.of_kind import OfKind, moments_dtype
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.state import MASTER, ORDERS, STEP, State
 from growkit.planning.factors import Factors
@@ -101,6 +101,20 @@ class GrownState:
             for block in made or [self._classes[kind].read(parameter)]:
                 yield block.to(dtype)
 
+    def repeatable(self, name: str) -> bool:
+        """Whether a tensor has the same bits when it is computed again on another machine."""
+        parameter, _, kind = name.rpartition(".")
+        targets = self._lineage.plans[-1].by_target
+        return kind != MASTER or all(
+            rule.transform.repeatable
+            for each in self._after.conversions
+            if parameter in each.shapes
+            for target in each.sources
+            if target in targets
+            for rules in self._lineage.steps(target)
+            for rule in rules
+        )
+
     def _grown(self, kind: str) -> Weights:
         """All tensors of one kind, under the names of the target's files."""
         stage: Weights = OfKind(self._state, kind, self._before, self._lineage.source)
@@ -164,7 +178,8 @@ class GrownState:
 
     def _main_dtype(self, kind: str) -> str:
         tensors = self._state.numbers.tensors
-        return next(info.dtype for name, info in tensors.items() if name.endswith(f".{kind}"))
+        found = (info.dtype for name, info in tensors.items() if name.endswith(f".{kind}"))
+        return moments_dtype(next(found))
 
     def _why(self, name: str) -> str:
         """Why a parameter has no moments, in the words of the plan where it has some."""

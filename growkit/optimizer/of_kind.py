@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def moments_dtype(dtype: str) -> str:
+    """That in which moments grow: of float16, squares that are divided would become zero."""
+    return "F32" if dtype == "F16" else dtype
+
+
 @dataclass(frozen=True)
 class OfKind:
     """A checkpoint of moments; see ``growkit.checkpoint.tensors.Weights``.
@@ -62,7 +67,8 @@ class OfKind:
         numbers, weights = self.state.numbers.tensors, self.weights.tensors
         return {
             tensor: TensorInfo(
-                weights[tensor].shape, numbers[self._key(next(iter(each.shapes)))].dtype
+                weights[tensor].shape,
+                moments_dtype(numbers[self._key(next(iter(each.shapes)))].dtype),
             )
             for tensor, each in self._conversions.items()
         }
@@ -118,7 +124,7 @@ class OfKind:
                 f"{self.kind} of {parameter} in {self.state.where} holds {wrong}; use the state of "
                 "an earlier checkpoint"
             )
-        return found
+        return found.float() if str(found.dtype) == "torch.float16" else found
 
     def _has_a_way_back(self, conversion: Conversion) -> bool:
         """Whether what transformers makes of tensors can be taken apart, tried without numbers."""

@@ -15,7 +15,7 @@ from growkit.checkpoint.tensors import FLOAT_BYTES, total_parameters
 from growkit.engine.class_updates import class_updates
 from growkit.errors import InputError
 from growkit.optimizer.growing import GrownState
-from growkit.optimizer.parameters import Parameters, parameters_of
+from growkit.optimizer.parameters import Parameters, check_class, parameters_of
 from growkit.optimizer.state import MUON, Format, State, check, written
 from growkit.planning.factors import UNCHANGED, Factors
 from growkit.planning.lineage import Lineage
@@ -23,6 +23,9 @@ from growkit.planning.updates import Law, Update
 from growkit.registry import members
 from growkit.report.progress import Progress
 from growkit.results.operation import OptimizerResult
+
+DECOUPLED = "decoupled_weight_decay"
+"""The option of a group by which torch tells AdamW from Adam."""
 
 
 def formats() -> list[Format]:
@@ -52,6 +55,15 @@ def open_state(path: Path, parameters: Parameters) -> State:
     raise InputError(f"{path} holds no optimizer's state that growkit reads; give {known}")
 
 
+def written_in(folder: Path) -> Path | None:
+    """Where the folder of a model has its optimizer's state, as growkit writes it; None if not."""
+    for each in formats():
+        for place in (folder, folder / each.outputs[0]):
+            if place.exists() and each.holds(place):
+                return place
+    return None
+
+
 class Optimizer:
     """The optimizer of a source, and what becomes of it.
 
@@ -66,6 +78,7 @@ class Optimizer:
 
     def __init__(self, path: Path, source: Checkpoint, lineage: Lineage) -> None:
         self._lineage = lineage
+        check_class(lineage.target.config, f"the grown {source.folder}")
         self._before = parameters_of(source)
         self._state = open_state(path, self._before)
 
@@ -84,6 +97,28 @@ class Optimizer:
         elements = total_parameters(self._lineage.target.tensors)
         return sum(elements * FLOAT_BYTES[dtype] for dtype in kinds.values())
 
+    @property
+    def state(self) -> State:
+        """As it was read."""
+        return self._state
+
+    def grown(self, target: Checkpoint, law: Law) -> GrownState:
+        """The state of the target's optimizer.
+
+        Args:
+            target: what the lineage makes, written.
+            law: how it is to be updated.
+
+        Raises:
+            InputError: transformers has no class for it.
+        """
+        after = parameters_of(target)
+        factors = {
+            name: self._factors(each, after.shapes.get(name, ()))
+            for name, each in class_updates(target, law.updates).items()
+        }
+        return GrownState(self._state, self._lineage, self._before, after, factors)
+
     def write(self, folder: Path, law: Law, progress: Progress) -> OptimizerResult:
         """Write the grown state into a folder that holds the target already.
 
@@ -95,13 +130,7 @@ class Optimizer:
         Raises:
             InputError: the state cannot be read, or transformers has no class for the target.
         """
-        target = Checkpoint(folder)
-        after, state = parameters_of(target), self._state
-        factors = {
-            name: self._factors(each, after.shapes.get(name, ()))
-            for name, each in class_updates(target, law.updates).items()
-        }
-        grown = GrownState(state, self._lineage, self._before, after, factors)
+        state, grown = self._state, self.grown(Checkpoint(folder), law)
         with progress.bytes("optimizer", written(grown)) as advance:
             state.format.write(state, grown, folder, advance)
         return self.result(grown)
@@ -110,7 +139,10 @@ class Optimizer:
         """What options of a parameter of the target are multiplied by."""
         state = self._state
         if MUON not in state.kinds.values():
-            return Factors(update.rate, update.decay, update.eps)
+            # Decay that is a part of the gradient (Adam's) is scaled as gradients are to weights.
+            coupled = any(each.options.get(DECOUPLED) is False for each in state.groups)
+            decay = update.eps / update.rate if coupled else update.decay
+            return Factors(update.rate, decay, update.eps)
         if len(shape) != 2:
             return UNCHANGED  # Muon has none of these
         adjust = str(state.groups[0].options.get("adjust_lr_fn") or "original")
@@ -130,4 +162,5 @@ class Optimizer:
             groups=len(grown.groups) if grown else len(state.groups),
             bytes=written(grown) if grown else self.bytes,
             reset=dict(grown.reset) if grown else {},
+            beside=dict(state.beside),
         )

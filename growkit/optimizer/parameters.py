@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import Config
 from growkit.engine.building import empty_model
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
@@ -34,6 +35,19 @@ class Parameters:
     conversions: tuple[Conversion, ...]
 
 
+def check_class(config: Config, where: str) -> None:
+    """Refuse a model that transformers cannot train.
+
+    Raises:
+        InputError: it has no class for it.
+    """
+    if lacks_class(config):
+        raise InputError(
+            f"transformers has no class for the {config['model_type']} model in {where}, so it "
+            "does not train there; leave out --optimizer"
+        )
+
+
 def parameters_of(checkpoint: Checkpoint) -> Parameters:
     """Ask transformers.
 
@@ -42,11 +56,7 @@ def parameters_of(checkpoint: Checkpoint) -> Parameters:
     """
     from transformers import Trainer
 
-    if lacks_class(checkpoint.config):
-        raise InputError(
-            f"transformers has no class for the {checkpoint.config['model_type']} model in "
-            f"{checkpoint.folder}, so it does not train there; grow it without its optimizer"
-        )
+    check_class(checkpoint.config, str(checkpoint.folder))
     model, _, stored = empty_model(checkpoint, torch.float32, "eager")
     first: dict[str, str] = {}  # of tied parameters
     for name, _ in model.named_parameters():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from growkit.checkpoint.tensors import TensorInfo
 from growkit.errors import InputError
-from growkit.optimizer.groups import Group
+from growkit.optimizer.groups import RATES, Group
 from growkit.optimizer.parameters import Parameters
 
 if TYPE_CHECKING:
@@ -36,7 +36,16 @@ OPTIONS = {
 }
 """Options, of one implementation or another, that optimizers with moments alike do not have."""
 
+PLAIN = (bool, int, float, str, type(None))
+"""What options of a group are made of."""
+
+MOST_STEPS = 2**53
+
 DTYPES = ("F64", "F32", "BF16", "F16")
+
+CARRIED = "carried over"
+SCALED = "carried over, with its rates multiplied as those of the groups"
+"""What becomes of a schedule."""
 
 ONLY = "growkit grows that of AdamW, with or without amsgrad, and of Muon"
 
@@ -70,6 +79,7 @@ class State:
         steps: that every parameter has taken; none where the optimizer does not count them.
         numbers: its tensors.
         rest: what the format hands on from reading to writing.
+        beside: what else of a training lies there, by its name, and what becomes of it.
     """
 
     format: Format
@@ -79,6 +89,7 @@ class State:
     steps: Mapping[str, float]
     numbers: Numbers
     rest: Any = None
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kinds(self) -> dict[str, frozenset[str]]:
@@ -180,6 +191,7 @@ def check(state: State, parameters: Parameters) -> None:
                 )
     _check_names(state, parameters)
     for group in state.groups:
+        _check_options(state, group)
         for name in group.parameters:
             _check_optimizer(state, group, name, kinds[name])
 
@@ -206,14 +218,36 @@ def _check_optimizer(state: State, group: Group, name: str, kinds: frozenset[str
         _refuse(state, f"only {' and '.join(sorted(moments)) or 'no moment'} of {name}")
     first = MUON if moments == MUON else ADAMW
     if not any(options <= group.options.keys() for options in OPTIONS[first]):
-        _refuse(state, f"{min(moments)} in a group without {max(OPTIONS[first][0])}")
+        missing = min(OPTIONS[first][0] - group.options.keys())
+        _refuse(state, f"{min(moments)} in a group without {missing}")
     step = state.steps.get(name)
-    if first == ADAMW and (step is None or not math.isfinite(step) or step < 0 or step % 1):
+    if first == ADAMW and (step is None or not 0 <= step < MOST_STEPS or step % 1):
         shown = "none" if step is None else f"{step:g}"
         raise InputError(
             f"the step of {name} in {state.where} is {shown}; a whole number of steps that were "
             "taken was expected, save the optimizer again"
         )
+
+
+def _check_options(state: State, group: Group) -> None:
+    """Numbers that can be scaled, and nothing that is no plain value."""
+    for key, value in group.options.items():
+        parts = value if isinstance(value, list | tuple) else [value]
+        fit = all(isinstance(each, PLAIN) for each in parts)
+        if key in (*RATES, "weight_decay", "eps"):
+            fit &= value is None or (_is_number(value) and value >= 0)
+        if key == "betas":
+            fit &= len(parts) == 2 and all(_is_number(each) and 0 <= each < 1 for each in parts)
+        if not fit:
+            raise InputError(
+                f"{key} of a group in {state.where} is {str(value)[:40]}, which no optimizer "
+                "takes; save it again"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
 
 
 def _refuse(state: State, what: str) -> None:

@@ -1,10 +1,10 @@
 """Does the target learn what its source would have learned?
 
 Both take the same steps of AdamW on the same batches, in strict float64: the source with plain
-settings, the target with the factors that its plan says. They begin with the moments that the
-source has after a first batch, which are grown for the target. What they may differ by is what
-rounding does to the source's own training: it is trained once more, with its weights disturbed
-before every step.
+settings, the target with the factors that its plan says. They begin with the states of their
+optimizers, where the target was grown with one; else with the moments that the source has after a
+first batch, which are grown for the target. What they may differ by is what rounding does to the
+source's own training: it is trained once more, with its weights disturbed before every step.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TensorInfo, total_parameters
 from growkit.engine.class_updates import class_updates
 from growkit.engine.metrics import finite
-from growkit.engine.moments import State, grown_moments
+from growkit.engine.moments import grown_moments
 from growkit.engine.oracle import load
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
-from growkit.engine.training import BYTES, DECAY, EPS, RATE, Training
+from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, Training
 from growkit.errors import InputError
 from growkit.planning.lineage import Lineage
 from growkit.planning.updates import Law, Update, law_of
+from growkit.proof.states import Places, States
 from growkit.results.training import TrainingProof
 from growkit.settings import Settings
 from growkit.units import size
@@ -117,6 +118,7 @@ def prove_training(
     lineage: Lineage,
     settings: Settings,
     device: torch.device,
+    places: Places,
 ) -> TrainingProof:
     """Train source and target side by side.
 
@@ -126,9 +128,10 @@ def prove_training(
         lineage: how the target was made.
         settings: of the proof, with a number of steps.
         device: where both run, one after the other.
+        places: where the states of their optimizers lie.
 
     Raises:
-        InputError: there is no room, or no text to train on.
+        InputError: there is no room, or no text to train on; a state cannot be read.
     """
     check_room(settings, after.tensors, device)
     batches = Batches(settings, before)
@@ -136,27 +139,32 @@ def prove_training(
     updates = class_updates(after, law.updates)
     widest = max(max(info.shape, default=1) for info in before.tensors.values())
     rounding = torch.finfo(torch.float64).eps * math.sqrt(widest)
-    training = _loaded(before.folder, None, device)
-    state = training.gather(batches[0])
-    source = _trained(training, state, batches)
-    disturbed = _trained(_loaded(before.folder, None, device), state, batches, rounding)
-    state = grown_moments(state, before, after, lineage.plans)
-    target = _trained(_loaded(after.folder, updates, device), state, batches)
+    states = States(places, before, after, lineage, law) if places.source else None
+    begun, grown = _begun(states, before, after, lineage, batches, device)
+    source = _trained(before.folder, begun, batches, device)
+    disturbed = _trained(before.folder, begun, batches, device, disturbed=rounding)
+    target = _trained(after.folder, grown, batches, device, updates)
     relative, own = source.apart(target), max(source.apart(disturbed), rounding)
     tolerance = None if law.why else MARGIN * own
     fault, spoiled = _spoiled(updates, after)
     caught = None
     if tolerance is not None:
-        first = _trained(_loaded(after.folder, spoiled, device), state, batches, steps=1)
+        first = _trained(after.folder, grown, batches, device, spoiled, steps=1)
         off = abs(first.losses[1] - source.losses[1]) / max(abs(source.losses[0]), 1e-300)
         caught = not off <= tolerance
     kept = None if tolerance is None else relative <= tolerance and bool(caught)
     still = sum(each.new for each in updates.values())
+    reason = _reason(law, batches.steps, source, target, tolerance, still, caught)
+    if states and states.unlike:
+        kept, reason = False, f"the optimizer's state is not the source's, grown: {states.unlike}"
+    elif states:
+        reason += f", and its optimizer's state is the source's, grown ({states.where})"
     return TrainingProof(
         steps=batches.steps,
         kept=kept,
-        reason=_reason(law, batches.steps, source, target, tolerance, still, caught),
+        reason=f"{reason}{places.untried}",
         why=list(law.why),
+        begun=_told(states),
         losses_source=[finite(each) for each in source.losses],
         losses_target=[finite(each) for each in target.losses],
         relative=finite(relative),
@@ -171,20 +179,51 @@ def prove_training(
     )
 
 
-def _loaded(folder: Path, updates: Updates | None, device: torch.device) -> Training:
+def _loaded(
+    folder: Path, beginning: Beginning | None, device: torch.device, updates: Updates | None = None
+) -> Training:
     with strict_float64():
-        return Training(load(folder, torch.float64, device, None), updates)
+        model = load(folder, torch.float64, device, None)
+        return Training(model, updates, beginning.customs if beginning else None)
+
+
+def _begun(
+    states: States | None,
+    before: Checkpoint,
+    after: Checkpoint,
+    lineage: Lineage,
+    batches: Batches,
+    device: torch.device,
+) -> tuple[Beginning, Beginning]:
+    """What source and target begin with."""
+    if states and states.trains:
+        return states.source(), states.target()
+    moments = _loaded(before.folder, None, device).gather(batches[0])
+    grown = grown_moments(moments, before, after, lineage.plans)
+    return Beginning(moments, dict.fromkeys(moments, 1.0)), Beginning(
+        grown, dict.fromkeys(grown, 1.0)
+    )
+
+
+def _told(states: States | None) -> str:
+    """What both begin with, in words."""
+    if states and states.trains:
+        return f"the optimizers' states in {states.where}"
+    return "the moments of a first batch"
 
 
 def _trained(
-    training: Training,
-    state: State,
+    folder: Path,
+    beginning: Beginning,
     batches: Batches,
+    device: torch.device,
+    updates: Updates | None = None,
     disturbed: float = 0.0,
     steps: int | None = None,
 ) -> _Run:
-    """Train a model from the moments of one step on."""
-    training.begin(state, 1)
+    """Train the model of a folder."""
+    training = _loaded(folder, beginning, device, updates)
+    training.begin(beginning)
     losses = []
     steps = batches.steps if steps is None else steps
     for step in range(1, steps + 1):

@@ -38,6 +38,7 @@ from growkit.proof.findings import (
 from growkit.proof.modes import Mode, modes, result
 from growkit.proof.origin import origin_of
 from growkit.proof.parts import Parts
+from growkit.proof.states import NOWHERE, places_of
 from growkit.proof.training import check_room, prove_training
 from growkit.proof.usage import used
 from growkit.recipe.recipe import Recipe
@@ -64,6 +65,7 @@ def verify(
     trainability: bool | None = None,
     max_kl: float | None = None,
     steps: int | None = None,
+    optimizer: str | Path | None = None,
     progress: Progress = Silent(),
     advance: Callable[[int], None] = lambda count: None,
 ) -> VerifyResult:
@@ -89,6 +91,8 @@ def verify(
         max_kl: nats per token of KL above which the target is not kept; no limit without.
         steps: of AdamW that both take in strict float64, to see whether they learn the same; no
             training without.
+        optimizer: the state of the source's optimizer that the target was grown with, for these
+            steps; without, what lies in the source's folder, if the target was grown with it.
         progress: where progress is shown, such as ``growkit.Bars()``.
         advance: called with the number of bytes done, for a progress bar that expects
             ``proof_bytes`` of them.
@@ -110,6 +114,11 @@ def verify(
         "steps": steps,
     }
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
+    if optimizer is not None and settings.steps is None:
+        raise InputError(
+            f"{optimizer} is for the training of both models, and no steps of it were asked for; "
+            "add --steps"
+        )
     before, after = Checkpoint(source), Checkpoint(target)
     record = read_record(after)
     with progress.bytes("proving", bytes_of(before, after)) as shown:
@@ -118,7 +127,8 @@ def verify(
             shown(count)
             advance(count)
 
-        verdict = prove(before, after, settings, record.recipe, both)
+        state = Path(optimizer) if optimizer is not None else None
+        verdict = prove(before, after, settings, record.recipe, both, state)
     verdict["kl_by_rank"] = list(record.kl_by_rank)
     return verdict
 
@@ -129,6 +139,7 @@ def prove(
     settings: Settings,
     recipe: Recipe | None,
     advance: Callable[[int], None],
+    optimizer: Path | None = None,
 ) -> VerifyResult:
     """See ``verify``.
 
@@ -138,11 +149,12 @@ def prove(
         settings: what is compared.
         recipe: how the target was made, if that is known.
         advance: see ``verify``.
+        optimizer: the state of the source's optimizer, where that is known.
     """
     check_vocabularies(before, after)
     place = devices.chosen(settings.device)
     with knowing(recipe.family if recipe else None), reproducible(place):
-        return _proved(before, after, settings, recipe, advance, place)
+        return _proved(before, after, settings, recipe, advance, place, optimizer)
 
 
 def _proved(
@@ -152,6 +164,7 @@ def _proved(
     recipe: Recipe | None,
     advance: Callable[[int], None],
     place: torch.device,
+    optimizer: Path | None,
 ) -> VerifyResult:
     started = time.perf_counter()
     loads, loaded = loading(before), loading(after)
@@ -163,6 +176,8 @@ def _proved(
             f"{origin.unknown}; leave out --steps"
         )
     check_room(settings, after.tensors, place)
+    trains = settings.steps is not None
+    states = places_of(before, after, recipe, optimizer) if trains else NOWHERE
     beside = (
         beside_source(before, after, loads, loaded)
         if origin.unknown
@@ -191,7 +206,7 @@ def _proved(
     sound = kept and weights.kept and strict.caught
     training = None
     if sound and origin.lineage and settings.steps is not None:
-        training = prove_training(before, after, origin.lineage, settings, place)
+        training = prove_training(before, after, origin.lineage, settings, place, states)
     learns_alike = not training or training["kept"] is not False
     able = not (settings.trainability and learns and not learns["trainable"])
     if learns and kept and weights.kept and strict.caught and not able:

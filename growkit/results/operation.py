@@ -42,6 +42,7 @@ class OptimizerResult(Result):
         groups: the number of parameter groups, in the source's state in a dry run.
         bytes: size of its tensors, about that in a dry run.
         reset: parameters that begin without moments, and why; empty in a dry run.
+        beside: what else of a training lies with the state, and what becomes of it.
     """
 
     path: str
@@ -51,6 +52,7 @@ class OptimizerResult(Result):
     groups: int
     bytes: int
     reset: dict[str, str]
+    beside: dict[str, str]
 
 
 class GrowResult(Result):

@@ -55,6 +55,9 @@ def optimizer_sentence(found: Mapping[str, Any]) -> str:
     if names:
         more = f" and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else ""
         said += f"; reset: {', '.join(names[:FEW_NAMES])}{more} ({found['reset'][names[0]]})"
+    left = [f"{name} ({why})" for name, why in found["beside"].items() if why.startswith("left")]
+    if left:
+        said += f"; not taken along: {', '.join(left[:FEW_NAMES])}"
     return said
 
 

@@ -8,13 +8,15 @@ from growkit.results.result import Result
 class TrainingProof(Result):
     """Source and target, trained side by side in strict float64.
 
-    Both begin with the moments that the source has after a first batch.
+    Both begin with the states of their optimizers, where the target was grown with one, and else
+    with the moments that the source has after a first batch.
 
     Attributes:
         steps: steps of AdamW that both took.
         kept: whether both learned the same; null where the law of updates does not promise it.
         reason: the finding in a sentence.
         why: what keeps the target's training from being the source's, a phrase for each.
+        begun: what both began with.
         losses_source: mean loss in nats per token on the batch of each step, before it, and on one
             more batch after the last.
         losses_target: the same of the target.
@@ -36,6 +38,7 @@ class TrainingProof(Result):
     kept: bool | None
     reason: str
     why: list[str]
+    begun: str
     losses_source: list[float | None]
     losses_target: list[float | None]
     relative: float | None

@@ -45,12 +45,16 @@ from growkit.errors import InputError, reason
 from growkit.optimizer.groups import Group
 from growkit.optimizer.holes import MOST_PICKLE
 from growkit.optimizer.parameters import Parameters
-from growkit.optimizer.state import STEP, Grown, State
+from growkit.optimizer.schedule import grown_schedule
+from growkit.optimizer.state import CARRIED, SCALED, STEP, Grown, State
 
 FOLDER = "optimizer"
 """What it is called in the folder of a model."""
 
 LIST = ".metadata"
+
+WEIGHTS = "weights"
+"""What tensors are called that are not the optimizer's."""
 
 ENTRY = re.compile(r"(?P<before>(?:\w+\.)?)(?P<part>state|param_groups)\.(?P<of>.+)\.(?P<key>\w+)")
 """What an entry of an optimizer is called."""
@@ -77,6 +81,19 @@ _NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
 REMEDY = "copy the checkpoint again, or save it again with torch.distributed.checkpoint"
 
 
+@dataclass(frozen=True)
+class _Rest:
+    """What is handed on to the writing.
+
+    Attributes:
+        before: what the names of entries begin with.
+        others: values of entries that are not the optimizer's.
+    """
+
+    before: str
+    others: Mapping[str, Any]
+
+
 class _Distributed:
     name = "torch.distributed.checkpoint"
     outputs = (FOLDER,)
@@ -94,10 +111,11 @@ class _Distributed:
         options: dict[str, dict[str, Any]] = {}
         steps: dict[str, float] = {}
         tensors: dict[str, str] = {}
-        befores = set()
+        befores, others = set(), []
         for entry, of in listed.state_dict_metadata.items():
             found = ENTRY.fullmatch(entry)
             if not found:
+                others.append(entry)
                 continue
             befores.add(found["before"])
             name, key = found["of"], found["key"]
@@ -115,24 +133,30 @@ class _Distributed:
         groups = _groups(options, parameters)
         numbers = _Numbers(folder, listed, tensors)
         paths = tuple(path / name for name in sorted(files))
-        return State(self, path, paths, groups, steps, numbers, befores.pop())
+        carried, beside = _others(folder, listed, others, parameters)
+        rest = _Rest(befores.pop(), carried)
+        return State(self, path, paths, groups, steps, numbers, rest, beside)
 
     def write(
         self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
     ) -> None:
         """See ``Format``."""
+        rest: _Rest = state.rest
         entries: dict[str, Any] = {}
         keys: dict[str, str] = {}
         for key, info in grown.tensors.items():
             dtype = getattr(torch, STORED_NAMES[info.dtype])
-            keys[f"{state.rest}state.{key}"] = key
+            keys[f"{rest.before}state.{key}"] = key
             entries[f"state.{key}"] = torch.empty(info.shape, dtype=dtype, device="meta")
         for group in grown.groups:
             for name in group.parameters:
                 for key, value in group.options.items():
                     entries[f"param_groups.{name}.{key}"] = value
-        before = state.rest.removesuffix(".")
+        before = rest.before.removesuffix(".")
         content = {before: entries} if before else entries
+        for entry, value in rest.others.items():
+            key = entry.rpartition(".")[2]
+            content[entry] = grown_schedule({key: value}, len(state.groups), grown.groups)[key]
         planner, writer = _Planner(grown, keys, advance), _Writer(folder / FOLDER, sync_files=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it runs in one process
@@ -328,6 +352,27 @@ def _check_complete(folder: Folder, listed: Metadata) -> None:
                     raise ValueError("its parts do not make it up")
             if any(place not in listed.storage_data for place in places):
                 raise ValueError("a part of it is missing")
+
+
+def _others(
+    folder: Folder, listed: Metadata, entries: list[str], parameters: Parameters
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What else a checkpoint holds: the values that are carried over, and what is said of all."""
+    values: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for entry in entries:
+        of, first = listed.state_dict_metadata[entry], entry.partition(".")[0]
+        plain = isinstance(of, BytesStorageMetadata)
+        known = entry in parameters.shapes or entry.removeprefix("model.") in parameters.shapes
+        if known or (isinstance(of, TensorStorageMetadata) and of.size.numel() > 1):
+            said.setdefault(WEIGHTS, "left: they lie in the files of the model")
+            continue
+        try:
+            values[entry] = (_plain if plain else _tensor)(folder, listed, entry)
+            said[first] = SCALED if entry.endswith("base_lrs") else said.get(first, CARRIED)
+        except InputError:
+            said[first] = "left: it holds more than plain values"
+    return values, said
 
 
 def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> list[Group]:

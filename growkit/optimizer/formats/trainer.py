@@ -18,13 +18,26 @@ from growkit.optimizer.groups import Group
 from growkit.optimizer.holes import MOST_PICKLE, room, save
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule
-from growkit.optimizer.state import STEP, Grown, State
+from growkit.optimizer.state import CARRIED, SCALED, STEP, Grown, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAME, BIN = "optimizer.pt", "optimizer.bin"
 SCHEDULE, PROGRESS = "scheduler.pt", "trainer_state.json"
+BEST = ("best_model_checkpoint", "best_metric", "best_global_step")
+"""In ``trainer_state.json``: a checkpoint of the source, which the grown model cannot load."""
+
+ELSE = ("rng_state*.pth", "scaler.pt")
+"""What does not depend on the model: random generators, and the scale of losses in float16."""
+
+BECOMES = {
+    SCHEDULE: SCALED,
+    PROGRESS: "carried over, but for the best checkpoint, which is one of the source",
+    "training_args.bin": "left: it is code; give Trainer the arguments of the source again",
+}
+"""What becomes of what lies beside ``optimizer.pt``."""
+
 KIND = Kind("the state of an optimizer", "save optimizer.state_dict() again")
 
 WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
@@ -58,11 +71,12 @@ class _Rest:
     file: str
     folder: Folder | None
     schedule: Any
+    others: Sequence[str]
 
 
 class _Trainer:
     name = "optimizer.pt"
-    outputs = (NAME, BIN, SCHEDULE, PROGRESS)
+    outputs = (NAME, BIN, SCHEDULE, PROGRESS, *ELSE)
 
     def holds(self, path: Path) -> bool:
         """See ``Format``."""
@@ -70,6 +84,8 @@ class _Trainer:
 
     def open(self, path: Path, parameters: Parameters) -> State:
         """See ``Format``."""
+        from transformers.trainer_pt_utils import safe_globals
+
         folder = Folder(path) if path.is_dir() else None
         inside = [name for name in (NAME, BIN) if folder and folder.find(name)]
         file = path / inside[0] if inside else path
@@ -84,6 +100,14 @@ class _Trainer:
             schedule, _ = open_saved(folder, SCHEDULE, _no_tensors, KIND, MOST_PICKLE)
         if folder and folder.find(PROGRESS):
             folder.json(PROGRESS)
+        others = [name for name in folder.names(*ELSE) if "/" not in name] if folder else []
+        for name in others:
+            assert folder
+            files.append(path / name)
+            with safe_globals():  # those with which Trainer reads it
+                open_saved(folder, name, lambda _: {}, KIND, MOST_PICKLE)
+        beside = {name: how for name, how in BECOMES.items() if folder and folder.find(name)}
+        beside |= dict.fromkeys(others, CARRIED)
         steps, options = dict(saved.steps), []
         for number, group in enumerate(content["param_groups"]):
             read = {k: _value(numbers, f"{number}.{k}", v) for k, v in group.items()}
@@ -98,8 +122,8 @@ class _Trainer:
         groups = [
             Group(tuple(names), each) for names, each in zip(saved.names, options, strict=True)
         ]
-        rest = _Rest(saved, BIN if file.name == BIN else NAME, folder, schedule)
-        return State(self, file, tuple(files), groups, steps, numbers, rest)
+        rest = _Rest(saved, BIN if file.name == BIN else NAME, folder, schedule, others)
+        return State(self, file, tuple(files), groups, steps, numbers, rest, beside)
 
     def write(
         self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
@@ -116,17 +140,21 @@ class _Trainer:
             name, _, kind = key.rpartition(".")
             content["state"].setdefault(ids[name], {})[kind] = room(info)
         for group in grown.groups:
-            made = {**group.options, "params": [ids[name] for name in group.parameters]}
-            if saved.listed:
-                made["param_names"] = list(group.parameters)
-            content["param_groups"].append(made)
+            names = list(group.parameters)  # which numbers alone would not tell any more
+            made = {"params": [ids[name] for name in names], "param_names": names}
+            content["param_groups"].append({**group.options, **made})
         if rest.folder and rest.schedule is not None:
             import torch
 
             schedule = grown_schedule(rest.schedule, len(state.groups), grown.groups)
             torch.save(schedule, folder / SCHEDULE)
         if rest.folder and rest.folder.find(PROGRESS):
-            (folder / PROGRESS).write_bytes(rest.folder.bytes(PROGRESS))
+            progress = rest.folder.json(PROGRESS)
+            progress |= {key: None for key in BEST if key in progress}
+            (folder / PROGRESS).write_text(json.dumps(progress, indent=2) + "\n", "utf-8")
+        for name in rest.others:
+            assert rest.folder
+            (folder / name).write_bytes(rest.folder.bytes(name))
         named = {number: name for name, number in ids.items()}
         places = save(content, folder / rest.file, partial(_tensors_of, named), KIND)
         fill(grown, places, advance)
@@ -166,8 +194,12 @@ def _recognised(
                 )
     for number, group in enumerate(groups):
         for key, value in group.items():
-            if isinstance(value, torch.Tensor) and value.numel() == 1:
-                found[f"{number}.{key}"] = value
+            parts = (
+                {f".{place}": each for place, each in enumerate(value)} if _several(value) else {}
+            )
+            for place, each in (parts or {"": value}).items():
+                if isinstance(each, torch.Tensor) and each.numel() == 1:
+                    found[f"{number}.{key}{place}"] = each
     return found
 
 
@@ -251,7 +283,8 @@ def _named(
     raise InputError(
         f"{file} holds {count} parameters in groups of {', '.join(map(str, lengths))}, which are "
         f"not the {known} of the model in {parameters.where} as Trainer orders them{misfit}; give "
-        "the state of its own optimizer"
+        "the state of its own optimizer, or make that with model.named_parameters(), so that it "
+        "saves names"
     )
 
 
@@ -260,9 +293,12 @@ def _orders(parameters: Parameters) -> Iterator[list[list[str]]]:
     every = list(parameters.shapes)
     matrices = [name for name in every if len(parameters.shapes[name]) > 1]
     inner = [name for name in matrices if name not in parameters.vocabulary]
-    yield _parted(every, parameters.decayed)
-    yield _parted(every, matrices)
+    for first in (parameters.decayed, matrices):
+        parted = _parted(every, first)
+        yield parted
+        yield parted[::-1]
     yield [every]
+    yield [[name] for name in every]
     yield [inner]
     yield [matrices]
 
@@ -293,8 +329,14 @@ def _is_option(key: str) -> bool:
     return key.partition(".")[0].isdigit()
 
 
+def _several(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
 def _value(numbers: Any, key: str, value: Any) -> Any:
     """An option of a group; a rate that is a tensor is read."""
+    if _several(value):
+        return tuple(_value(numbers, f"{key}.{place}", each) for place, each in enumerate(value))
     return float(numbers.read(key, None)) if key in numbers.places else value
 
 

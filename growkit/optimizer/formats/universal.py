@@ -5,6 +5,9 @@ which grow as weights do) and ``step.pt``; in ``zero/optimizer_state.pt`` what i
 them. The loader wants one step for all parameters of a group, so those that begin without moments
 take over that of the others. Of classes of DeepSpeed in ``optimizer_state.pt``, such as a loss
 scaler, nothing is run or taken over: the loader has its own where there are none.
+
+In ``*model_states.pt`` beside ``zero`` the engine looks for its counters and the schedule of the
+rates. They are taken over without the weights in there, which a universal load passes over.
 """
 
 from __future__ import annotations
@@ -28,11 +31,21 @@ from growkit.errors import InputError, foreign
 from growkit.optimizer.groups import Group
 from growkit.optimizer.holes import MOST_PICKLE, room, save
 from growkit.optimizer.parameters import Parameters
-from growkit.optimizer.state import ADAMW, MASTER, STEP, Grown, State
+from growkit.optimizer.schedule import grown_schedule
+from growkit.optimizer.state import ADAMW, MASTER, SCALED, STEP, Grown, State
+
+RANKS = "*model_states.pt"
+"""What each of the processes kept of the model and the engine."""
+
+SHAPED = ("param_shapes", "frozen_param_shapes", "frozen_param_fragments", "buffer_names")
+"""What in these files is of the source alone, beside its weights."""
 
 TAG, LATEST = "universal", "latest_universal"
 ZERO, COMMON = "zero", "optimizer_state.pt"
 PARAM = "param"
+NAMES = "param_names"
+"""What torch calls the list of a group's parameters, if it has one; DeepSpeed has none."""
+
 INNER = "optimizer_state_dict"
 """Where stage 3 keeps step and groups."""
 
@@ -59,12 +72,14 @@ class _Rest:
         inner: whether step and groups stand where stage 3 looks for them.
         bare: whether tensors are saved flat and alone, as for stage 3.
         beside: for every tensor what is saved beside it.
+        ranks: what is plain in the files of processes, by their names.
     """
 
     common: Mapping[str, Any]
     inner: bool
     bare: bool
     beside: Mapping[str, Mapping[str, Any]]
+    ranks: Mapping[str, Any]
 
 
 @dataclass
@@ -120,10 +135,16 @@ class _Universal:
             found = step if found is None else found
             if found is not None:
                 steps[name] = found
+        if len(set(steps.values())) > 1:
+            raise InputError(
+                f"{path} has parameters after {min(steps.values()):g} steps and others after "
+                f"{max(steps.values()):g}, where DeepSpeed wants one number; {KIND.remedy}"
+            )
         groups = _groups(path, common["param_groups"], parameters)
         bare = all(PARAM not in each for each in beside.values())
-        rest = _Rest(common, step is not None, bare, beside)
-        return State(self, path, tuple(files), groups, steps, numbers, rest)
+        ranks, others = _ranks(Folder(zero.parent), files)
+        rest = _Rest(common, step is not None, bare, beside, ranks)
+        return State(self, path, tuple(files), groups, steps, numbers, rest, others)
 
     def write(
         self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
@@ -147,12 +168,15 @@ class _Universal:
                 content = {**rest.beside.get(key, {}), PARAM: content}
             places |= save(content, file, partial(_tensor_of, key), KIND)
         groups = [
-            {**group.options, "params": [number]} for number, group in enumerate(grown.groups)
+            {**group.options, "params": [number], NAMES: list(group.parameters)}
+            for number, group in enumerate(grown.groups)
         ]
         common = {**rest.common, "param_groups": groups}
         if rest.inner:
             common[INNER] = {"state": {0: {STEP: int(step)}}, "param_groups": groups}
         torch.save(common, zero / COMMON)
+        for name, kept in rest.ranks.items():
+            torch.save(grown_schedule(kept, len(state.groups), grown.groups), zero.parent / name)
         tensors = {key: info for key, info in grown.tensors.items() if key in places}
         fill(_Some(tensors, grown.blocks), places, advance)
 
@@ -176,6 +200,47 @@ class _Foreign:
 
     def __setstate__(self, state: Any) -> None:
         """Take whatever it is told of itself."""
+
+
+def _ranks(folder: Folder, files: list[Path]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What is plain in the files of processes, and what is said of each."""
+    found: dict[str, Any] = {}
+    said = {}
+    for name in folder.names(RANKS):
+        if "/" in name:
+            continue
+        try:
+            content = _opened(folder, name, lambda _: {})[0]
+        except InputError as error:  # of another framework, which keeps objects of its own there
+            said[name] = f"left: {error}"
+            continue
+        files.append(folder.path / name)
+        kept = content.items() if isinstance(content, dict) else ()
+        found[name] = {**_plain({k: v for k, v in kept if k not in SHAPED}), "module": {}}
+        said[name] = f"{SCALED}, without the weights in it"
+    return found, said
+
+
+def _plain(value: Any) -> Any:
+    """The same without tensors and whatever DeepSpeed's classes stand for."""
+    if isinstance(value, dict):
+        kept = {key: each for key, each in value.items() if not isinstance(each, Tensor | _Foreign)}
+        return {key: _plain(each) for key, each in kept.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value if not isinstance(each, Tensor | _Foreign)]
+    return value
+
+
+def _opened(folder: Folder, name: str, tensors: Any) -> tuple[Any, WeightFile]:
+    """Read a file in which classes of DeepSpeed may be named, which are passed over."""
+    with (
+        folder.open(name) as stream,
+        foreign(f"{folder.path / name} cannot be read", KIND.remedy),
+    ):
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(stream)
+    inert: list[Any] = [(_Foreign, each) for each in unknown if each.startswith(f"{OWN}.")]
+    with torch.serialization.safe_globals(inert):
+        return open_saved(folder, name, tensors, KIND, MOST_PICKLE, OWN)
 
 
 def _zero(path: Path) -> Path:
@@ -202,11 +267,7 @@ def _common(folder: Folder) -> tuple[dict[str, Any], float | None]:
         InputError: it is not as DeepSpeed writes it.
     """
     file = folder.path / COMMON
-    with folder.open(COMMON) as stream, foreign(f"{file} cannot be read", KIND.remedy):
-        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(stream)
-    inert: list[Any] = [(_Foreign, name) for name in unknown if name.startswith(f"{OWN}.")]
-    with torch.serialization.safe_globals(inert):
-        found, numbers = open_saved(folder, COMMON, _step_in, KIND, MOST_PICKLE, OWN)
+    found, numbers = _opened(folder, COMMON, _step_in)
     inner = found.get(INNER)
     groups = found.get("param_groups", inner.get("param_groups") if inner else None)
     if not isinstance(groups, list) or not groups or not all(isinstance(g, dict) for g in groups):
@@ -297,11 +358,14 @@ def _in_shape(places: Mapping[str, Place], shape: tuple[int, ...]) -> dict[str, 
 
 
 def _groups(path: Path, options: list[dict[str, Any]], parameters: Parameters) -> list[Group]:
-    """The parameters of every group: all of them, or as Trainer parts them.
+    """The parameters of every group: as it lists them, all of them, or as Trainer parts them.
 
     Raises:
         InputError: there are more groups, and nothing says which parameters are theirs.
     """
+    listed = [each.get(NAMES) for each in options]
+    if all(isinstance(n, list) and all(isinstance(each, str) for each in n) for n in listed):
+        return [Group(tuple(each.pop(NAMES)), each) for each in [dict(group) for group in options]]
     every = list(parameters.shapes)
     names = [every]
     if len(options) == 2:

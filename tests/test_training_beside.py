@@ -1,0 +1,189 @@
+"""What lies beside an optimizer's state: engines take it up, or it is said that it is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+from growkit.engine.strict import strict_float64
+from growkit.errors import InputError
+from growkit.training import param_groups
+from tests.conftest import folder_bytes, save_model
+from tests.optimizer_state import FLAT, RATE, batch, grown, one_process, save_universal, trained
+
+LLAMA = {"num_hidden_layers": 1}
+DECAY = 0.1
+
+
+class Batches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": batch(number)[0], "labels": batch(number)[0]}
+
+
+class Recording(Trainer):
+    """The real one, which remembers its losses as they are."""
+
+    def compute_loss(self, *arguments: Any, **more: Any) -> Any:
+        found = super().compute_loss(*arguments, **more)
+        self.losses = [*getattr(self, "losses", []), float(found.detach())]
+        return found
+
+
+def trainer(folder: Path, output: Path, law: bool = False) -> Recording:
+    """In true float64, with a schedule that rises and falls."""
+    arguments = TrainingArguments(
+        str(output),
+        max_steps=6,
+        per_device_train_batch_size=2,
+        save_steps=3,
+        learning_rate=RATE,
+        lr_scheduler_type="cosine",
+        warmup_steps=2,
+        weight_decay=DECAY,
+        max_grad_norm=0,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    )
+    groups = param_groups(model, folder, lr=RATE, weight_decay=DECAY) if law else None
+    made = (torch.optim.AdamW(groups, lr=RATE), None) if groups else (None, None)
+    return Recording(model, arguments, train_dataset=Batches(), optimizers=made)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """A checkpoint of Trainer halfway, and the losses of the whole."""
+    place = tmp_path_factory.mktemp("ran")
+    source = save_model(place / "source", "llama", dtype=torch.float64, **LLAMA)
+    first = trainer(source, place / "run")
+    with strict_float64():
+        first.train()
+    return place / "run" / "checkpoint-3", first.losses
+
+
+def test_trainer_goes_on_to_rounding(ran: tuple[Path, list[float]], tmp_path: Path) -> None:
+    """From the grown folder as a checkpoint, whose schedule has the law's factors."""
+    checkpoint, losses = ran
+    out = tmp_path / "out"
+    found = grown(checkpoint, checkpoint, out).optimizer
+    assert found
+    assert found.beside["rng_state.pth"] == "carried over"
+    assert found.beside["training_args.bin"].startswith("left: ")
+    assert (out / "rng_state.pth").read_bytes() == (checkpoint / "rng_state.pth").read_bytes()
+    resumed = trainer(out, tmp_path / "on", law=True)
+    with strict_float64():
+        resumed.train(resume_from_checkpoint=str(out))
+    assert resumed.losses == pytest.approx(losses[3:], abs=1e-12)
+    schedule = torch.load(out / "scheduler.pt", weights_only=True)
+    schedule["base_lrs"] = [RATE] * len(schedule["base_lrs"])
+    torch.save(schedule, out / "scheduler.pt")
+    other = trainer(out, tmp_path / "other", law=True)
+    with strict_float64():
+        other.train(resume_from_checkpoint=str(out))
+    assert other.losses != pytest.approx(losses[3:], abs=1e-6)
+
+
+def test_the_best_checkpoint_is_none_of_the_grown_model(
+    ran: tuple[Path, list[float]], tmp_path: Path
+) -> None:
+    checkpoint, _ = ran
+    state = checkpoint / "trainer_state.json"
+    whole = json.loads(state.read_text())
+    best = {"best_model_checkpoint": str(checkpoint), "best_metric": 1.0, "best_global_step": 3}
+    scaler = {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3}
+    torch.save(scaler, checkpoint / "scaler.pt")
+    state.write_text(json.dumps(whole | best))
+    out = tmp_path / "out"
+    grown(checkpoint, checkpoint, out)
+    assert json.loads((out / "trainer_state.json").read_text()) == whole | dict.fromkeys(best)
+    assert torch.load(out / "scaler.pt", weights_only=True) == scaler
+    recorded = json.loads((out / "growkit.json").read_text())["files"]
+    assert {"rng_state.pth", "scaler.pt", "trainer_state.json", "scheduler.pt"} <= recorded.keys()
+    state.write_text(json.dumps(whole))
+    (checkpoint / "scaler.pt").unlink()
+
+
+class Malicious:
+    def __reduce__(self) -> Any:
+        return print, ("run",)
+
+
+def test_code_beside_the_state(ran: tuple[Path, list[float]], tmp_path: Path) -> None:
+    checkpoint, _ = ran
+    kept = (checkpoint / "rng_state.pth").read_bytes()
+    torch.save({"python": Malicious()}, checkpoint / "rng_state.pth")
+    before = folder_bytes(tmp_path)
+    with pytest.raises(InputError, match=r"rng_state\.pth cannot be loaded"):
+        grown(checkpoint, checkpoint, tmp_path / "out")
+    assert folder_bytes(tmp_path) == before
+    (checkpoint / "rng_state.pth").write_bytes(kept)
+
+
+def test_entries_of_a_distributed_checkpoint(tmp_path: Path) -> None:
+    """What torchtitan saves beside: its counters, its data and a schedule."""
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    model, optimizer = trained(source, 1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    content = {
+        **model.state_dict(),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=FLAT),
+        "lr_scheduler": schedule.state_dict(),
+        "train_state": {"step": torch.tensor(1), "ntokens_seen": torch.tensor(24)},
+        "dataloader": {"dp_rank_0": b"bytes", "world_size": 1},
+    }
+    with one_process():
+        dcp.save(content, checkpoint_id=tmp_path / "state", no_dist=True)
+    out = tmp_path / "out"
+    found = grown(source, tmp_path / "state", out).optimizer
+    assert found
+    assert found.beside["weights"].startswith("left: ")
+    assert found.beside["dataloader"] == "carried over"
+    wanted = {
+        "train_state": {"step": torch.tensor(0), "ntokens_seen": torch.tensor(0)},
+        "dataloader": {"dp_rank_0": b"", "world_size": 0},
+        "lr_scheduler": {"base_lrs": [], "last_epoch": 5},
+    }
+    with one_process():
+        dcp.load(wanted, checkpoint_id=out / "optimizer", no_dist=True)
+    assert wanted["train_state"] == content["train_state"]
+    assert wanted["dataloader"] == content["dataloader"]
+    rates = wanted["lr_scheduler"]["base_lrs"]
+    assert rates == [RATE * each for each in (1, 0.5, 1, 1)][: len(rates)] or len(set(rates)) == 2
+    assert wanted["lr_scheduler"]["last_epoch"] == 0
+
+
+def test_what_deepspeed_keeps_of_its_engine(tmp_path: Path) -> None:
+    """A universal load passes over the weights in there, and takes counters and schedule."""
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    model, optimizer = trained(source, 1)
+    state = save_universal(model, optimizer, tmp_path / "state")
+    kept = {"global_steps": 1, "dp_world_size": 1, "skipped_steps": 0}
+    rates = {"lr_scheduler": {"base_lrs": [RATE], "last_epoch": 1}}
+    weights = {"module": model.state_dict(), "param_shapes": [{"a": torch.Size([2])}]}
+    name = "mp_rank_00_model_states.pt"
+    torch.save({**kept, **rates, **weights}, state / name)
+    out = tmp_path / "out"
+    found = grown(source, state, out).optimizer
+    assert found
+    assert "without the weights" in found.beside[name]
+    written = torch.load(out / "universal" / name, weights_only=True)
+    assert {key: written[key] for key in kept} == kept
+    assert written["module"] == {}
+    assert "param_shapes" not in written
+    assert len(written["lr_scheduler"]["base_lrs"]) == found.groups
+    torch.save({"args": Malicious()}, state / name)
+    assert grown(source, state, out).optimizer.beside[name].startswith("left: ")
+    assert not (out / "universal" / name).exists()
