@@ -6,9 +6,9 @@
 
 Rate, decay and eps are those with which the source would go on; every tensor gets what becomes of
 them. Before the first step, the model in memory is held against the fingerprint in its folder.
-Weights are float32, whatever the files hold, since small updates of narrower ones round to nothing;
-``--bf16`` computes in bfloat16. ``--lora q_proj v_proj`` trains adapters of these alone; Shared DIFF
-has ``base`` and ``down`` for ``q_proj`` and ``k_proj``. A run that was interrupted goes
+Weights are float32, whatever the files hold: small updates of narrower ones round to nothing.
+``--bf16`` computes in bfloat16. ``--lora q_proj v_proj`` trains adapters of these alone; Shared
+DIFF has ``base`` and ``down`` for ``q_proj`` and ``k_proj``. A run that was interrupted goes
 on from its last checkpoint.
 """
 

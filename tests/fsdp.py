@@ -32,6 +32,7 @@ from growkit.demo.text import training_text
 from tests.conftest import TOKENS, save_model
 
 ROOT = Path(__file__).parents[1]
+LAUNCH = ["-m", "accelerate.commands.launch", "--config_file", "examples/fsdp2.yaml"]
 RATE = 1e-2
 FSDP = {"state_dict_type": "SHARDED_STATE_DICT"}
 
@@ -95,9 +96,6 @@ def _one(rank: int, work: Callable[..., Any], given: tuple[Any, ...], scratch: P
 
 
 def main() -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    script = str(ROOT / "examples" / "continue_training.py")
-    launch = ["-m", "accelerate.commands.launch", "--config_file", "examples/fsdp2.yaml"]
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         (scratch / "text").write_text(training_text()[:40_000], encoding="utf-8")
@@ -107,23 +105,30 @@ def main() -> None:
         growkit.grow(source, scratch / "wide", hidden="x2")
         growkit.grow(MODEL, scratch / "diff", method="group-diff", hidden="x2", signal_heads="x4")
         for kind in ("wide", "diff"):
-
-            def run(how: list[str], output: str, steps: int, batch: int) -> list[float]:
-                given = [scratch / kind, scratch / "text", scratch / f"{kind}-{output}", "--cpu"]
-                more = ["--steps", steps, "--save-steps", 3, "--batch", batch, "--lr", 1e-3]
-                command = [sys.executable, *how, script, *map(str, (*given, *more))]
-                subprocess.run(command, env=environment, cwd=ROOT, check=True)
-                last = max((scratch / f"{kind}-{output}").glob("checkpoint-*/trainer_state.json"))
-                history = json.loads(last.read_text())["log_history"]
-                return [each["loss"] for each in history if "loss" in each]
-
-            one = run([], "one", 6, 4)
-            two = run(launch, "two", 6, 2)
-            run(launch, "again", 3, 2)
-            again = run(launch, "again", 6, 2)
-            print(f"{kind}: one process {one}\ntwo {two}\ntaken up again {again}", flush=True)
+            folder, text = scratch / kind, scratch / "text"
+            one = launched([], folder, text, scratch / f"{kind}-one", steps=6, batch=4)
+            two = launched(LAUNCH, folder, text, scratch / f"{kind}-two", steps=6, batch=2)
+            for steps in (3, 6):
+                output = scratch / f"{kind}-again"
+                again = launched(LAUNCH, folder, text, output, steps=steps, batch=2)
+            sys.stdout.write(f"{kind}: one process {one}\ntwo {two}\ntaken up again {again}\n")
             assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-3
             assert two == again
+
+
+def launched(
+    how: list[str], folder: Path, text: Path, output: Path, steps: int, batch: int
+) -> list[float]:
+    """The losses of all steps of the example, run as a command."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    more = ["--cpu", "--steps", steps, "--save-steps", 3, "--batch", batch, "--lr", 1e-3]
+    given = map(str, (folder, text, output, *more))
+    command = [sys.executable, *how, "examples/continue_training.py", *given]
+    subprocess.run(command, env=environment, cwd=ROOT, check=True)
+    states = output.glob("checkpoint-*/trainer_state.json")
+    last = max(states, key=lambda file: int(file.parent.name.split("-")[1]))
+    history = json.loads(last.read_text())["log_history"]
+    return [each["loss"] for each in history if "loss" in each]
 
 
 if __name__ == "__main__":

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
 import growkit
@@ -46,22 +51,29 @@ def test_two_processes_train_as_one_does(folder: Path, tmp_path: Path) -> None:
 
 
 def sharded(folder: Path) -> list[object]:
-    """What the check says of a model, of one whose shard is wrong on one rank, and of its state."""
+    """What the check says of models, of their state, and of those that are wrong on one rank."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    empty = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
     mesh = init_device_mesh("cpu", (2,))
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    said: list[object] = [assert_preserved(model.train(), folder)]
+    for each in (model, empty):
+        for layer in each.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(each, mesh=mesh)
+    held = DistributedDataParallel(AutoModelForCausalLM.from_pretrained(folder))
+    said: list[object] = [assert_preserved(model.train(), folder), assert_preserved(held, folder)]
     said.append(all(isinstance(each, DTensor) for each in model.parameters()))
     said.append(all(module.training for module in model.modules()))
+    checkpoint.load(empty.state_dict(), storage_reader=HuggingFaceStorageReader(str(folder)))
+    said.append(assert_preserved(empty, folder))
+    spoiled: list[tuple[Module, Tensor]] = [(held, next(held.parameters()))]
     for name in ("model.embed_tokens", "model.layers.0.mlp.down_proj", "lm_head"):
-        shard = model.get_submodule(name).weight.to_local()
+        spoiled.append((model, model.get_submodule(name).weight.to_local()))
+    for wrapped, shard in spoiled:
         kept = shard.detach().clone()
         if torch.distributed.get_rank() == 1:
             shard.detach().mul_(1.01)
         try:
-            said.append(assert_preserved(model, folder))
+            said.append(assert_preserved(wrapped, folder))
         except growkit.InputError as error:
             said.append(str(error))
         shard.detach().copy_(kept)
@@ -69,8 +81,10 @@ def sharded(folder: Path) -> list[object]:
 
 
 def test_a_wrong_shard_on_one_rank_is_noticed(folder: Path, tmp_path: Path) -> None:
-    for distance, still_sharded, training, *wrong in on_two(sharded, folder, scratch=tmp_path):
-        assert distance < 1e-6
+    for found in on_two(sharded, folder, scratch=tmp_path):
+        distance, ddp, still_sharded, training, by_dcp, *wrong = found
+        assert max(distance, ddp, by_dcp) < 1e-6
         assert still_sharded
         assert training
+        assert len(wrong) == 4
         assert all("does not compute what" in str(each) for each in wrong)

@@ -34,6 +34,8 @@ from growkit.manifest import changed_since
 from growkit.proof.beforehand import check_vocabulary
 from growkit.proof.fingerprint import COMPUTED, Question, apart, fingerprint_of
 
+OTHER = "give the folder that it was loaded from"
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -184,6 +186,12 @@ def _asked(model: nn.Module, expected: Expected, folder: str | Path) -> tuple[Te
     ids = expected.question.call.ids[None].to(device)
     # DDP would only prepare for gradients.
     called = model.module if isinstance(model, DistributedDataParallel) else model
+    most = 1 + max(int(expected.question.places.max()), int(ids.max()))
+    embedding = called.get_input_embeddings() if hasattr(called, "get_input_embeddings") else None
+    if getattr(embedding, "num_embeddings", most) < most:
+        raise InputError(
+            f"the {_class_of(model)} in memory has fewer tokens than that in {folder}; {OTHER}"
+        )
     with _undisturbed(model, device):
         config = getattr(called, "config", None)
         # Models of other libraries take tokens and nothing else.
@@ -193,13 +201,11 @@ def _asked(model: nn.Module, expected: Expected, folder: str | Path) -> tuple[Te
         logits = answer if isinstance(answer, Tensor) else answer.logits
         if isinstance(logits, DTensor):
             logits = logits.full_tensor()
-    wanted = (len(ids[0]), int(expected.question.places.max()) + 1)
-    shape = tuple(logits.shape)
-    if len(shape) != 3 or shape[1] != wanted[0] or shape[2] < wanted[1]:
+    expect = (1, len(ids[0]), most)
+    if logits.dim() != 3 or logits.shape[:2] != expect[:2] or logits.shape[2] < most:
         raise InputError(
-            f"the {_class_of(model)} in memory answers {wanted[0]} tokens with logits of shape "
-            f"{list(shape)}, but the model in {folder} has more tokens; give the folder that it "
-            "was loaded from"
+            f"the {_class_of(model)} in memory answers with logits of shape {list(logits.shape)} "
+            f"where that in {folder} has {list(expect)} or more; {OTHER}"
         )
     return logits[0], _computed_in(parameters, logits)
 
