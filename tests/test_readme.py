@@ -155,6 +155,11 @@ class Workplace:
         elif program == "python" and arguments[0] == "-m":
             module = ROOT / arguments[1].replace(".", "/")
             assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words
+        elif program == "accelerate":
+            files = [word for word in arguments if word.startswith("examples/")]
+            assert arguments[0] == "launch", words
+            assert len(files) == 2, words
+            assert all((ROOT / file).is_file() for file in files), words
         elif program == "python":
             assert (ROOT / arguments[0]).is_file(), words
         else:

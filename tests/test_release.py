@@ -49,7 +49,7 @@ def test_an_sdist_holds_what_tests_read(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    folders = ("growkit", "recipes", "tests", "docs", "benchmarks")
+    folders = ("growkit", "recipes", "tests", "docs", "benchmarks", "examples")
     assert set.union(*map(below, folders)) <= names
     assert {file.name for file in ROOT.glob("*.md")} <= names
     assert {"LICENSE", "Makefile", "PKG-INFO"} <= names

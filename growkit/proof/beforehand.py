@@ -50,14 +50,23 @@ def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
         InputError: it cannot, or a config does not say how many there are.
     """
     for checkpoint in (before, after):
-        size = checkpoint.config.get("vocab_size")
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise InputError(
-                f"vocab_size is {size!r} in {checkpoint.folder}; a whole number above 0 was "
-                "expected, correct config.json"
-            )
+        check_vocabulary(checkpoint)
     if after.config["vocab_size"] < before.config["vocab_size"]:
         raise other_vocabulary(before, after, "only a target may have more tokens")
+
+
+def check_vocabulary(checkpoint: Checkpoint) -> None:
+    """Refuse a config that does not say how many tokens there are.
+
+    Raises:
+        InputError: it does not.
+    """
+    size = checkpoint.config.get("vocab_size")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise InputError(
+            f"vocab_size is {size!r} in {checkpoint.folder}; a whole number above 0 was "
+            "expected, correct config.json"
+        )
 
 
 def other_vocabulary(before: Checkpoint, after: Checkpoint, why: str) -> InputError:

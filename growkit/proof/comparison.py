@@ -16,6 +16,7 @@ from growkit.engine.metrics import Distance
 from growkit.engine.spool import Spool
 from growkit.proof.alignment import Pair, beside
 from growkit.proof.copies import Copied
+from growkit.proof.fingerprint import Question
 from growkit.proof.modes import PREFILL, Mode, NotAskedError
 
 PROBE = 128
@@ -190,6 +191,7 @@ class Compared:
         spread: what that of the source does of some tokens of every prompt, each [tokens, hidden].
         sample: pairs of logits, source and target.
         head: name of the target's output head.
+        answers: what source and target answer to a question that was asked beside.
     """
 
     distances: dict[str, Distance] = field(default_factory=dict)
@@ -200,6 +202,7 @@ class Compared:
     spread: list[Tensor] = field(default_factory=list)
     sample: list[list[float]] = field(default_factory=list)
     head: str = ""
+    answers: tuple[Tensor, Tensor] | None = None
 
     @property
     def prefill(self) -> Distance:
@@ -215,6 +218,7 @@ def compare(
     probe: Probe | None = None,
     copied: Copied | None = None,
     layers: Sequence[int | None] | None = None,
+    question: Question | None = None,
 ) -> Compared:
     """Run both models on everything that is asked.
 
@@ -226,6 +230,7 @@ def compare(
         probe: what to run beside.
         copied: what the target's hidden states hold, if that is known.
         layers: which layers of the source those of the target compute, if that is known.
+        question: what both are asked beside.
 
     Raises:
         NotAskedError: the source cannot be asked in one of the ways but the prefill.
@@ -243,6 +248,8 @@ def compare(
     if probe and len(probe.call.ids) < len(calls[0].ids):
         probed = len(calls)
         calls.append(probe.call)
+    if question:
+        calls.append(question.call)
     before = _asked(source.stages(calls), asked)
     after = target.stages(calls, probed if probe else None)
     if probe:
@@ -263,6 +270,11 @@ def compare(
         if probe:
             on_probe = ends[0][probed], ends[1][probed]
             probe.measure(heads, on_probe, (calls[0], ends[0][0]))
+        if question:
+            of_source, of_target = (
+                question.of(head(states[-1])) for head, states in zip(heads, ends, strict=True)
+            )
+            found.answers = of_source, of_target
     return found
 
 

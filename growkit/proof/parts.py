@@ -11,9 +11,7 @@ from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
-    TORCH_NAMES,
     Config,
-    main_dtype,
     total_bytes,
 )
 from growkit.engine import devices
@@ -34,6 +32,7 @@ from growkit.proof.findings import (
     Recovered,
     Strict,
 )
+from growkit.proof.fingerprint import computed_in, fingerprint, question, widest
 from growkit.proof.localisation import (
     component_named,
     find_fault,
@@ -43,7 +42,7 @@ from growkit.proof.localisation import (
 from growkit.proof.modes import Mode, NotAskedError
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import compare_weights
-from growkit.results.proof import Fault
+from growkit.results.proof import Fault, Fingerprint
 
 STRICT_MARGIN = 8
 """How many times what rounding does to the source the target may differ in strict float64."""
@@ -72,6 +71,7 @@ class Parts:
         total = total_bytes(before.tensors) + total_bytes(after.tensors)
         self._advance = lambda: advance(total // (max(layers) + 1))
         self.more_tokens = after.config["vocab_size"] > before.config["vocab_size"]
+        self._question = question(before)
         with strict_float64():
             self._source, self._target = self._both(torch.float64, None)
 
@@ -118,8 +118,7 @@ class Parts:
             InputError: the source computes NaN or infinity, or a class cannot run.
         """
         control = Control()
-        widest = max(max(info.shape, default=1) for info in self.before.tensors.values())
-        rounding = Rounding(torch.finfo(torch.float64).eps * math.sqrt(widest))
+        rounding = Rounding(torch.finfo(torch.float64).eps * math.sqrt(widest(self.before)))
         stored = StoredGradients(self.after)
         gradients = Gradients(self._plans_that_fit(), stored)
         probe = Probe(
@@ -138,6 +137,7 @@ class Parts:
                 probe,
                 self._hidden,
                 self.origin.layers,
+                self._question,
             )
             if not math.isfinite(compared.prefill.squared_source):
                 raise InputError(
@@ -195,6 +195,17 @@ class Parts:
         fits = all(self.after.tensors.get(rule.target) == rule.info for rule in rules)
         return plans if fits else ()
 
+    def fingerprint(self, strict: Strict, native: Native) -> Fingerprint | None:
+        """By which the model is known again: logits of the source, if they are to be the same."""
+        exact, rounded = strict.compared.answers, native.compared.answers
+        assert exact is not None
+        assert rounded is not None
+        same = self.origin.promise == "exact"
+        of, checkpoint = ("source", self.before) if same else ("target", self.after)
+        side = 0 if same else 1
+        answers = exact[side], rounded[side]
+        return fingerprint(of, self._question, *answers, native.dtype, widest(checkpoint))
+
     def fault(self, strict: Strict, weights: Recovered, asked: Sequence[Mode]) -> Fault | None:
         """Where and why the two differ; None if they do not, or were not to be the same."""
         if self.origin.promise != "exact" or (strict.kept and weights.kept):
@@ -242,13 +253,19 @@ class Parts:
 
     def native(self, asked: Sequence[Mode], strict: Strict) -> Native:
         """The comparison in the target's storage dtype, against the source's own rounding."""
-        name = TORCH_NAMES[main_dtype(self.after.tensors)]
-        if name.startswith("float8"):
-            name = "bfloat16"  # what such weights are computed in
+        name = computed_in(self.after.tensors)
         dtype: torch.dtype = getattr(torch, name)
         source, target = self._both(dtype, None)
         hidden, layers = self._hidden, self.origin.layers
-        compared = compare(source, target, asked, self._advance, copied=hidden, layers=layers)
+        compared = compare(
+            source,
+            target,
+            asked,
+            self._advance,
+            copied=hidden,
+            layers=layers,
+            question=self._question,
+        )
         with self._source.head() as exact_head, source.head() as head:
 
             def strict_head(hidden: Tensor) -> Tensor:

@@ -254,6 +254,7 @@ def _proved(
         logit_sample=native.compared.sample,
         negative_control_caught=strict.caught,
         negative_control=strict.control.fault,
+        fingerprint=proof.fingerprint(strict, native),
         training=training,
         trainability=strict.trainability,
         symmetry=strict.symmetry,

@@ -175,6 +175,30 @@ class RankCost(Result):
     kl_nats_per_token: float
 
 
+class Fingerprint(Result):
+    """Some logits by which a model is known again (``growkit.training.assert_preserved``).
+
+    Attributes:
+        of: whose they are: ``source``, or ``target`` where that is another function.
+        ids: token ids of one sequence, spread over the vocabulary.
+        places: for each of these, the tokens whose logits are given.
+        logits: these logits in strict float64, nine digits.
+        scale: their root mean square.
+        dtype: torch name of the dtype in which rounding was measured.
+        rounding: root mean square of what computing in it changes, relative to the scale.
+        limits: what a model may differ by, likewise, by the torch name of what it computes in.
+    """
+
+    of: str
+    ids: list[int]
+    places: list[list[int]]
+    logits: list[list[float]]
+    scale: float
+    dtype: str
+    rounding: float
+    limits: dict[str, float]
+
+
 class VerifyResult(Result):
     """The verdict, as ``growkit verify --json`` prints it. Numbers that are not finite are null.
 
@@ -213,6 +237,8 @@ class VerifyResult(Result):
         logit_sample: some pairs of logits, source and target, as it runs.
         negative_control_caught: whether a deliberate fault was noticed.
         negative_control: what the deliberate fault was.
+        fingerprint: by which the model is known again in a trainer's memory; null if no usable
+            logits are computed.
         training: of source and target side by side; null if it was not asked for.
         trainability: whether the target can learn, its copies above all; null if nothing was
             copied, or that is not known, and it was not asked for.
@@ -265,6 +291,7 @@ class VerifyResult(Result):
     logit_sample: list[list[float]]
     negative_control_caught: bool
     negative_control: str
+    fingerprint: Fingerprint | None
     training: TrainingProof | None
     trainability: Trainability | None
     symmetry: list[CopyDistance]

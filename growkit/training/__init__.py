@@ -2,5 +2,14 @@
 
 from growkit.training.gamma import GammaRamp
 from growkit.training.groups import hidden_matrices, param_groups
+from growkit.training.preserved import AssertPreserved, assert_preserved
+from growkit.training.stored import keep_stored
 
-__all__ = ["GammaRamp", "hidden_matrices", "param_groups"]
+__all__ = [
+    "AssertPreserved",
+    "GammaRamp",
+    "assert_preserved",
+    "hidden_matrices",
+    "keep_stored",
+    "param_groups",
+]

@@ -1,0 +1,102 @@
+"""Go on training a model that growkit made, with Trainer: in one process, or sharded by FSDP2.
+
+    python examples/continue_training.py my-larger-llama some-text.txt my-run
+    accelerate launch --config_file examples/fsdp2.yaml \
+        examples/continue_training.py my-larger-llama some-text.txt my-run
+
+Rate, decay and eps are those with which the source would go on; every tensor gets what becomes of
+them. Before the first step, the model in memory is held against the fingerprint in its folder.
+Weights are float32, whatever the files hold: small updates of narrower ones round to nothing.
+``--bf16`` computes in bfloat16. ``--lora q_proj v_proj`` trains adapters of these alone; Shared
+DIFF has ``base`` and ``down`` for ``q_proj`` and ``k_proj``. A run that was interrupted goes
+on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from growkit.training import AssertPreserved, param_groups
+
+LENGTH = 128
+
+
+class GrownTrainer(Trainer):
+    """A Trainer whose optimizer has the groups of the grown model; FSDP takes no other way."""
+
+    def __init__(self, folder: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, callbacks=[AssertPreserved(folder)], **kwargs)
+        self.folder = folder
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            args = self.args
+            groups = param_groups(
+                model or self.model,
+                self.folder,
+                lr=args.learning_rate,
+                weight_decay=args.weight_decay,
+                eps=args.adam_epsilon,
+            )
+            betas = (args.adam_beta1, args.adam_beta2)
+            self.optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, betas=betas)
+        return self.optimizer
+
+
+def main(arguments: list[str] | None = None) -> list[float]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="what growkit wrote")
+    parser.add_argument("text", help="a text file")
+    parser.add_argument("output", help="where checkpoints and the trained model go")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--save-steps", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=4, help="windows of text, per process")
+    parser.add_argument("--lr", type=float, default=1e-4, help="of the source")
+    parser.add_argument("--weight-decay", type=float, default=0.1, help="of the source")
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16")
+    parser.add_argument("--lora", nargs="+", help="modules whose adapters alone are trained")
+    parser.add_argument("--cpu", action="store_true", help="also where there is a GPU")
+    given = parser.parse_args(arguments)
+
+    tokenizer = AutoTokenizer.from_pretrained(given.folder)
+    model = AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.float32)
+    if given.lora:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(target_modules=given.lora))
+    ids = tokenizer(Path(given.text).read_text("utf-8")).input_ids
+    windows = [ids[at : at + LENGTH] for at in range(0, len(ids) - LENGTH + 1, LENGTH)]
+    trainer = GrownTrainer(
+        given.folder,
+        model,
+        TrainingArguments(
+            given.output,
+            max_steps=given.steps,
+            save_steps=given.save_steps,
+            per_device_train_batch_size=given.batch,
+            learning_rate=given.lr,
+            weight_decay=given.weight_decay,
+            max_grad_norm=0,  # the global norm weighs tensors differently than in the source
+            bf16=given.bf16,
+            use_cpu=given.cpu,
+            logging_steps=1,
+            report_to=[],
+        ),
+        train_dataset=[{"input_ids": window, "labels": window} for window in windows],
+    )
+    last = get_last_checkpoint(given.output) if Path(given.output).is_dir() else None
+    trainer.train(resume_from_checkpoint=last)
+    trainer.save_model(str(Path(given.output, "trained")))
+    if trainer.is_world_process_zero():
+        tokenizer.save_pretrained(Path(given.output, "trained"))
+    return [float(each["loss"]) for each in trainer.state.log_history if "loss" in each]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""A check at step 0: the model in the trainer's memory still computes what was promised.
+
+A wrong shard, a conversion on the way or a wrong folder shows before the first step is paid for.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import (
+    PreTrainedConfig,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from growkit.checkpoint.made import MANIFEST
+from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.calls import Call
+from growkit.errors import InputError
+from growkit.manifest import changed_since
+from growkit.proof.beforehand import check_vocabulary
+from growkit.proof.fingerprint import COMPUTED, Question, apart, fingerprint_of
+
+OTHER = "give the folder that it was loaded from"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a model has to answer.
+
+    Attributes:
+        question: what it is asked.
+        logits: the answer, in float64.
+        scale: root mean square of the logits.
+        limits: what the answer may differ by, relative to the scale, by dtype of computation.
+        of: whose answer it is: ``source`` or ``target``.
+    """
+
+    question: Question
+    logits: Tensor
+    scale: float
+    limits: dict[str, float]
+    of: str
+
+
+def assert_preserved(model: nn.Module, folder: str | Path) -> float:
+    """Hold a model in memory against the fingerprint in its folder, before the first step.
+
+    The fingerprint is some logits of the source; where the folder promises another function, of
+    the model that was written. A folder that was written without a proof has none: its own files
+    are run then, one layer at a time, if they are as growkit wrote them. The model computes as it
+    will in training, but without dropout; it is left as it was. Where several processes train,
+    all of them call this, and all of them raise if one of them finds a difference.
+
+    Args:
+        model: as the trainer has it: plain, wrapped (FSDP2, FSDP, DDP, torch.compile, peft), its
+            parameters of any dtype, under any mixed precision.
+        folder: what growkit wrote.
+
+    Returns:
+        How far the logits are apart, as a root mean square relative to their scale.
+
+    Raises:
+        InputError: they differ by more than rounding does; or the folder cannot be used.
+    """
+    expected = expected_of(Path(folder))
+    found, dtype = _asked(model, expected, folder)
+    distance = apart(expected.logits, expected.question.of(found), expected.scale)
+    distance = _farthest(distance if math.isfinite(distance) else math.inf, found.device)
+    limit = expected.limits[dtype]
+    if not distance <= limit:
+        whose = "its source" if expected.of == "source" else "the model that was written"
+        raise InputError(
+            f"the {_class_of(model)} in memory does not compute what {folder} promises: its logits "
+            f"differ from those of {whose} by {distance:.1e} of their scale, rounding in {dtype} "
+            f"explains {limit:.1e}; load the weights from that folder again, on every process, "
+            "before the first step"
+        )
+    return distance
+
+
+class AssertPreserved(TrainerCallback):
+    """Calls ``assert_preserved`` when a training begins, for ``Trainer(callbacks=[...])``.
+
+    The model is wrapped and sharded by then. A run that was taken up again is not held against a
+    folder that it has left behind.
+
+    Args:
+        folder: what growkit wrote.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = folder
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Compare, unless steps were taken."""
+        if state.global_step == 0:
+            assert_preserved(kwargs["model"], self.folder)
+
+
+def expected_of(folder: Path) -> Expected:
+    """The fingerprint of a folder; out of its files, if the manifest holds none.
+
+    Raises:
+        InputError: growkit did not write the folder, or not as it is.
+    """
+    checkpoint = Checkpoint(folder)
+    file = folder / MANIFEST
+    if not checkpoint.opened.has(MANIFEST):
+        raise InputError(f"{folder} has no {MANIFEST}; give the folder that growkit wrote")
+    check_vocabulary(checkpoint)
+    verification = checkpoint.opened.json(MANIFEST).get("verification")
+    if isinstance(verification, dict) and "fingerprint" in verification:
+        held: Any = verification["fingerprint"]
+    else:
+        names = [each.relative_to(checkpoint.folder).as_posix() for each in checkpoint.files]
+        if changed := changed_since(checkpoint, ["config.json", *names]):
+            raise InputError(
+                f"{folder / changed[0]} is not what growkit wrote, and {file} holds no "
+                "fingerprint; make the model again, or give the folder as it was"
+            )
+        held = fingerprint_of(checkpoint)
+    if held is None:
+        raise InputError(f"the model in {folder} computes no usable logits to be known by")
+    try:
+        return _parsed(held, checkpoint.config["vocab_size"])
+    except (TypeError, KeyError, ValueError, OverflowError, RuntimeError):
+        raise InputError(
+            f"the fingerprint in {file} is not as growkit writes it; make the model again with "
+            f"'growkit run {file}'"
+        ) from None
+
+
+def _parsed(held: Any, vocabulary: int) -> Expected:
+    """What a manifest says.
+
+    Raises:
+        TypeError, KeyError, ValueError, OverflowError, RuntimeError: something is odd.
+    """
+    ids, places = (torch.tensor(held[key], dtype=torch.long) for key in ("ids", "places"))
+    logits = torch.tensor(held["logits"], dtype=torch.float64)
+    scale, limits = float(held["scale"]), {name: float(held["limits"][name]) for name in COMPUTED}
+    numbers = (scale, *limits.values())
+    within = all(((each >= 0) & (each < vocabulary)).all() for each in (ids, places))
+    if not (
+        ids.dim() == 1
+        and len(ids)
+        and logits.numel()
+        and places.shape == logits.shape == (len(ids), places.shape[-1])
+        and within
+        and logits.isfinite().all()
+        and all(0 < each < math.inf for each in numbers)
+        and held["of"] in ("source", "target")
+    ):
+        raise ValueError
+    return Expected(Question(Call(ids), places), logits, scale, limits, held["of"])
+
+
+def _asked(model: nn.Module, expected: Expected, folder: str | Path) -> tuple[Tensor, str]:
+    """All logits, [tokens, vocabulary], and the name of the dtype that they were computed in.
+
+    Raises:
+        InputError: the model answers with too few.
+    """
+    parameters = list(model.parameters())
+    device = parameters[0].device
+    ids = expected.question.call.ids[None].to(device)
+    # DDP would only prepare for gradients.
+    called = model.module if isinstance(model, DistributedDataParallel) else model
+    most = 1 + max(int(expected.question.places.max()), int(ids.max()))
+    embedding = called.get_input_embeddings() if hasattr(called, "get_input_embeddings") else None
+    if getattr(embedding, "num_embeddings", most) < most:
+        raise InputError(
+            f"the {_class_of(model)} in memory has fewer tokens than that in {folder}; {OTHER}"
+        )
+    with _undisturbed(model, device):
+        config = getattr(called, "config", None)
+        # Models of other libraries take tokens and nothing else.
+        answer = called(
+            ids, **({"use_cache": False} if isinstance(config, PreTrainedConfig) else {})
+        )
+        logits = answer if isinstance(answer, Tensor) else answer.logits
+        if isinstance(logits, DTensor):
+            logits = logits.full_tensor()
+    expect = (1, len(ids[0]), most)
+    if logits.dim() != 3 or logits.shape[:2] != expect[:2] or logits.shape[2] < most:
+        raise InputError(
+            f"the {_class_of(model)} in memory answers with logits of shape {list(logits.shape)} "
+            f"where that in {folder} has {list(expect)} or more; {OTHER}"
+        )
+    return logits[0], _computed_in(parameters, logits)
+
+
+@contextmanager
+def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Run a model as in training, but without dropout or gradients; then all is as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.random.fork_rng([] if device.type == "cpu" else [device]))
+        if "torch._dynamo" in sys.modules:  # no graph is worth compiling for one call
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+                if isinstance(module, FSDPModule):  # a root keeps what it gathered for backward
+                    module.reshard()
+
+
+def _computed_in(parameters: Sequence[nn.Parameter], logits: Tensor) -> str:
+    """The torch name of the widest dtype that nothing was computed more narrowly than.
+
+    Mixed precision leaves no trace but that logits hold fewer digits than their dtype.
+    """
+    matrices = {each.dtype for each in parameters if each.dim() > 1 and each.is_floating_point()}
+    seen = {name for name in COMPUTED if getattr(torch, name) in {*matrices, logits.dtype}}
+    for name in ("bfloat16", "float16"):
+        if torch.equal(logits.to(getattr(torch, name)).to(logits.dtype), logits):
+            seen.add(name)
+            break
+    if logits.is_cuda and "tf32" in torch.backends.cuda.matmul.fp32_precision:
+        seen.add("float16")  # which has the digits of TF32
+    return max(seen or {"float32"}, key=lambda name: torch.finfo(getattr(torch, name)).eps)
+
+
+def _farthest(distance: float, device: torch.device) -> float:
+    """The largest of all processes."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return distance
+    shared = torch.tensor(distance, device=device, dtype=torch.float64)
+    distributed.all_reduce(shared, distributed.ReduceOp.MAX)
+    return float(shared)
+
+
+def _class_of(model: nn.Module) -> str:
+    """The class that is not a wrapper, by its name."""
+    for name in ("module", "_orig_mod"):
+        if isinstance(inner := getattr(model, name, None), nn.Module):
+            return _class_of(inner)
+    return type(model).__name__.removeprefix("FSDP")
