@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from growkit.algebra.axes import Axis, Dimension, Form, Role, Sum
+from growkit.algebra.shares import even_shares, uneven_shares
 
 Index = NDArray[np.int64]
 Factors = NDArray[np.float64]
@@ -145,6 +146,8 @@ class IndexMap:
         source: as in ``Expansion``; or, of what reads it, that of ``like``.
         share: as in ``Expansion``.
         fresh: where weights are copied for what is still zero; None for nowhere.
+        uneven: whether the parts of a weight are unequal on purpose, all alike
+            (``growkit.algebra.shares.uneven_shares``).
     """
 
     role: Role
@@ -152,6 +155,7 @@ class IndexMap:
     source: Index
     share: Factors
     fresh: NDArray[np.bool_] | None = None
+    uneven: bool = False
 
     def __len__(self) -> int:
         return len(self.source)
@@ -185,10 +189,17 @@ class IndexMap:
     @cached_property
     def shares(self) -> Factors:
         """With what share every coordinate is read, if splits have no noise; 0 for nothing."""
-        plain = [part_shares(int(count)) for count in range(int(self.parts.max(initial=0)) + 1)]
+        of = uneven_shares if self.uneven else even_shares
+        plain = [of(max(count, 1)) for count in range(int(self.parts.max(initial=0)) + 1)]
         split = [plain[parts][part] for parts, part in zip(self.parts, self.part, strict=True)]
         given = np.where(self._is_split, np.asarray(split, np.float64), self.share)
         return np.where(self.source == NOTHING, 0.0, given)
+
+    @cached_property
+    def later(self) -> NDArray[np.bool_]:
+        """Where a copy stands that is not the first one of its source coordinate."""
+        found: NDArray[np.bool_] = _running(self.source, self.source != NOTHING) > 0
+        return found
 
     @property
     def nothing(self) -> NDArray[np.bool_]:
@@ -235,14 +246,6 @@ class IndexMap:
         return found
 
 
-def part_shares(parts: int) -> tuple[float, ...]:
-    """The shares of parts without noise: halves of halves."""
-    if parts <= 1:
-        return (1.0,)
-    left = (parts + 1) // 2
-    return tuple(each / 2 for count in (left, parts - left) for each in part_shares(count))
-
-
 @dataclass(frozen=True, eq=False)
 class Group:
     """Source coordinates whose copies are as many, and read alike.
@@ -276,6 +279,7 @@ def index_map(
     order: tuple[Sequence[int], Sequence[int]] | None = None,
     *,
     weighs: bool = False,
+    uneven: bool = False,
 ) -> IndexMap:
     """Compose the map of a dimension from those of its axes.
 
@@ -287,6 +291,7 @@ def index_map(
             says: for each stored coordinate the one that it would be.
         weighs: whether what is written are weights of what stands there, as those of a norm are,
             so that they too are copied for what is still zero.
+        uneven: see ``IndexMap``.
     """
     reads = weighs or dimension.role is Role.READ
     source, share = _composed(dimension.form, sizes, expansions, reads=reads)
@@ -300,7 +305,7 @@ def index_map(
         stored[-1] = NOTHING  # where NOTHING points to
         source, share = stored[source[after]], share[after]
         fresh = None if fresh is None else fresh[after]
-    return IndexMap(dimension.role, dimension.size(sizes), source, share, fresh)
+    return IndexMap(dimension.role, dimension.size(sizes), source, share, fresh, uneven)
 
 
 def _composed(

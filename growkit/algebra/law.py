@@ -23,7 +23,7 @@ from torch import Tensor
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import NOTHING, Group, Index, IndexMap
 from growkit.algebra.noise import noise
-from growkit.algebra.shares import Shares
+from growkit.algebra.shares import Shares, uneven_first
 from growkit.algebra.splits import join, split, split_apart
 
 Rows = Callable[[slice], Tensor]
@@ -285,6 +285,13 @@ class _Draws:
             columns: places in what the slice needs of the source; None for all of it.
             places: where the parts may be put.
         """
+        if self._maps[self._position].uneven:
+            return split(
+                weight,
+                count,
+                lambda node: torch.full(weight.shape, uneven_first(count, node)),
+                places=places if len(self._maps) > 1 else (),
+            )
         if not self._shares.amplitude:
             return split(weight, count, lambda node: None)
 
@@ -317,7 +324,12 @@ class _Draws:
 
 
 def grow_moments(
-    read: Read, maps: Sequence[IndexMap], order: int, where: Sequence[slice]
+    read: Read,
+    maps: Sequence[IndexMap],
+    order: int,
+    where: Sequence[slice],
+    *,
+    resets: bool = False,
 ) -> Tensor:
     """A slice of an optimizer's moments, for a tensor that ``grow`` grows: G' = L_outᵀ · G · E_inᵀ.
 
@@ -329,6 +341,7 @@ def grow_moments(
         maps: of every dimension of the tensor.
         order: the power in which gradients stand in the moments.
         where: see ``grow``.
+        resets: whether copies begin with none, and only the first of each has its source's.
     """
     copied = [replace(each, role=Role.WRITTEN, source=_gathering(each)) for each in maps]
     grown = grow(read, copied, "", Shares(None), where)
@@ -337,6 +350,9 @@ def grow_moments(
             shape = [-1 if dimension == position else 1 for dimension in range(grown.dim())]
             shares = torch.from_numpy(mapped.shares[each] ** order).view(shape)
             grown = grown * shares.to(grown.dtype)
+        if resets:
+            later = np.flatnonzero(mapped.later[each])
+            grown = grown.index_fill(position, torch.from_numpy(later), 0)
     return grown
 
 

@@ -42,9 +42,17 @@ def _is_snr(text: str) -> bool:
 
 SYMMETRY = Option(
     "symmetry",
-    "how weights are split among copies: at random (break), so that these can part in training, or "
-    "evenly (keep), as HyperCloning was published, so that they stay equal",
-    ("break", "keep"),
+    "how weights are split among copies: at random (break), so that these can part in training; "
+    "evenly (keep), as HyperCloning was published, so that they stay equal; or in fixed shares of "
+    "1, 3, 5 and so on (uneven), so that they part, in the same way in every run",
+    ("break", "keep", "uneven"),
+    kinds=(str,),
+)
+MOMENTS = Option(
+    "moments",
+    "with what an optimizer's state (--optimizer) begins for copies: with that of what they are "
+    "copies of (copy), or, for all but the first, with none (reset), so that also even copies part",
+    ("copy", "reset"),
     kinds=(str,),
 )
 GROUPS = Option(
@@ -88,7 +96,7 @@ class CopyMethod:
     @property
     def options(self) -> tuple[Option, ...]:
         """See ``growkit.planning.operation.Operation``."""
-        return (*self.sizes, VOCAB, NEW_TOKENS, UNTIE, PROMISE, SYMMETRY, GROUPS, SNR_DB)
+        return (*self.sizes, VOCAB, NEW_TOKENS, UNTIE, PROMISE, SYMMETRY, GROUPS, SNR_DB, MOMENTS)
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
         """See ``growkit.planning.operation.Operation``."""
@@ -106,14 +114,16 @@ class CopyMethod:
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         snr_db = float(options.get("snr_db", DEFAULT_SNR_DB))
-        parting = options["symmetry"] == "break"
+        symmetry = options["symmetry"]
+        shares = Shares(snr_db if symmetry == "break" else None, seed, symmetry == "uneven")
         groups = options.get("groups", "auto")
-        if groups == "auto" and not parting:
+        if groups == "auto" and not shares.parting:
             groups = "whole"
         settled: dict[str, Value | None] = {
             "groups": None if groups == "auto" else groups,
-            "symmetry": options["symmetry"],
-            "snr_db": snr_db if parting else None,
+            "symmetry": symmetry,
+            "snr_db": shares.snr_db,
+            "moments": "reset" if options.get("moments") == "reset" else None,
             "new_tokens": options["new_tokens"] if "vocab" in options else None,
         }
         plans: list[Plan] = []
@@ -124,7 +134,6 @@ class CopyMethod:
                 lost += [plan.lost] if plan.lost else []
                 plans.append(plan)
                 source = Planned(source, plan)
-        shares = Shares(snr_db if parting else None, seed)
         plan = self._plan(source, options, shares)
         plans += [plan] if plan else []
         if not plans:
@@ -149,10 +158,11 @@ class CopyMethod:
         if not grown:
             return None
         groups = options.get("groups", "auto")
-        whole = groups == "whole" or (groups == "auto" and shares.snr_db is None)
+        whole = groups == "whole" or (groups == "auto" and not shares.parting)
         expansions = partial(placed_copies, family, source.config, old, grown, whole_groups=whole)
         rounding = options.get("promise") == "bounded"
-        return expand(source, family, grown, expansions, shares, rounding=rounding)
+        resets = options.get("moments") == "reset"
+        return expand(source, family, grown, expansions, shares, rounding=rounding, resets=resets)
 
     def grown(self, family: Family, config: Config, options: Mapping[str, str]) -> dict[str, int]:
         """The new size of every axis that grows.

@@ -37,6 +37,7 @@ def expand(
     shares: Shares,
     *,
     rounding: bool = False,
+    resets: bool = False,
 ) -> Plan:
     """Plan a growth.
 
@@ -49,6 +50,7 @@ def expand(
         shares: how weights are split over copies.
         rounding: whether tensors may be rounded once, where nothing exact is to be had; the plan
             then has them ``in_effect``.
+        resets: whether an optimizer's moments of copies begin anew.
 
     Raises:
         InputError: the checkpoint is not what its config says, or the model class cannot have
@@ -66,7 +68,7 @@ def expand(
     _check_groups(family, old, made)
     factors = Factors(family, old, new, made, rounding=rounding)
     config = factors.config(source.config, config)
-    growing = _Growing(old, new, made, shares)
+    growing = _Growing(old, new, made, shares, resets=resets)
     rules = tuple(
         growing.rule(name, of, tensor, source.tensors[of], *factors.of(tensor))
         for name, of, tensor in _members(family, source.config, config, made)
@@ -166,9 +168,11 @@ class _Growing:
         new: Mapping[str, int],
         expansions: Mapping[str, Expansion],
         shares: Shares,
+        *,
+        resets: bool,
     ) -> None:
         self._old, self._new = old, new
-        self._expansions, self._shares = expansions, shares
+        self._expansions, self._shares, self._resets = expansions, shares, resets
         self._made: dict[tuple[Dimension, Order | None, bool], IndexMap] = {}
 
     def rule(
@@ -183,15 +187,19 @@ class _Growing:
         maps = partial(self._maps, tensor)
         why = self._why(pattern)
         times = f", times {factor:.6g}" if factor != 1 else ""
+        shares, resets = self._shares, self._resets
         if rounds:
             why += f"{times}, rounded once"
-            rounded = Rounded(of, maps, why, name, self._shares, factor, offset=tensor.offset)
+            rounded = Rounded(
+                of, maps, why, name, shares, factor, offset=tensor.offset, resets=resets
+            )
             return Rule(name, grown, rounded)
         if tensor.offset:
             wholes = partial(self._in_wholes, tensor, int(factor))
-            made = Mapped(of, wholes, why, name, self._shares, offset=tensor.offset)
+            made = Mapped(of, wholes, why, name, shares, offset=tensor.offset, resets=resets)
             return Rule(name, grown, made)
-        return Rule(name, grown, Mapped(of, maps, why + times, name, self._shares, factor))
+        copied = Mapped(of, maps, why + times, name, shares, factor, resets=resets)
+        return Rule(name, grown, copied)
 
     def _in_wholes(self, tensor: Described, count: int) -> tuple[IndexMap, ...]:
         """Of a tensor to which something is added, parts would be another number's parts."""
@@ -209,7 +217,12 @@ class _Growing:
         if (dimension, order, weighs) not in self._made:
             orders = (order(self._old), order(self._new)) if order else None
             self._made[dimension, order, weighs] = index_map(
-                dimension, self._old, self._expansions, orders, weighs=weighs
+                dimension,
+                self._old,
+                self._expansions,
+                orders,
+                weighs=weighs,
+                uneven=self._shares.uneven,
             )
         return self._made[dimension, order, weighs]
 

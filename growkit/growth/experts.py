@@ -59,16 +59,17 @@ class MoreExperts(WithExperts):
         present = family.sizes(source.config)
         wanted = asked_for(options[EXPERTS], present[EXPERTS], present["layers"])
         copies = wanted // present[EXPERTS]
-        parting = options["symmetry"] == "break"
-        snr_db = float(options.get("snr_db", DEFAULT_SNR_DB)) if parting else None
-        if parting and copies & (copies - 1):
+        symmetry = options["symmetry"]
+        snr_db = float(options.get("snr_db", DEFAULT_SNR_DB)) if symmetry == "break" else None
+        shares = Shares(snr_db, seed, symmetry == "uneven")
+        if shares.parting and copies & (copies - 1):
             raise InputError(
                 f"{copies} copies of an expert part exactly only if their number is a power of "
                 "two; choose one, or --symmetry keep for copies that stay the same"
             )
         config, follows = _config(source, family, copies, options.get("top_k"))
-        plan = _Copying(source, family, present, copies, Shares(snr_db, seed)).plan(config)
-        settled: dict[str, Value | None] = {"symmetry": options["symmetry"], "snr_db": snr_db}
+        plan = _Copying(source, family, present, copies, shares).plan(config)
+        settled: dict[str, Value | None] = {"symmetry": symmetry, "snr_db": snr_db}
         if follows:
             return Change([plan], settled=settled)
         lost = "copies of some experts are chosen in the place of others, since top_k was given"
@@ -140,7 +141,7 @@ class _Copying:
         return plan
 
     def _made(self, place: Place) -> Transform:
-        parting = self.shares.snr_db is not None and place.is_last
+        parting = self.shares.parting and place.is_last
         why = (
             f"copies of experts, times {self.copies} and split" if parting else "copies of experts"
         )
@@ -163,7 +164,8 @@ class _Copying:
 
     def _maps(self, shape: tuple[int, ...], parting: bool) -> Callable[[], tuple[IndexMap, ...]]:
         """Copies of all rows, or experts, in blocks: the same again, or parts of one."""
-        return partial(_in_blocks, shape, Role.READ if parting else Role.WRITTEN, self.copies)
+        role = Role.READ if parting else Role.WRITTEN
+        return partial(_in_blocks, shape, role, self.copies, uneven=self.shares.uneven)
 
 
 class _OfRouter(Mapped):
@@ -178,7 +180,9 @@ class _OfRouter(Mapped):
 
 
 @lru_cache(maxsize=64)  # layers are alike
-def _in_blocks(shape: tuple[int, ...], role: Role, copies: int) -> tuple[IndexMap, ...]:
+def _in_blocks(
+    shape: tuple[int, ...], role: Role, copies: int, *, uneven: bool
+) -> tuple[IndexMap, ...]:
     """The maps of a tensor whose first dimension is copied, in blocks."""
     from growkit.algebra.expansion import IndexMap, in_blocks
 
@@ -186,7 +190,7 @@ def _in_blocks(shape: tuple[int, ...], role: Role, copies: int) -> tuple[IndexMa
     made = (in_blocks(size, number) for size, number in zip(shape, numbers, strict=True))
     roles = (role, *(Role.WRITTEN for _ in shape[1:]))
     return tuple(
-        IndexMap(role, each.size, each.source, each.share)
+        IndexMap(role, each.size, each.source, each.share, uneven=uneven)
         for role, each in zip(roles, made, strict=True)
     )
 

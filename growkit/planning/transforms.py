@@ -198,6 +198,7 @@ class Mapped(_Holding):
         alike: whether what is written is read with the shares of the maps; else copies play parts
             of their own in what is computed.
         offset: what the class adds to a vector: where it should have nothing, there is less.
+        resets: whether moments of copies, of all but the first, begin anew.
     """
 
     make: Callable[[], tuple[IndexMap, ...]]
@@ -207,6 +208,7 @@ class Mapped(_Holding):
     factor: float = 1.0
     alike: bool = True
     offset: float = 0.0
+    resets: bool = False
 
     @property
     def maps(self) -> tuple[IndexMap, ...]:
@@ -265,11 +267,15 @@ class Mapped(_Holding):
         splits = any(each.role is Role.READ and not each.identity for each in self.maps)
         if splits and self.shares.amplitude:
             return made.because("it is split at random")
+        if self.resets and any(each.later.any() for each in self.maps):
+            return made.because("moments of its copies begin anew")
         return made
 
     def moments(self, order: int) -> Transform | None:
         """Copies have a part of the gradient, as they are read; see ``Transform``."""
-        return Moments(self.source, self.make, self.factor, order) if self.alike else None
+        if not self.alike:
+            return None
+        return Moments(self.source, self.make, self.factor, order, self.resets)
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,11 +286,13 @@ class Moments(_Holding):
         make: of the weights.
         factor: of the weights.
         order: see ``Transform.moments``.
+        resets: see ``Mapped``.
     """
 
     make: Callable[[], tuple[IndexMap, ...]]
     factor: float
     order: int
+    resets: bool = False
     why: str = "moments of copies"
 
     holds = False
@@ -294,7 +302,7 @@ class Moments(_Holding):
         from growkit.algebra.law import grow_moments
 
         read = partial(source.read, self.source)
-        grown = grow_moments(read, self.make(), self.order, where)
+        grown = grow_moments(read, self.make(), self.order, where, resets=self.resets)
         return grown if self.factor == 1 else grown * self.factor**-self.order
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:

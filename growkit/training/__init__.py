@@ -4,6 +4,7 @@ from growkit.training.gamma import GammaRamp
 from growkit.training.groups import hidden_matrices, param_groups
 from growkit.training.preserved import AssertPreserved, assert_preserved
 from growkit.training.stored import keep_stored
+from growkit.training.warming import rewarming
 
 __all__ = [
     "AssertPreserved",
@@ -12,4 +13,5 @@ __all__ = [
     "hidden_matrices",
     "keep_stored",
     "param_groups",
+    "rewarming",
 ]
