@@ -9,18 +9,15 @@ not copy is at fault.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any
+from contextlib import suppress
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.expansion import Index, index_map, side_by_side
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
-from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import lacks_class
 from growkit.engine.strict import strict_float64
@@ -34,13 +31,11 @@ from growkit.planning.lineage import Lineage
 from growkit.proof.causes import Part, cause_of, spacing
 from growkit.proof.copies import AsClass, Copied, Copies
 from growkit.proof.files.config import SIZES
+from growkit.proof.outputs import GIVEN, outputs
 from growkit.results.proof import Fault
 
 TOKENS = 64
 """Tokens of the prompt that are looked at."""
-
-GIVEN = "given"
-"""What the layer itself is given, beside what its modules hand on."""
 
 
 def component_named(tensor: str, checkpoint: Checkpoint) -> str | None:
@@ -161,7 +156,7 @@ class _Looked:
             inside = models[1].names[number + 1]
             self._inside = self._of_source(inside, beside, models[0]), inside
             self._expected, self._found = (
-                _outputs(model, name, ids) for model, name in zip(models, self._inside, strict=True)
+                outputs(model, name, ids) for model, name in zip(models, self._inside, strict=True)
             )
         self.first = next(iter(self._components(self._inside[1])), None)
 
@@ -262,49 +257,6 @@ class _Looked:
         return self._copies.of(name, of, place)
 
 
-def _outputs(model: Layerwise, layer: str, ids: Tensor) -> dict[str, Tensor]:
-    """What every module of a layer hands on, each [tokens, rows], and what it is given."""
-    found: dict[str, Tensor] = {}
-    with _listening(model.model, layer, found, len(ids)):
-        for stage in model.stages([Call(ids)]):
-            if stage.name == layer:
-                break
-    return found
-
-
-@contextmanager
-def _listening(
-    model: nn.Module, layer: str, found: dict[str, Tensor], tokens: int
-) -> Iterator[None]:
-    def keep(name: str, values: Any) -> None:
-        first = values[0] if isinstance(values, tuple) and values else values
-        if not isinstance(first, Tensor):
-            return
-        rows = first[0] if first.dim() == 3 else first
-        if rows.dim() == 2 and len(rows) == tokens:
-            found.setdefault(name, rows.detach())
-
-    def before(name: str, module: nn.Module, inputs: Any) -> None:
-        keep(f"{name}:given" if name else GIVEN, inputs)
-
-    def after(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        keep(name, output)
-
-    hooks = [
-        hook
-        for name, module in model.get_submodule(layer).named_modules()
-        for hook in (
-            module.register_forward_pre_hook(partial(before, name)),
-            module.register_forward_hook(partial(after, name)),
-        )
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 class _BySize:
     """Which row of the source each row of the target copies, as far as sizes say."""
 
@@ -337,91 +289,3 @@ class _BySize:
 
 def _dimension(pattern: Pattern, role: Role) -> Dimension | None:
     return next((each for each in pattern.dimensions if each.role is role), None)
-
-
-def find_fault_before_layers(
-    source: Layerwise,
-    target: Layerwise,
-    copied: Copied | None,
-    ids: Tensor,
-    tolerance: float,
-    spacing: float,
-) -> Fault:
-    """Look into embeddings that differ; in strict float64.
-
-    Args:
-        source: the source.
-        target: the target.
-        copied: what the target's hidden states hold, if that is known.
-        ids: a prompt on which they differ, [tokens].
-        tolerance: relative error that is only rounding.
-        spacing: of the numbers that the target is stored in.
-    """
-    one, other = (next(model.stages([Call(ids)])).after[0] for model in (source, target))
-    copied = copied or _in_blocks(one.shape[1], other.shape[1])
-    expected = copied.expected(one)
-    part = Part("embedding", target.names[0], expected, other, 1)
-    rows = (other - expected).abs().amax(1) > tolerance * expected.square().mean().sqrt()
-    factor, cause = cause_of(part, tolerance, spacing)
-    if factor is None:
-        cause = f"the embeddings of {int(rows.sum())} of {len(ids)} tokens differ"
-    return Fault(
-        layer=None,
-        component="embedding",
-        tensor=f"{target.names[0]}.weight",
-        cause=cause,
-        factor=factor,
-    )
-
-
-def find_fault_behind_layers(
-    source: Layerwise,
-    target: Layerwise,
-    copied: Copied | None,
-    ends: tuple[Tensor, Tensor],
-    tolerance: float,
-    factor: float | None,
-) -> Fault:
-    """Look behind the layers, where all of them agree; in strict float64.
-
-    Args:
-        source: the source.
-        target: the target.
-        copied: what the target's hidden states hold, if that is known.
-        ends: what the last layers hand on, each [tokens, hidden].
-        tolerance: relative error that is only rounding.
-        factor: by which all logits are multiplied, if that is all.
-    """
-    models = source, target
-    one, other = (_given_to_head(model, end) for model, end in zip(models, ends, strict=True))
-    copied = copied or _in_blocks(one.shape[1], other.shape[1])
-    name = f"{target.names[-1]}.weight"
-    # The norm writes copies, or for a tied head parts that sum up to the source's.
-    untied = source.stores(f"{source.names[-1]}.weight")
-    summed = copied.summed(other, one.shape[1]) * copied.factor  # of what a tied head reads
-    rest = other - copied.expected(one) if untied else summed - one
-    agree = bool(rest.abs().max() <= tolerance * one.square().mean().sqrt())
-    return Fault(
-        layer=None,
-        component="lm_head" if agree else "norm",
-        tensor=name if agree and target.stores(name) else None,
-        cause=None if factor is None else f"all logits are multiplied by {factor:.6g}",
-        factor=factor,
-    )
-
-
-def _in_blocks(size: int, grown: int) -> Copied:
-    """The whole space again and again."""
-    return Copied(torch.arange(grown) % size)
-
-
-def _given_to_head(model: Layerwise, end: Tensor) -> Tensor:
-    given: list[Tensor] = []
-    head = model.model.get_submodule(model.names[-1])
-    hook = head.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0][0]))
-    try:
-        with model.head() as run:
-            run(end[:TOKENS])
-    finally:
-        hook.remove()
-    return given[0]

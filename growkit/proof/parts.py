@@ -36,10 +36,9 @@ from growkit.proof.fingerprint import computed_in, fingerprint, question, widest
 from growkit.proof.localisation import (
     component_named,
     find_fault,
-    find_fault_before_layers,
-    find_fault_behind_layers,
 )
 from growkit.proof.modes import Mode, NotAskedError
+from growkit.proof.outside_layers import find_fault_before_layers, find_fault_behind_layers
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import compare_weights
 from growkit.results.proof import Fault, Fingerprint
