@@ -189,7 +189,7 @@ def _beginning(
             moments.setdefault(name, {})[kind] = state.numbers.read(key, None).double()
     customs = {
         name: Custom(
-            betas=tuple(map(float, options["betas"])),
+            betas=(float(options["betas"][0]), float(options["betas"][1])),
             amsgrad="max_exp_avg_sq" in moments[name],
             **{key: _off(options.get(key), expected.get(name, {}).get(key)) for key in SETTINGS},
         )
