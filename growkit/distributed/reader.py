@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -59,6 +60,18 @@ class GrownStorageReader(HuggingFaceStorageReader):
             every[f"{state}state.{name}"] = entry
         self._entries = Entries(every.items())
         self._values = {f"{state}{name}": value for name, value in _options(self.grown).items()}
+
+    def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Groups for the optimizer of a grown model: the source's, scaled by the law of updates.
+
+        Args:
+            model: the grown model, as it is or spread by FSDP2.
+        """
+        named = dict(model.named_parameters())
+        return [
+            {"params": [named[name] for name in group.parameters], **group.options}
+            for group in (self.grown.optimizer.groups if self.grown.optimizer else ())
+        ]
 
     def read_metadata(self) -> Metadata:
         """The shapes of what is made; see ``StorageReader``."""
