@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,12 +151,17 @@ CONFIGS = {
 }
 
 
-def spread(config: Any, spreading: Callable[[Any], None], dtype: torch.dtype) -> Any:
-    """A model without weights, spread."""
+def spread(
+    config: Any, spreading: Callable[[Any], None], dtype: torch.dtype, like: Any = None
+) -> Any:
+    """A model without weights, spread; what no file holds is as in another one, if it is given."""
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     spreading(model)
-    return model.to_empty(device="cpu")
+    model.to_empty(device="cpu")
+    for name, buffer in like.named_buffers() if like is not None else ():
+        model.get_buffer(name).copy_(buffer)
+    return model
 
 
 def whole(tensor: Any) -> Tensor:
@@ -186,8 +191,8 @@ def spread_tensors(state: Mapping[str, Any]) -> int:
     return sum(any(not p.is_replicate() for p in tensor.placements) for tensor in each)
 
 
-def look(name: str, folder: Path, found: dict[str, Any], ways: list[str] | None = None) -> None:
-    """Load a model in all ways or some, each over all processes."""
+def look(name: str, folder: Path, found: dict[str, Any], ways: Collection[str]) -> None:
+    """Load a model in some ways, each over all processes."""
     recipe = growkit.load_recipe(folder / name / "recipe.yaml")
     out = Path(recipe.output)
     expected = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=False).state_dict()
@@ -195,14 +200,14 @@ def look(name: str, folder: Path, found: dict[str, Any], ways: list[str] | None 
     dtype = next(iter(expected.values())).dtype
     reader = GrownStorageReader(recipe)
     for way, spreading in WAYS.items():
-        if ways is not None and way not in ways:
+        if way not in ways:
             continue
         model = spread(config, spreading, dtype)
         state = model.state_dict()
         dcp.load(state, storage_reader=reader)
         found[f"{name}: {way}"] = spread_tensors(state), differing(state, expected)
     for way, sizes in CONFIGS.items():
-        if ways is not None and way not in ways:
+        if way not in ways:
             continue
         if "tp" in way and not getattr(config, "base_model_tp_plan", None):
             continue  # growkit's own class has none
@@ -226,7 +231,7 @@ def make_trained(folder: Path) -> None:
     growkit.run(file)
 
 
-def look_at_optimizer(folder: Path, found: dict[str, Any]) -> None:
+def look_at_optimizer(folder: Path, found: dict[str, Any], ways: Collection[str]) -> None:
     """Load the state on all processes and on one, and take a step on both."""
     reader = GrownStorageReader(folder / "trained" / "recipe.yaml")
     out = folder / "trained" / "out"
@@ -234,8 +239,8 @@ def look_at_optimizer(folder: Path, found: dict[str, Any]) -> None:
     optimizer = torch.optim.AdamW(reader.param_groups(alone))
     load_distributed(alone, optimizer, out)
     kept = get_optimizer_state_dict(alone, optimizer, options=FLAT)
-    for way in ("FSDP2, Shard(0)", "FSDP2, Shard(1)"):
-        model = spread(alone.config, WAYS[way], torch.float64)
+    for way in ways:
+        model = spread(alone.config, WAYS[way], torch.float64, alone)
         weights = model.state_dict()
         dcp.load(weights, storage_reader=reader)
         spread_optimizer = torch.optim.AdamW(reader.param_groups(model))
@@ -252,7 +257,7 @@ def look_at_optimizer(folder: Path, found: dict[str, Any]) -> None:
         step(model, spread_optimizer, 7)
         found[f"step: {way}"] = {name: whole(each) for name, each in model.state_dict().items()}
     step(alone, optimizer, 7)
-    for way in ("FSDP2, Shard(0)", "FSDP2, Shard(1)"):
+    for way in ways:
         stepped = found.pop(f"step: {way}")
         pairs = [(stepped[name], each) for name, each in alone.state_dict().items()]
         furthest = max(float((one - other).abs().max()) for one, other in pairs)
@@ -275,14 +280,11 @@ def look_at_faults(folder: Path, name: str, found: dict[str, Any]) -> None:
             where = [slice(rows.start - 1, rows.stop - 1), *others]
         fill(entries, into, name, where)
 
-    for fault, other, patched in (
-        ("seed", replace(recipe, seed=4), fill),
-        ("offset", recipe, misplaced),
-    ):
+    for fault, seed, patched in (("seed", 4, fill), ("offset", recipe.seed, misplaced)):
         model = spread(config, on_rows, torch.bfloat16)
         state = model.state_dict()
         with mock.patch.object(Entries, "fill", patched):
-            dcp.load(state, storage_reader=GrownStorageReader(other))
+            dcp.load(state, storage_reader=GrownStorageReader(replace(recipe, seed=seed)))
         found[f"fault: {fault}"] = spread_tensors(state), differing(state, expected)
 
 
@@ -365,17 +367,22 @@ def on_all(work: Callable[..., Any], folder: Path, *more: Any) -> list[Any]:
     return [found[number] for number in range(RANKS)]
 
 
-def look_at_all(folder: Path, names: list[str], ways: list[str] | None) -> dict[str, Any]:
-    """Everything, with the controls."""
+EVERYTHING = {name: [*WAYS, *CONFIGS] for name in CASES}
+SAMPLE = {
+    "hypercloning": ["FSDP2 and tensor parallel", "fsdp_size=2, tp_size=2"],
+    "upcycling": ["FSDP2, Shard(1)"],
+}
+
+
+def look_at_all(folder: Path, ways: Mapping[str, Collection[str]]) -> dict[str, Any]:
+    """Everything that is asked for, an optimizer, and the controls."""
     found: dict[str, Any] = {}
-    for name in names:
-        look(name, folder, found, ways)
-    look_at_optimizer(folder, found)
-    look_at_faults(folder, names[0], found)
+    for name in ways:
+        look(name, folder, found, ways[name])
+    rows, columns, *_ = WAYS
+    look_at_optimizer(folder, found, [rows] if ways is SAMPLE else [rows, columns])
+    look_at_faults(folder, "hypercloning", found)
     return found
-
-
-SAMPLE = ["FSDP2, Shard(1)", "FSDP2 and tensor parallel", "fsdp_size=2, tp_size=2"]
 
 
 def main() -> int:
@@ -390,11 +397,11 @@ def main() -> int:
             make_large(folder)
             sys.stdout.writelines(f"{line}\n" for each in on_all(measure, folder) for line in each)
             return 0
-        names = ["hypercloning", "upcycling"] if arguments.sample else list(CASES)
-        for name in names:
+        ways = SAMPLE if arguments.sample else EVERYTHING
+        for name in ways:
             make(name, folder)
         make_trained(folder)
-        every = on_all(look_at_all, folder, names, SAMPLE if arguments.sample else None)
+        every = on_all(look_at_all, folder, ways)
     failed = False
     for number, each in enumerate(every):
         for way, (count, wrong) in each.items():
