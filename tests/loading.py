@@ -160,7 +160,8 @@ def spread(
     spreading(model)
     model.to_empty(device="cpu")
     for name, buffer in like.named_buffers() if like is not None else ():
-        model.get_buffer(name).copy_(buffer)
+        module, _, last = name.rpartition(".")
+        setattr(model.get_submodule(module), last, buffer.clone())  # also in its dtype
     return model
 
 

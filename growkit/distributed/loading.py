@@ -74,7 +74,7 @@ def load(recipe: Recipe | str | Path, *, distributed_config: Any = None, **optio
     if type(config) not in known:
         raise InputError(
             f"{folder} becomes a model of type {config.model_type}, which transformers has no "
-            "causal language model for; write it with growkit run"
+            "causal language model for; write it with growkit.run"
         )
     entries = Entries(entries_of(lineage))
     options.setdefault("dtype", config.dtype or TORCH_NAMES[main_dtype(lineage.target.tensors)])
