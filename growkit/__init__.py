@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from growkit.version import __version__
 
 if TYPE_CHECKING:
+    from growkit import distributed as distributed
     from growkit import results as results
     from growkit import training as training
+    from growkit.distributed.loading import load as load
     from growkit.errors import InputError as InputError
     from growkit.inference.inferring import Inference as Inference
     from growkit.inference.inferring import infer as infer
@@ -59,11 +61,12 @@ _HOMES = {
     "grow": "growkit.one_step",
     "infer": "growkit.inference.inferring",
     "inspect": "growkit.inspection",
+    "load": "growkit.distributed.loading",
     "load_recipe": "growkit.recipe.files",
     "run": "growkit.surgery",
     "verify": "growkit.proof.verdict",
 }
-_MODULES = ("results", "training")
+_MODULES = ("distributed", "results", "training")
 __all__ = ["__version__", *_HOMES, *_MODULES]
 
 

@@ -82,7 +82,7 @@ def write_weights(
     names = _file_names(len(shards))
     places: dict[str, tuple[Path, int]] = {}
     for shard, name in zip(shards, names, strict=True):
-        header = _header(shard)
+        header = header_of(shard)
         (folder / name).write_bytes(header)
         offset = len(header)
         for tensor, info in shard.items():
@@ -192,8 +192,11 @@ def _write_tensor(
     assert offset - begin == weights.tensors[name].bytes, name
 
 
-def _header(tensors: Mapping[str, TensorInfo]) -> bytes:
-    """Length, JSON, padding: https://github.com/huggingface/safetensors#format."""
+def header_of(tensors: Mapping[str, TensorInfo]) -> bytes:
+    """The beginning of a file that holds tensors in this order: length, JSON, padding.
+
+    https://github.com/huggingface/safetensors#format
+    """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, info in tensors.items():

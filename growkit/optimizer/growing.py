@@ -17,7 +17,7 @@ from growkit.optimizer.state import MASTER, ORDERS, STEP, State
 from growkit.planning.factors import Factors
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import AT_A_TIME, Plan, Planned, Rule
-from growkit.planning.transforms import Constant
+from growkit.planning.transforms import Constant, Slices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,9 +96,8 @@ class GrownState:
                 yield torch.zeros(min(count, rows - begin), *others, dtype=dtype)
         else:
             dtype = getattr(torch, TORCH_NAMES[info.dtype])
-            stored = self._classes[kind].stored_as(parameter)
-            made = self._stages[kind].blocks(stored) if stored else None
-            for block in made or [self._classes[kind].read(parameter)]:
+            weights, stored = self._made(parameter, kind)
+            for block in weights.blocks(stored):
                 yield block.to(dtype)
 
     def repeatable(self, name: str) -> bool:
@@ -114,6 +113,34 @@ class GrownState:
             for rules in self._lineage.steps(target)
             for rule in rules
         )
+
+    def part(self, name: str, where: Slices) -> Tensor:
+        """A part of a tensor, by begin and end in every dimension."""
+        import torch
+
+        parameter, _, kind = name.rpartition(".")
+        dtype = getattr(torch, TORCH_NAMES[self.tensors[name].dtype])
+        if kind == STEP:
+            return torch.tensor(self.steps[parameter])
+        if parameter in self.reset and kind != MASTER:
+            return torch.zeros([each.stop - each.start for each in where], dtype=dtype)
+        weights, stored = self._made(parameter, kind)
+        rows, columns, *_ = (*where, None, None)
+        rest = (slice(None), slice(None), *where[2:]) if len(where) > 2 else ...
+        return weights.read(stored, rows, columns)[rest].to(dtype)
+
+    def by_rows(self, name: str) -> bool:
+        """Whether some rows are made without the others."""
+        parameter, _, kind = name.rpartition(".")
+        if kind == STEP or (parameter in self.reset and kind != MASTER):
+            return True
+        weights, stored = self._made(parameter, kind)
+        return weights.by_rows(stored)
+
+    def _made(self, parameter: str, kind: str) -> tuple[Weights, str]:
+        """What makes a parameter's moments, and what they are called there."""
+        stored = self._classes[kind].stored_as(parameter)
+        return (self._stages[kind], stored) if stored else (self._classes[kind], parameter)
 
     def _grown(self, kind: str) -> Weights:
         """All tensors of one kind, under the names of the target's files."""

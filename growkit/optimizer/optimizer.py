@@ -106,7 +106,7 @@ class Optimizer:
         """The state of the target's optimizer.
 
         Args:
-            target: what the lineage makes, written.
+            target: what the lineage makes; of its files, headers are enough.
             law: how it is to be updated.
 
         Raises:

@@ -123,6 +123,16 @@ class Lineage:
         """
         return self.plans[-1].by_target[target].transform.part(self.stages[-2], where)
 
+    def check_duplicates(self) -> None:
+        """Hold tensors that must equal others against them, in every step.
+
+        Raises:
+            InputError: one differs.
+        """
+        for stage in self.stages[1:]:
+            assert isinstance(stage, Planned)
+            stage.check_duplicates(stage.plan.duplicates.values())
+
     def steps(self, target: str) -> list[list[Rule]]:
         """The rules on the way to a tensor, the last step first."""
         names, found = {target: None}, []  # a dictionary keeps its order

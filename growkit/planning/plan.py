@@ -156,10 +156,10 @@ class Planned:
 
     def __init__(self, source: Weights, plan: Plan) -> None:
         self.config = plan.config
+        self.plan = plan
         self.tensors = {rule.target: rule.info for rule in plan.rules}
         self._source = source
         self._rules = {rule.target: rule for rule in plan.rules}
-        self._duplicates = plan.duplicates
 
     def where(self, name: str | None = None) -> str:
         """Where the first source of the tensor comes from."""
@@ -169,9 +169,7 @@ class Planned:
     def blocks(self, name: str) -> Iterator[Tensor]:
         """Make the tensor, a few rows at a time where its transform can."""
         rule = self._rules[name]
-        for duplicate, original in self._duplicates.items():
-            if original in rule.sources:
-                self._check_duplicate(duplicate, original)
+        self.check_duplicates(rule.sources)
         rows, *others = rule.info.shape or (1,)
         step = max(1, AT_A_TIME // max(1, prod(others))) if rule.transform.local else max(rows, 1)
         source = _Once(self._source)
@@ -211,6 +209,16 @@ class Planned:
         where = zip_longest(rule.info.shape, wanted[: len(rule.info.shape)])
         ends = ((each or slice(None)).indices(size)[:2] for size, each in where)
         return rule.transform.part(source, [slice(*end) for end in ends])
+
+    def check_duplicates(self, of: Collection[str]) -> None:
+        """Hold what must equal some tensors of the source against them.
+
+        Raises:
+            InputError: it differs.
+        """
+        for duplicate, original in self.plan.duplicates.items():
+            if original in of:
+                self._check_duplicate(duplicate, original)
 
     def _check_duplicate(self, name: str, original: str) -> None:
         for rows in parts(self._source, name):

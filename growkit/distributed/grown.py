@@ -1,0 +1,148 @@
+"""A model that a recipe makes, of which any part is had without the rest being written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from growkit.checkpoint.carrying import check_carried
+from growkit.checkpoint.outline import outlined
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import Config, Weights
+from growkit.distributed.entries import ANYWHERE, Entries, Entry
+from growkit.distributed.recorded import check_recorded
+from growkit.errors import InputError
+from growkit.families.added import knowing
+from growkit.families.family import family_of
+from growkit.planner import plan
+from growkit.planning.lineage import Lineage
+from growkit.recipe.files import load_recipe, recipe_file
+from growkit.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from growkit.optimizer.growing import GrownState
+
+
+class Grown:
+    """What a recipe makes of its source, computed when it is read.
+
+    The source is opened as ``growkit.run`` opens it, and the same plan is made.
+
+    Args:
+        recipe: see ``growkit.run``; of a model's manifest the source must be the recorded one.
+
+    Attributes:
+        recipe: what is done.
+        source: the checkpoint.
+        lineage: from the source to the target.
+        entries: every tensor of the target's files.
+
+    Raises:
+        InputError: the recipe or the source cannot be used, or what it makes has to be written
+            first, since its last bits depend on the machine.
+    """
+
+    def __init__(self, recipe: Recipe | str | Path) -> None:
+        file = None if isinstance(recipe, Recipe) else recipe_file(Path(recipe))
+        self.recipe = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe))
+        with knowing(self.recipe.family):
+            self.source = Checkpoint(self.recipe.source)
+            check_carried(self.source.opened)
+            if file and file.suffix == ".json":
+                check_recorded(file, self.source)
+            self.lineage = plan(self.recipe, self.source).lineage
+            self._check()
+            named = family_of(self.target.config, self.recipe.output).named(self.target.config)
+            self.config: Config = dict(named)
+        self.entries = Entries(entries_of(self.lineage))
+
+    @property
+    def target(self) -> Weights:
+        """What is made."""
+        return self.lineage.target
+
+    @property
+    def whole(self) -> list[str]:
+        """Tensors that every process computes as a whole, to take its part of them."""
+        return [name for name, entry in self.entries.items() if not entry.cuts]
+
+    def _check(self) -> None:
+        self.lineage.check_duplicates()
+        for name in self.target.tensors:
+            if not self.lineage.repeatable(name):
+                raise InputError(
+                    f"tensor {name} is computed with singular vectors, whose last bits depend on "
+                    "the machine, so that processes need not agree; write the model with growkit "
+                    "run, and load that"
+                )
+
+    @cached_property
+    def by_class(self) -> Entries:
+        """Every parameter and persistent buffer that the model's class makes of the files.
+
+        Raises:
+            InputError: transformers has no class for the model, or it does not fit.
+        """
+        import torch
+
+        from growkit.engine.building import empty_model
+        from growkit.engine.class_weights import ClassWeights
+        from growkit.engine.loader import loading
+
+        found: dict[str, Entry] = {}
+        with knowing(self.recipe.family), outlined(self.target, self.config) as outline:
+            model, _, stored = empty_model(outline, torch.float32, "eager")
+            weights = ClassWeights(cast(Any, self.target), loading(outline).conversions)
+            for name in model.state_dict():
+                of = stored(name)  # of tied parameters, files hold one
+                if of in weights.tensors:
+                    found[name] = self._of_class(weights, of)
+        return Entries(found.items())
+
+    def _of_class(self, weights: Any, name: str) -> Entry:
+        plain = weights.stored_as(name)
+        if plain:
+            return self.entries[plain]
+        cuts = 1 if weights.by_rows(name) else 0
+        return Entry(weights.tensors[name], partial(_rows, weights, name), cuts)
+
+    @cached_property
+    def optimizer(self) -> GrownState | None:
+        """The state of the grown optimizer; None if the recipe takes none along.
+
+        Raises:
+            InputError: it cannot be read, or is of another model.
+        """
+        if self.recipe.optimizer is None:
+            return None
+        from growkit.optimizer.optimizer import Optimizer
+        from growkit.planning.updates import law_of
+
+        with knowing(self.recipe.family), outlined(self.target, self.config) as outline:
+            optimizer = Optimizer(Path(self.recipe.optimizer), self.source, self.lineage)
+            return optimizer.grown(outline, law_of(self.lineage))
+
+    def moments(self) -> Mapping[str, Entry]:
+        """The optimizer's tensors, by the name ``parameter.kind``."""
+        state = self.optimizer
+        if state is None:
+            return {}
+        return {
+            name: Entry(info, partial(state.part, name), 1 if state.by_rows(name) else 0)
+            for name, info in state.tensors.items()
+        }
+
+
+def entries_of(lineage: Lineage) -> Iterator[tuple[str, Entry]]:
+    """Every tensor that a lineage makes."""
+    for name, info in lineage.target.tensors.items():
+        cuts = ANYWHERE if lineage.target.by_rows(name) else 0
+        yield name, Entry(info, partial(lineage.part, name), cuts)
+
+
+def _rows(weights: Weights, name: str, where: Any) -> Any:
+    rows, *others = where
+    rest = (slice(None), *others)
+    return weights.read(name, rows)[rest]

@@ -1,0 +1,96 @@
+"""Loading a grown model with transformers, which asks for parts of tensors where it shards them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype
+from growkit.distributed.entries import Entries
+from growkit.distributed.grown import Grown, entries_of
+from growkit.engine.oracle import lacks_class, parsed
+from growkit.errors import InputError
+from growkit.families.added import knowing
+from growkit.planning.layouts import read_layout
+from growkit.planning.lineage import Lineage
+from growkit.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A tensor that is made when it is indexed, as safetensors' slices are read."""
+
+    entries: Entries
+    name: str
+
+    def get_shape(self) -> list[int]:
+        """Its shape."""
+        return list(self.entries[self.name].info.shape)
+
+    def get_dtype(self) -> str:
+        """Its dtype, a safetensors name."""
+        return self.entries[self.name].info.dtype
+
+    def __getitem__(self, index: Any) -> Tensor:
+        where = self.entries[self.name].everything
+        chosen = index if isinstance(index, tuple) else (index,)
+        for dimension, each in enumerate(chosen if index is not ... else ()):
+            where[dimension] = slice(*each.indices(where[dimension].stop)[:2])
+        return self.entries.part(self.name, where)
+
+
+def load(recipe: Recipe | str | Path, *, distributed_config: Any = None, **options: Any) -> Any:
+    """The model that a recipe makes, loaded with transformers without being written.
+
+    What it computes with is, bit for bit, what ``from_pretrained`` would load of the folder that
+    ``growkit.run`` writes. Every process reads of the source what its own part is made from.
+
+    Args:
+        recipe: see ``growkit.run``. Of a model's manifest the source must be the recorded one, so
+            that its proof is a proof of what is loaded; its weights need not be there.
+        distributed_config: transformers' ``DistributedConfig``, by which the model is spread over
+            processes; None for all of it in this one.
+        **options: others of ``from_pretrained``, e.g. ``dtype`` or ``device_map``.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: the recipe or the source cannot be used, transformers has no causal language
+            model for what is made, or the model has to be written first.
+    """
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    grown = Grown(recipe)
+    folder = grown.source.folder
+    with knowing(grown.recipe.family):
+        lineage, settings = _as_transformers_has_it(grown)
+        config = parsed(settings, f"the config of what {folder} becomes")
+    known: Any = AutoModelForCausalLM._model_mapping
+    if type(config) not in known:
+        raise InputError(
+            f"{folder} becomes a model of type {config.model_type}, which transformers has no "
+            "causal language model for; write it with growkit.run"
+        )
+    entries = Entries(entries_of(lineage))
+    options.setdefault("dtype", config.dtype or TORCH_NAMES[main_dtype(lineage.target.tensors)])
+    if distributed_config is not None:
+        options["distributed_config"] = distributed_config
+    if grown.source.opened.has("generation_config.json"):
+        content = grown.source.opened.json("generation_config.json")
+        options.setdefault("generation_config", GenerationConfig.from_dict(content))
+    state = {name: Lazy(entries, name) for name in entries}
+    return known[type(config)].from_pretrained(None, config=config, state_dict=state, **options)
+
+
+def _as_transformers_has_it(grown: Grown) -> tuple[Lineage, Config]:
+    """How a model is made under the names that transformers reads, and its config."""
+    lineage = grown.lineage
+    if not lacks_class(grown.config):
+        return lineage, grown.config
+    read = read_layout(lineage.target)
+    return Lineage(lineage.source, [*lineage.plans, read]), read.config

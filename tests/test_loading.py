@@ -1,0 +1,141 @@
+"""Models that are grown while they load; ``python -m tests.loading`` tries all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import growkit
+from growkit.distributed import GrownStorageReader
+from growkit.distributed.entries import slabs
+from growkit.errors import InputError
+from tests.conftest import save_model
+from tests.loading import differing
+
+
+def recipe_of(folder: Path, source: Path, *steps: growkit.GrowStep | growkit.ConvertStep) -> Any:
+    return growkit.Recipe(str(source), steps, str(folder / "out"), verify=None)
+
+
+WIDER = growkit.GrowStep("hypercloning", {"hidden": "x2"})
+
+
+def test_four_processes_load_what_one_has_written() -> None:
+    """Through both libraries, with an optimizer; a misplaced shard is noticed."""
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.loading", "--sample"],
+        cwd=root,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("none") == 5
+
+
+def test_a_model_loads_in_one_process(tmp_path: Path) -> None:
+    """Models with code of their own, and in a wider dtype."""
+    source = save_model(tmp_path / "source", "llama", dtype=torch.bfloat16)
+    recipe = recipe_of(tmp_path, source, WIDER, growkit.ConvertStep("diff-v2"))
+    growkit.run(recipe)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert not differing(growkit.load(recipe).state_dict(), expected)
+    wide = growkit.load(recipe, dtype=torch.float32).state_dict()
+    assert not differing(wide, {name: each.float() for name, each in expected.items()})
+
+
+def test_a_proof_without_weights(tmp_path: Path) -> None:
+    """Manifest and source are enough, and another source is refused."""
+    source = save_model(tmp_path / "source", "llama")
+    growkit.run(recipe_of(tmp_path, source, WIDER))
+    out = tmp_path / "out"
+    expected = load_file(out / "model.safetensors")
+    (out / "model.safetensors").unlink()
+    assert not differing(growkit.load(out).state_dict(), expected)
+
+    weights = load_file(source / "model.safetensors")
+    weights["model.norm.weight"] *= 2
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    for opened in (growkit.load, GrownStorageReader):
+        with pytest.raises(InputError, match=r"model\.safetensors is not the file that .* proof"):
+            opened(out)
+    content = json.loads((out / "growkit.json").read_text()) | {"kept": False}
+    (out / "growkit.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="did not keep its promise"):
+        growkit.load(out)
+
+
+def test_what_depends_on_the_machine_is_refused(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "diffllama", num_hidden_layers=4, head_dim=8)
+    step = growkit.ConvertStep("shared-diff", {"rank": 2})
+    with pytest.raises(InputError, match="singular vectors"):
+        growkit.load(recipe_of(tmp_path, source, step))
+
+
+def test_tied_tensors_that_differ_are_refused(tmp_path: Path) -> None:
+    """As they are when the model is written."""
+    source = save_model(tmp_path / "source", "llama", tie_word_embeddings=True)
+    weights = load_file(source / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    recipe = recipe_of(tmp_path, source, WIDER)
+    for refused in (growkit.run, growkit.load, GrownStorageReader):
+        with pytest.raises(InputError, match="differs from the embedding"):
+            refused(recipe)
+
+
+def test_numbers_that_are_none_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    recipe = recipe_of(tmp_path, source, WIDER)
+    state = growkit.load(recipe).state_dict()
+    weights = load_file(source / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    reader = GrownStorageReader(recipe)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it runs in one process
+        dcp.load({"lm_head.weight": state["lm_head.weight"]}, storage_reader=reader)
+        with pytest.raises(dcp.api.CheckpointException, match="NaN"):
+            dcp.load(state, storage_reader=reader)
+
+
+def test_the_source_is_opened_as_it_is_when_written(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    recipe = recipe_of(tmp_path, source, WIDER)
+    shutil.copy(source / "model.safetensors", tmp_path / "copy")
+    (tmp_path / "copy").write_bytes((tmp_path / "copy").read_bytes()[:-8])
+    shutil.move(tmp_path / "copy", source / "model.safetensors")
+    messages = []
+    for refused in (growkit.run, growkit.load, GrownStorageReader):
+        with pytest.raises(InputError) as error:
+            refused(recipe)
+        messages.append(str(error.value))
+    assert len(set(messages)) == 1
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 3])
+def test_slabs_cover_a_part_once(cuts: int) -> None:
+    where = [slice(1, 5), slice(0, 7), slice(2, 9)]
+    hits = torch.zeros(6, 8, 10)
+    sizes = []
+    for slab in slabs(where, cuts, most=5):
+        hits[tuple(slab)] += 1
+        sizes.append(hits[tuple(slab)].numel())
+    assert hits[tuple(where)].eq(1).all()
+    assert hits.sum() == 4 * 7 * 7
+    assert max(sizes) == {1: 49, 2: 7, 3: 5}[cuts]
+    assert not list(slabs([slice(2, 2), slice(0, 3)]))
+    assert list(slabs([])) == [[]]
