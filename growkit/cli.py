@@ -215,7 +215,7 @@ def verify(
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
-    from growkit.checkpoint.reading import Checkpoint
+    from growkit.engine.inside import pair
     from growkit.proof.beforehand import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
@@ -224,7 +224,7 @@ def verify(
     inputs = Inputs([source, target, *reads])
     sweep([source, target], inputs)
     check_report(answer.report, answer.figures, inputs)
-    before, after = Checkpoint(source), Checkpoint(target)
+    before, after = pair(source, target)
     check_settings(settings, before)
     check_vocabularies(before, after)
     from growkit.proof.verdict import verify as prove  # which takes seconds

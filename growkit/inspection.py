@@ -14,6 +14,7 @@ from growkit.checkpoint.tensors import (
     total_bytes,
     total_parameters,
 )
+from growkit.engine.inside import Inside, opened
 from growkit.errors import InputError
 from growkit.families.added import knowing
 from growkit.families.described import load_description
@@ -104,9 +105,10 @@ def inspect(
 
 
 def _inspected(folder: str | Path) -> Inspection:
-    checkpoint = Checkpoint(folder)
+    checkpoint = opened(folder)
     family = stored_family(checkpoint)
     dropped, _ = unused_tensors(checkpoint, family)
+    rest = checkpoint.dropped if isinstance(checkpoint, Inside) else {}
     complete = family.complete(checkpoint.config)
     architectures = checkpoint.config.get("architectures") or None
     used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
@@ -127,7 +129,7 @@ def _inspected(folder: str | Path) -> Inspection:
         tied=bool(complete.get("tie_word_embeddings")),
         tensors=len(used),
         files=[file.name for file in checkpoint.files],
-        dropped=dropped,
+        dropped=dropped | rest,
     )
 
 

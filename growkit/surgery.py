@@ -20,6 +20,7 @@ from growkit.checkpoint.publishing import check_output, check_space, staged, wri
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import parse_bytes, write_weights
 from growkit.companions import write_config, write_documents
+from growkit.engine.inside import Inside, opened, pair
 from growkit.engine.texts import read_text
 from growkit.estimate import estimate, room
 from growkit.families.added import knowing
@@ -81,7 +82,7 @@ def _carried_out(
     inputs = inputs_of(recipe, reads)
     if not dry_run:
         sweep([output], inputs)
-    source = Checkpoint(recipe.source)
+    source = opened(recipe.source)
     replaceable = check_output(output, inputs, overwrite)
     shard_bytes = parse_bytes(recipe.shard_size)
     for text in recipe.texts:
@@ -96,6 +97,9 @@ def _carried_out(
     lineage = prepared.lineage
     recipe = replace(recipe, steps=prepared.steps)
     result = describe(recipe, source, prepared)
+    if isinstance(source, Inside):
+        result["dropped"] |= source.dropped
+        result["warnings"].insert(0, source.told())
     optimizer = _optimizer(recipe, source, lineage)
     result["optimizer"] = optimizer and optimizer.result()
     if dry_run:
@@ -172,7 +176,7 @@ def _prove(
         return None
     from growkit.proof.verdict import proof_bytes, prove
 
-    source, written = Checkpoint(recipe.source), Checkpoint(folder)
+    source, written = pair(recipe.source, folder)
     with progress.bytes("proving", proof_bytes(recipe.source, folder)) as advance:
         state = Path(recipe.optimizer) if recipe.optimizer else None
         verdict = prove(source, written, recipe.verify, recipe, advance, state)

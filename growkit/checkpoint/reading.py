@@ -34,10 +34,13 @@ class Checkpoint:
         config: the contents of ``config.json``.
         files: the files with the weights.
         tensors: the header of every tensor, by name.
+        stands_alone: whether the folder holds nothing but this model.
 
     Raises:
         InputError: the folder is no checkpoint, or a file is missing, truncated or malformed.
     """
+
+    stands_alone = True
 
     def __init__(self, folder: Path | str) -> None:
         self.opened = Folder(folder)
@@ -86,13 +89,14 @@ class Checkpoint:
         Raises:
             InputError: they hold NaN or infinity, or the file can no longer be read.
         """
-        tensor = self._file_of[name].read(name, rows, columns)
-        count = self.tensors[name].shape[0] if self.tensors[name].shape else 1
+        file = self._file_of[name]
+        tensor, shape = file.read(name, rows, columns), file.tensors[name].shape
+        count = shape[0] if shape else 1
         begin, end, _ = (rows or slice(None)).indices(count)
         known = self._known_finite.get(name, 0)
         if end > known and not _finite(tensor):
             raise InputError(
-                f"tensor {name} in {self.where(name)} holds NaN or infinity; "
+                f"tensor {name} in {file.path} holds NaN or infinity; "
                 "a model like that cannot be grown or proved, use an earlier checkpoint"
             )
         if columns is None and begin <= known < end:  # a proof reads every tensor several times

@@ -131,7 +131,8 @@ def loading(checkpoint: Checkpoint) -> Loading:
         config = _config(checkpoint, lacking)
         _check_class(checkpoint, config)
         if checkpoint not in _seen:
-            _seen[checkpoint] = _asked(checkpoint, config if lacking else None)
+            given = lacking or not checkpoint.stands_alone
+            _seen[checkpoint] = _asked(checkpoint, config if given else None, lacking)
         seen = _seen[checkpoint]
         resolved = config.to_dict()
         _check_config(checkpoint, resolved, seen)
@@ -205,13 +206,19 @@ def _of_the_model(config: Any) -> Any:
     return {key: _of_the_model(value) for key, value in config.items() if key not in OF_LOADING}
 
 
-def _asked(checkpoint: Checkpoint, config: Any) -> _Seen:
-    """Load a folder without its weights; with this config as a DIFF Transformer, if it is given."""
+def _asked(checkpoint: Checkpoint, config: Any, lacking: bool) -> _Seen:
+    """Load a folder without its weights.
+
+    Args:
+        checkpoint: of the folder.
+        config: what is to be loaded of it; None for what the folder says.
+        lacking: whether that is a DIFF Transformer, since transformers has no class for it.
+    """
     from transformers import AutoModelForCausalLM
 
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
-    cls: Any = AutoModelForCausalLM if config is None else DiffTransformerForCausalLM
+    cls: Any = DiffTransformerForCausalLM if lacking else AutoModelForCausalLM
     options = {} if config is None else {"config": config}
     seen = _Seen()
     with _before_weights(checkpoint, seen), _no_more_modules(len(checkpoint.tensors)):

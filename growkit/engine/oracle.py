@@ -32,12 +32,12 @@ CPU = torch.device("cpu")
 
 
 def load(
-    folder: Path, dtype: torch.dtype, device: torch.device, attention: str | None
+    stored: Path | Checkpoint, dtype: torch.dtype, device: torch.device, attention: str | None
 ) -> nn.Module:
     """The model in a folder, ready to run.
 
     Args:
-        folder: a model folder.
+        stored: a model folder, or the checkpoint in one.
         dtype: what its weights are cast to.
         device: where it runs.
         attention: transformers' attention implementation; None for the class's own choice.
@@ -47,15 +47,16 @@ def load(
     """
     from transformers import GenerationConfig
 
-    checkpoint = Checkpoint(folder)
-    weights = readable(checkpoint)
+    checkpoint = stored if isinstance(stored, Checkpoint) else Checkpoint(stored)
+    folder, weights = checkpoint.folder, readable(checkpoint)
+    as_it_lies = weights is checkpoint and checkpoint.stands_alone
     with (
         quiet(),
         foreign(f"transformers cannot load {folder}", "correct its config.json or its weights"),
     ):
         model, loading = _from_pretrained(
             folder,
-            None if weights is checkpoint else weights,
+            None if as_it_lies else weights,
             dtype=dtype,
             attn_implementation=attention,
             experts_implementation=experts_implementation(dtype),
@@ -135,18 +136,19 @@ def readable(weights: Weights) -> Weights:
 
 
 def _from_pretrained(folder: Path, weights: Weights | None, **options: Any) -> Any:
-    if weights is None:
-        from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
+    if weights is None:
         return AutoModelForCausalLM.from_pretrained(folder, **options)
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
     # Files hold float32 as float32, whatever arithmetic is to be done with it.
     with torch._C.DisableTorchFunction():
         state = {name: weights.read(name) for name in weights.tensors}
-    return DiffTransformerForCausalLM.from_pretrained(
-        None, config=parsed(weights.config), state_dict=state, **options
-    )
+    config = parsed(weights.config)
+    classes: Any = AutoModelForCausalLM._model_mapping
+    cls = classes.get(type(config), DiffTransformerForCausalLM)
+    return cls.from_pretrained(None, config=config, state_dict=state, **options)
 
 
 def parsed(config: Config, name: str = "config.json") -> Any:

@@ -38,7 +38,19 @@ MOST_LAYERS = 100_000
 MOST_LAMBDA = 1e3
 """No λ_init is larger."""
 
+MOST_MULTIPLIER = 1e30
+"""No number of a config that something is multiplied by is larger."""
+
+MULTIPLIERS = (
+    "attention_multiplier",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+)
+"""Numbers by which something is multiplied, or divided; likewise those of the class."""
+
 HEAD_NORM = Norm("value_head_dim", "head_norm_eps")
+QK_NORM = Norm("head_dim", "rms_norm_eps")
 
 DEFAULTS: dict[str, Any] = {
     "num_noise_heads": lambda config: config["num_attention_heads"] // 2,
@@ -65,9 +77,22 @@ DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
     "attention_bias": False,
+    "attention_output_bias": lambda config: config["attention_bias"],
     "mlp_bias": False,
+    "qk_norm": False,
+    "attention_multiplier": lambda config: config["head_dim"] ** -0.5,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
 }
 """What ``DiffTransformerConfig`` assumes; a test holds the two against each other."""
+
+OF_SOME = (
+    "attention_output_bias",
+    "qk_norm",
+    *MULTIPLIERS,
+)
+"""Of these keys, those that some families have, and others compute without: as assumed here."""
 
 
 CHOICES = {
@@ -81,6 +106,27 @@ CHOICES = {
     "shared_scope": ("head", "layer", "all_heads"),
 }
 """The switches; likewise those of the class."""
+
+
+def check_config(config: Config) -> None:
+    """Refuse what the class would refuse, where no axis or switch says so.
+
+    Raises:
+        InputError: names what was expected.
+    """
+    check_lambda_init(config)
+    if type(config["attention_output_bias"]) is not bool:
+        raise InputError(
+            "config.json of a DIFF Transformer has attention_output_bias "
+            f"{config['attention_output_bias']!r}; true or false was expected"
+        )
+    for key in MULTIPLIERS:
+        value = config[key]
+        if type(value) not in (int, float) or not 0 < value < MOST_MULTIPLIER:
+            raise InputError(
+                f"config.json of a DIFF Transformer has {key} {value!r}; a number above 0 was "
+                "expected"
+            )
 
 
 def check_lambda_init(config: Config) -> None:
@@ -149,6 +195,16 @@ def has_head_norm_weight(config: Config) -> bool:
 def has_poly_norm(config: Config) -> bool:
     """The MLP's activation has parameters."""
     return bool(config["hidden_act"] == "poly_norm")
+
+
+def has_output_bias(config: Config) -> bool:
+    """What follows the heads has a bias."""
+    return bool(config["attention_output_bias"])
+
+
+def has_qk_norm(config: Config) -> bool:
+    """Queries and keys go through norms."""
+    return bool(config["qk_norm"])
 
 
 def shared_queries(config: Config) -> bool:
@@ -284,7 +340,9 @@ FAMILY = Family(
             Tensor(ATTENTION + "v_proj.weight", "kv_heads.value_head_dim <- hidden"),
             Tensor(ATTENTION + "v_proj.bias", "kv_heads.value_head_dim", attention_bias),
             Tensor(ATTENTION + "o_proj.weight", "hidden <- signal_heads.value_head_dim"),
-            Tensor(ATTENTION + "o_proj.bias", "hidden", attention_bias),
+            Tensor(ATTENTION + "o_proj.bias", "hidden", has_output_bias),
+            Tensor(ATTENTION + "q_norm.weight", "head_dim", has_qk_norm, norm=QK_NORM),
+            Tensor(ATTENTION + "k_norm.weight", "head_dim", has_qk_norm, norm=QK_NORM),
             *lambda_vectors(has_lambda_vectors),
             lambda_projection(has_lambda_projection),
             Tensor(ATTENTION + "gamma_gate", "one", has_gamma_gate),
@@ -310,7 +368,7 @@ FAMILY = Family(
         Multiple("noise_heads", "kv_heads", HEADS_SHARE_KEYS),
     ),
     choices=CHOICES,
-    check=check_lambda_init,
+    check=check_config,
     recomputed=LLAMA.recomputed,
     duplicates=LLAMA.duplicates,
     loads_with="transformers with trust_remote_code=True (the code lies beside the weights)",

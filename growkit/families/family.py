@@ -210,8 +210,9 @@ def family_of(config: Config, where: str) -> Family:
     if isinstance(inner, dict) and model_type not in known:
         raise InputError(
             f"{where} has model_type {model_type!r}, with a language model of model_type "
-            f"{inner.get('model_type')!r} inside (text_config); growkit takes language models that "
-            "stand alone, save that one as a folder of its own (docs/families.md says how)"
+            f"{inner.get('model_type')!r} inside (text_config), which growkit cannot take out: no "
+            "family describes it, or its tensors have names of another kind; save that one as a "
+            "folder of its own"
         )
     if not isinstance(model_type, str) or model_type not in known:
         raise InputError(

@@ -14,6 +14,12 @@ FAMILY = replace(
     name="Granite",
     model_types=("granite",),
     architecture="GraniteForCausalLM",
-    form=None,  # no DIFF Transformer has multipliers
+    defaults={
+        **LLAMA.defaults,
+        "attention_multiplier": 1.0,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    },
     multiples=LLAMA.multiples[:1],
 )

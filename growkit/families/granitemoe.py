@@ -34,6 +34,7 @@ FAMILY = replace(
     name="Granite-MoE",
     model_types=("granitemoe",),
     architecture="GraniteMoeForCausalLM",
+    form=None,  # no DIFF Transformer has experts
     axes={**GRANITE.axes, "num_local_experts": ("experts",)},
     defaults={**GRANITE.defaults, "num_local_experts": 8, "num_experts_per_tok": 2},
     constants={"two": 2},

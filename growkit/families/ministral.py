@@ -22,5 +22,8 @@ FAMILY = replace(
     model_types=("ministral",),
     architecture="MinistralForCausalLM",
     form=None,  # no DIFF Transformer has windows in some layers
-    defaults={**MISTRAL.defaults, "layer_types": windows(_has_window)},
+    defaults={
+        **{key: value for key, value in MISTRAL.defaults.items() if key != "head_dim"},
+        "layer_types": windows(_has_window),
+    },
 )

@@ -12,7 +12,7 @@ from growkit.checkpoint.tensors import Config
 from growkit.families.description import Tensor, always
 from growkit.families.layers import windows
 from growkit.families.llama import FAMILY as LLAMA
-from growkit.families.llama import attention_bias, mlp_bias
+from growkit.families.llama import SOFTMAX, attention_bias, mlp_bias
 
 
 def has_window(config: Config, layer: int) -> bool:
@@ -34,7 +34,15 @@ FAMILY = replace(
     name="Qwen2",
     model_types=("qwen2",),
     architecture="Qwen2ForCausalLM",
-    form=None,  # the DIFF Transformer has biases everywhere, or nowhere
+    form=replace(
+        SOFTMAX,
+        switches={
+            **SOFTMAX.switches,
+            "attention_bias": True,
+            "attention_output_bias": False,
+            "mlp_bias": False,
+        },
+    ),
     defaults={
         **LLAMA.defaults,
         "num_key_value_heads": 32,

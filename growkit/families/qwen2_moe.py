@@ -67,6 +67,7 @@ FAMILY = replace(
     name="Qwen2-MoE",
     model_types=("qwen2_moe",),
     architecture="Qwen2MoeForCausalLM",
+    form=None,  # no DIFF Transformer has experts
     axes={
         **QWEN2.axes,
         "moe_intermediate_size": ("expert_ffn",),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from growkit.families.description import Norm, Tensor
 from growkit.families.layers import windows
-from growkit.families.llama import ATTENTION, mlp_bias
+from growkit.families.llama import ATTENTION, SOFTMAX, mlp_bias
 from growkit.families.llama import FAMILY as LLAMA
 from growkit.families.qwen2 import has_window
 
@@ -20,7 +20,7 @@ FAMILY = replace(
     name="Qwen3",
     model_types=("qwen3",),
     architecture="Qwen3ForCausalLM",
-    form=None,  # no DIFF Transformer has norms inside of its heads
+    form=replace(SOFTMAX, switches={**SOFTMAX.switches, "qk_norm": True, "mlp_bias": False}),
     defaults={
         **LLAMA.defaults,
         "num_key_value_heads": 32,

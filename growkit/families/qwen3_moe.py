@@ -91,6 +91,7 @@ FAMILY = replace(
     name="Qwen3-MoE",
     model_types=("qwen3_moe",),
     architecture="Qwen3MoeForCausalLM",
+    form=None,  # no DIFF Transformer has experts
     axes={
         **QWEN3.axes,
         "moe_intermediate_size": ("expert_ffn",),

@@ -20,6 +20,14 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "shared_scope": ("head", "layer", "all_heads"),
 }
 
+MULTIPLIERS = (
+    "attention_multiplier",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+)
+"""Numbers by which something is multiplied, or divided."""
+
 
 class DiffTransformerConfig(PreTrainedConfig):
     """Every published variant of differential attention, and every combination of them.
@@ -72,7 +80,14 @@ class DiffTransformerConfig(PreTrainedConfig):
         tie_word_embeddings: whether the output head is the embedding.
         rope_parameters: see transformers' Llama.
         attention_bias: whether q, k, v and o have biases.
+        attention_output_bias: whether o has one; None for ``attention_bias``.
         mlp_bias: whether the MLP has.
+        qk_norm: whether every query and key head goes through an RMSNorm before it is rotated, with
+            one weight for all queries and one for all keys.
+        attention_multiplier: of the scores; None for ``1 / √head_dim``.
+        embedding_multiplier: of what tokens are embedded as.
+        residual_multiplier: of what attention and MLP add to the hidden states.
+        logits_scaling: what logits are divided by.
         **kwargs: for transformers.
 
     Raises:
@@ -116,7 +131,13 @@ class DiffTransformerConfig(PreTrainedConfig):
         tie_word_embeddings: bool = False,
         rope_parameters: dict[str, Any] | None = None,
         attention_bias: bool = False,
+        attention_output_bias: bool | None = None,
         mlp_bias: bool = False,
+        qk_norm: bool = False,
+        attention_multiplier: float | None = None,
+        embedding_multiplier: float = 1.0,
+        residual_multiplier: float = 1.0,
+        logits_scaling: float = 1.0,
         **kwargs: Any,
     ) -> None:
         if num_attention_heads < 1:
@@ -162,7 +183,17 @@ class DiffTransformerConfig(PreTrainedConfig):
         self.use_cache = use_cache and integral != "column_mean"
         self.rope_parameters = rope_parameters
         self.attention_bias = attention_bias
+        self.attention_output_bias = (
+            attention_bias if attention_output_bias is None else attention_output_bias
+        )
         self.mlp_bias = mlp_bias
+        self.qk_norm = qk_norm
+        self.attention_multiplier = (
+            self.head_dim**-0.5 if attention_multiplier is None else attention_multiplier
+        )
+        self.embedding_multiplier = embedding_multiplier
+        self.residual_multiplier = residual_multiplier
+        self.logits_scaling = logits_scaling
         # Not every version of transformers makes attributes of these.
         self.pad_token_id = pad_token_id
         self.bos_token_id = bos_token_id
@@ -266,6 +297,10 @@ class DiffTransformerConfig(PreTrainedConfig):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value < 1:
                 raise ValueError(f"{key} is {value!r}; a number between 0 and 1 was expected")
+        for key in MULTIPLIERS:
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, float | int) or not value > 0:
+                raise ValueError(f"{key} is {value!r}; a number above 0 was expected")
 
     def _check_lambda(self) -> None:
         needed = [

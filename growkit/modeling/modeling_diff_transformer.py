@@ -181,7 +181,7 @@ class DiffTransformerAttention(nn.Module):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.scaling = config.head_dim**-0.5
+        self.scaling = config.attention_multiplier
         signal, noise = config.num_signal_heads, config.num_noise_heads
         values, bias = config.num_value_heads, config.attention_bias
         noise_keys = values if config.has_noise_keys else 0
@@ -194,7 +194,13 @@ class DiffTransformerAttention(nn.Module):
         self.q_proj = projection(signal, noise, noise)
         self.k_proj = projection(values, noise_keys, values)
         self.v_proj = nn.Linear(config.hidden_size, values * config.value_head_dim, bias=bias)
-        self.o_proj = nn.Linear(signal * config.value_head_dim, config.hidden_size, bias=bias)
+        self.o_proj = nn.Linear(
+            signal * config.value_head_dim, config.hidden_size, bias=config.attention_output_bias
+        )
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (
+                LlamaRMSNorm(config.head_dim, config.rms_norm_eps) for _ in range(2)
+            )
         if noise and config.lambda_type == "vectors":
             self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
                 nn.Parameter(torch.empty(config.head_dim)) for _ in range(4)
@@ -236,6 +242,8 @@ class DiffTransformerAttention(nn.Module):
         query = heads(self.q_proj(hidden_states), config.head_dim)
         key = heads(self.k_proj(hidden_states), config.head_dim)
         value = heads(self.v_proj(hidden_states), config.value_head_dim)
+        if config.qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         past = 0
         layer = None
@@ -320,6 +328,7 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
         self.mlp = DiffTransformerMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.residual_multiplier = config.residual_multiplier
 
     def forward(
         self,
@@ -332,9 +341,9 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
         attended = self.self_attn(
             self.input_layernorm(hidden_states), position_embeddings, real, past_key_values
         )
-        hidden_states = hidden_states + attended
-        output: Tensor = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
-        return output
+        hidden_states = hidden_states + _times(attended, self.residual_multiplier)
+        added = self.mlp(self.post_attention_layernorm(hidden_states))
+        return hidden_states + _times(added, self.residual_multiplier)
 
 
 class DiffTransformerPreTrainedModel(PreTrainedModel):
@@ -405,6 +414,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        hidden_states = _times(hidden_states, self.config.embedding_multiplier)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         past_key_values = self._cache(past_key_values, use_cache)
@@ -459,6 +469,11 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if integral == "causal":
             _hold_column_sums(cache, len(self.layers))
         return cache
+
+
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    """The tensor itself where the factor is 1."""
+    return tensor if factor == 1 else tensor * factor
 
 
 def _hold_column_sums(cache: Cache, layers: int) -> None:
@@ -559,6 +574,8 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        if self.config.logits_scaling != 1:
+            logits = logits / self.config.logits_scaling
         loss = None
         if labels is not None:
             loss = self.loss_function(

@@ -24,7 +24,7 @@ from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights,
 from growkit.errors import InputError
 from growkit.families.description import DiffForm
 from growkit.families.description import Tensor as Described
-from growkit.families.diff_transformer import DEFAULTS
+from growkit.families.diff_transformer import DEFAULTS, OF_SOME
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, families, family_of, stored_family
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
@@ -88,13 +88,14 @@ def as_diff_transformer(config: Config, where: str) -> Config:
                 f"config.json in {where} {has} {said!r}, which no DIFF Transformer made of a "
                 f"{family.name} model can have; {' or '.join(map(repr, values))} was expected"
             )
-    if form.strict:
-        _check_known(family, form, config, where)
+    _check_known(family, form, config, where)
     complete = family.complete(config)
+    _check_layers(complete, where)
     sizes = {"noise_heads": 0} | family.sizes(config)
     sizes.setdefault("signal_heads", sizes.get("heads", 0))  # softmax families have only heads
     sizes["value_head_dim"] = _value_head_dim(family, config)
     own = {*OF_THE_FOLDER, *WINDOW_KEYS, *form.harmless, *form.keys.values(), *family.axes}
+    own.update(_without(family))
     plain = {key: value for key, value in complete.items() if key not in own}
     renamed = {key: complete[name] for key, name in form.keys.items()}
     kept = {name: complete[name] for name in form.keys.values() if name in DEFAULTS}
@@ -122,7 +123,10 @@ def _check_known(family: Family, form: DiffForm, config: Config, where: str) -> 
     known = OF_NO_LAYER.union(
         OF_THE_FOLDER, WINDOW_KEYS, form.harmless, form.keys.values(), DEFAULTS, DIFF.size_keys
     ).union(family.size_keys, family.defaults)
+    known -= {*_without(family)}
     for key, value in config.items():
+        if not form.strict and key not in OF_SOME:
+            continue
         plain = key in known or key.startswith("_") or key.endswith("_token_id")
         if not plain and value is not None and value is not False:
             raise InputError(
@@ -130,6 +134,27 @@ def _check_known(family: Family, form: DiffForm, config: Config, where: str) -> 
                 f"{family.name} model, so that nobody knows whether a DIFF Transformer would "
                 f"compute the same; remove it, if it changes nothing"
             )
+
+
+def _check_layers(complete: Config, where: str) -> None:
+    """Refuse layers that look through a window.
+
+    Raises:
+        InputError: the config, complete, lists some.
+    """
+    types = complete.get("layer_types")
+    for each in types if isinstance(types, list) else ():
+        if each != "full_attention":
+            raise InputError(
+                f"config.json in {where} has a layer of type {each!r} (layer_types), but all "
+                "layers of a DIFF Transformer attend to the whole text; 'full_attention' was "
+                "expected"
+            )
+
+
+def _without(family: Family) -> list[str]:
+    """The keys of ``OF_SOME`` that models of a family do not have."""
+    return [key for key in OF_SOME if key not in family.defaults]
 
 
 def read_layout(source: Weights) -> Plan:
@@ -281,6 +306,12 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
         f"{key} {diff.get(key)!r} (it has {value!r})"
         for key, value in form.switches.items()
         if key not in COMPUTED and diff.get(key) != value
+    ]
+    assumed = DIFF.complete({key: value for key, value in diff.items() if key not in OF_SOME})
+    problems += [
+        f"{key} {diff[key]!r} (it has {assumed[key]!r})"
+        for key in _without(family)
+        if key not in form.switches and diff[key] != assumed[key]
     ]
     if not diff["num_noise_heads"] and "num_noise_heads" not in form.switches:
         problems.append("num_noise_heads 0 (convert it to diff or diff-v2 first)")

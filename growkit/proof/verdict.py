@@ -18,6 +18,7 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.engine import devices
+from growkit.engine.inside import pair
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import check_config
@@ -119,7 +120,7 @@ def verify(
             f"{optimizer} is for the training of both models, and no steps of it were asked for; "
             "add --steps"
         )
-    before, after = Checkpoint(source), Checkpoint(target)
+    before, after = pair(source, target)
     record = read_record(after)
     with progress.bytes("proving", bytes_of(before, after)) as shown:
 
@@ -317,7 +318,7 @@ def proof_bytes(source: str | Path, target: str | Path) -> int:
     Raises:
         InputError: a folder is no checkpoint.
     """
-    return bytes_of(Checkpoint(source), Checkpoint(target))
+    return bytes_of(*pair(source, target))
 
 
 def _mode_results(

@@ -1,0 +1,146 @@
+"""The language model inside of another that sees or hears as well, as if it stood alone.
+
+Its config is what the config of the whole resolves to in transformers, its tensors those of the
+whole that files keep under a name of its own. Towers and projectors stay where they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import Config
+from growkit.families.family import families
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = {
+    "language_model.": "",
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+    "lm_head.": "lm_head.",
+}
+"""How names of its tensors begin in files, and how in those of a model that stands alone."""
+
+
+class Inside(Checkpoint):
+    """The language model inside of a checkpoint.
+
+    Args:
+        folder: of the whole.
+        config: of the language model.
+
+    Attributes:
+        whole: the type of the model that it is inside of.
+        inner: its own type.
+        left_out: how many tensors every other part of the whole has.
+    """
+
+    stands_alone = False
+
+    def __init__(self, folder: Path | str, config: Config) -> None:
+        super().__init__(folder)
+        self.whole, self.inner = self.config["model_type"], config["model_type"]
+        self._stored = tensors_inside(self.tensors)
+        kept = {*self._stored.values()}
+        self.left_out = Counter(_part(name) for name in self.tensors if name not in kept)
+        self.config = config
+        self.tensors = {name: self.tensors[stored] for name, stored in self._stored.items()}
+
+    def where(self, name: str | None = None) -> str:
+        """See ``Checkpoint``."""
+        return super().where(name and self._stored[name])
+
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """See ``Checkpoint``."""
+        return super().read(self._stored[name], rows, columns)
+
+    def by_rows(self, name: str) -> bool:
+        """See ``Checkpoint``."""
+        return super().by_rows(self._stored[name])
+
+    @property
+    def dropped(self) -> dict[str, str]:
+        """The other parts of the whole, and why they are left out."""
+        return {
+            part: f"{count} tensors of the {self.whole} model around the language model"
+            for part, count in self.left_out.items()
+        }
+
+    def told(self) -> str:
+        """What becomes of the whole, as a sentence."""
+        rest = f"; {' and '.join(self.left_out)} are left out" if self.left_out else ""
+        return (
+            f"{self.folder} holds a {self.whole} model, of which the language model alone "
+            f"({self.inner}) is taken{rest}"
+        )
+
+
+def opened(folder: Path | str) -> Checkpoint:
+    """A checkpoint; of one that sees or hears as well, the language model inside of it.
+
+    Raises:
+        InputError: see ``Checkpoint``; or transformers does not take the config of the whole.
+    """
+    checkpoint = Checkpoint(folder)
+    known = {kind for family in families().values() for kind in family.model_types}
+    inner, kind = checkpoint.config.get("text_config"), checkpoint.config.get("model_type")
+    if not isinstance(inner, dict) or kind in known or not tensors_inside(checkpoint.tensors):
+        return checkpoint
+    config = _config_inside(checkpoint)
+    return Inside(folder, config) if config and config.get("model_type") in known else checkpoint
+
+
+def pair(source: Path | str, target: Path | str) -> tuple[Checkpoint, Checkpoint]:
+    """Two checkpoints to be compared: a language model alone with that inside of its source.
+
+    Raises:
+        InputError: see ``opened``.
+    """
+    after = Checkpoint(target)
+    alone = "text_config" not in after.config
+    return opened(source) if alone else Checkpoint(source), after
+
+
+def tensors_inside(names: Iterable[str]) -> dict[str, str]:
+    """The names in files of the tensors of a language model inside, by those that it has alone.
+
+    None if there is nothing but a head.
+    """
+    found = {
+        own + name.removeprefix(prefix): name
+        for name in names
+        for prefix, own in NAMES.items()
+        if name.startswith(prefix)
+    }
+    return found if any(not name.startswith("lm_head.") for name in found) else {}
+
+
+def _config_inside(checkpoint: Checkpoint) -> Config | None:
+    """The config that the language model has alone; None where transformers has no class."""
+    from transformers import CONFIG_MAPPING
+
+    from growkit.engine.oracle import parsed, quiet
+    from growkit.errors import foreign
+
+    whole, folder = checkpoint.config, checkpoint.folder
+    if whole.get("model_type") not in CONFIG_MAPPING:
+        return None
+    with quiet(), foreign(f"transformers cannot load {folder}", "correct its config.json"):
+        resolved: Any = parsed(whole, str(folder / "config.json"))
+        inner = resolved.get_text_config(decoder=True)
+        config: Config = json.loads(inner.to_json_string(use_diff=True))
+    # What ties them is the class of the whole.
+    config["tie_word_embeddings"] = bool(resolved.tie_word_embeddings)
+    dtype = whole.get("dtype", whole.get("torch_dtype"))
+    return {**config, "dtype": dtype} if dtype else config
+
+
+def _part(name: str) -> str:
+    """The part of the whole that a tensor is of."""
+    return name.removeprefix("model.").partition(".")[0]

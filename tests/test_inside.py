@@ -1,0 +1,189 @@
+"""Language models inside of others, judged by the whole model as transformers loads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+
+import growkit
+from growkit.engine.inside import Inside, opened, pair
+from growkit.engine.strict import strict_float64
+from growkit.errors import InputError
+from tests.conftest import TOKENS, load_strict, randomise
+
+QUICK = growkit.Settings(prompts=1, length=12)
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 29,
+    "hidden_size": 20,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+GEMMA = {
+    "text_config": TEXT | {"model_type": "gemma3_text", "layer_types": ["sliding_attention"] * 2},
+    "vision_config": VISION | {"model_type": "siglip_vision_model"},
+    "mm_tokens_per_image": 4,
+    "image_token_index": 28,
+}
+WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "gemma3": ("gemma3", GEMMA, {"hidden": "x4"}),
+    "mistral3": (
+        "mistral3",
+        {
+            "text_config": TEXT | {"model_type": "mistral", "sliding_window": None},
+            "vision_config": VISION | {"model_type": "pixtral"},
+            "tie_word_embeddings": False,
+            "image_token_index": 28,
+        },
+        {"hidden": "x2", "kv_heads": "x1"},
+    ),
+    "llava": (
+        "llava",
+        {
+            "text_config": TEXT | {"model_type": "qwen2", "hidden_size": 24},
+            "vision_config": VISION | {"model_type": "clip_vision_model", "projection_dim": 16},
+            "image_token_index": 28,
+        },
+        {"hidden": "x3"},
+    ),
+}
+"""Type, config and sizes to grow to."""
+
+
+def save_whole(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
+    kind, config, _ = WHOLES[name]
+    model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING[kind](**config))
+    randomise(model, 0)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def strict_error(whole: Path, alone: Path) -> float:
+    """Of logits of text, against the whole model as transformers loads it."""
+    with strict_float64():
+        before, report = AutoModelForImageTextToText.from_pretrained(
+            whole, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
+        )
+    assert not report["missing_keys"]
+    ids = torch.randint(28, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    after = load_strict(alone)
+    with strict_float64(), torch.no_grad():
+        expected, found = before.eval()(input_ids=ids).logits, after(ids).logits
+    return float((expected - found).abs().max() / expected.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_it_is_grown_alone(name: str, tmp_path: Path) -> None:
+    source, out = save_whole(tmp_path / "source", name, torch.bfloat16), tmp_path / "out"
+    result = growkit.grow(source, out, verify=False, **WHOLES[name][2])
+    assert "vision_tower" in result["dropped"]
+    assert (
+        f"holds a {WHOLES[name][0]} model, of which the language model alone"
+        in (result["warnings"][0])
+    )
+    assert strict_error(source, out) < 1e-12
+
+
+@pytest.mark.usage
+def test_it_is_proved_alone(tmp_path: Path) -> None:
+    """With the manifest that says how it was made, and without one."""
+    source, out = save_whole(tmp_path / "source", "gemma3"), tmp_path / "out"
+    assert growkit.grow(source, out, ffn="x2", verify=QUICK)["kept"]
+    (out / "growkit.json").unlink()
+    verdict = growkit.verify(source, out, prompts=1, length=12)
+    assert verdict["kept"]
+    file = out / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] += 0.5
+    save_file(tensors, file, {"format": "pt"})
+    assert not growkit.verify(source, out, prompts=1, length=12)["kept"]
+
+
+def test_names_that_the_class_has_in_memory(tmp_path: Path) -> None:
+    """``model.language_model`` with the head beside it, and sizes that only the class knows."""
+    source, out = save_whole(tmp_path / "source", "mistral3"), tmp_path / "out"
+    file = source / "model.safetensors"
+    model = AutoModelForImageTextToText.from_pretrained(source)
+    tensors = {name: each.contiguous() for name, each in model.state_dict().items()}
+    assert {"lm_head.weight", "model.language_model.norm.weight"} <= tensors.keys()
+    save_file(tensors, file, {"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    config["text_config"]["num_key_value_heads"] = 8  # as MistralConfig has it
+    config["text_config"]["num_attention_heads"] = 8
+    for name in [name for name in tensors if ".language_model." in name]:
+        heads = {"q_proj": 48, "k_proj": 48, "v_proj": 48}
+        for part, rows in heads.items():
+            if part in name:
+                tensors[name] = torch.randn(rows, 20) / 20**0.5
+        if "o_proj" in name:
+            tensors[name] = torch.randn(20, 48) / 48**0.5
+    save_file(tensors, file, {"format": "pt"})
+    del config["text_config"]["num_key_value_heads"]
+    (source / "config.json").write_text(json.dumps(config))
+    assert growkit.inspect(source)["sizes"]["kv_heads"] == 8
+    growkit.grow(source, out, ffn="x3", verify=False)
+    assert strict_error(source, out) < 1e-12
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_ties_them_is_the_whole(tied: bool, tmp_path: Path) -> None:
+    """Mistral 3 is tied where nothing is said, Mistral is not."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    config = WHOLES["mistral3"][1] | {"tie_word_embeddings": tied}
+    model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING["mistral3"](**config))
+    randomise(model, 0)
+    model.save_pretrained(source)
+    assert growkit.inspect(source)["tied"] is tied
+    growkit.grow(source, out, hidden="x2", verify=False)
+    assert strict_error(source, out) < 1e-12
+    assert ("lm_head.weight" in load_file(out / "model.safetensors")) is not tied
+
+
+def test_two_wholes_are_compared_as_wholes(tmp_path: Path) -> None:
+    """Nothing of either is passed over, since both hold it."""
+    source = save_whole(tmp_path / "source", "gemma3")
+    assert isinstance(opened(source), Inside)
+    before, after = pair(source, source)
+    assert before.stands_alone
+    assert after.stands_alone
+    assert any("vision_tower" in name for name in before.tensors)
+
+
+def test_a_language_model_that_nobody_describes(tmp_path: Path) -> None:
+    source = save_whole(tmp_path / "source", "mistral3")
+    config = json.loads((source / "config.json").read_text())
+    config["text_config"]["model_type"] = "glm"
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="language model of model_type 'glm' inside"):
+        growkit.grow(source, tmp_path / "out", hidden="x2")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_whole_that_is_quantised(tmp_path: Path) -> None:
+    source = save_whole(tmp_path / "source", "mistral3")
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="quantised; dequantise it first"):
+        growkit.grow(source, tmp_path / "out", hidden="x2")
