@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -141,15 +140,15 @@ def prove_training(
     rounding = torch.finfo(torch.float64).eps * math.sqrt(widest)
     states = States(places, before, after, lineage, law) if places.source else None
     begun, grown = _begun(states, before, after, lineage, batches, device)
-    source = _trained(before.folder, begun, batches, device)
-    disturbed = _trained(before.folder, begun, batches, device, disturbed=rounding)
-    target = _trained(after.folder, grown, batches, device, updates)
+    source = _trained(before, begun, batches, device)
+    disturbed = _trained(before, begun, batches, device, disturbed=rounding)
+    target = _trained(after, grown, batches, device, updates)
     relative, own = source.apart(target), max(source.apart(disturbed), rounding)
     tolerance = None if law.why else MARGIN * own
     fault, spoiled = _spoiled(updates, after)
     caught = None
     if tolerance is not None:
-        first = _trained(after.folder, grown, batches, device, spoiled, steps=1)
+        first = _trained(after, grown, batches, device, spoiled, steps=1)
         off = abs(first.losses[1] - source.losses[1]) / max(abs(source.losses[0]), 1e-300)
         caught = not off <= tolerance
     kept = None if tolerance is None else relative <= tolerance and bool(caught)
@@ -180,10 +179,13 @@ def prove_training(
 
 
 def _loaded(
-    folder: Path, beginning: Beginning | None, device: torch.device, updates: Updates | None = None
+    checkpoint: Checkpoint,
+    beginning: Beginning | None,
+    device: torch.device,
+    updates: Updates | None = None,
 ) -> Training:
     with strict_float64():
-        model = load(folder, torch.float64, device, None)
+        model = checkpoint.as_read(load(checkpoint.folder, torch.float64, device, None))
         return Training(model, updates, beginning.customs if beginning else None)
 
 
@@ -198,7 +200,7 @@ def _begun(
     """What source and target begin with."""
     if states and states.trains:
         return states.source(), states.target()
-    moments = _loaded(before.folder, None, device).gather(batches[0])
+    moments = _loaded(before, None, device).gather(batches[0])
     grown = grown_moments(moments, before, after, lineage.plans)
     return Beginning(moments, dict.fromkeys(moments, 1.0)), Beginning(
         grown, dict.fromkeys(grown, 1.0)
@@ -213,7 +215,7 @@ def _told(states: States | None) -> str:
 
 
 def _trained(
-    folder: Path,
+    checkpoint: Checkpoint,
     beginning: Beginning,
     batches: Batches,
     device: torch.device,
@@ -221,8 +223,8 @@ def _trained(
     disturbed: float = 0.0,
     steps: int | None = None,
 ) -> _Run:
-    """Train the model of a folder."""
-    training = _loaded(folder, beginning, device, updates)
+    """Train the model of a checkpoint."""
+    training = _loaded(checkpoint, beginning, device, updates)
     training.begin(beginning)
     losses = []
     steps = batches.steps if steps is None else steps

@@ -82,7 +82,7 @@ def _unusable(
 
 def _reloaded(model: Checkpoint, prompt: Tensor, device: torch.device) -> tuple[bool, float]:
     """Whether weights are the same once saved and loaded, and how far logits are then apart."""
-    loaded: Any = load(model.folder, torch.float64, device, "eager")
+    loaded: Any = model.as_read(load(model.folder, torch.float64, device, "eager"))
     expected = _logits(loaded, prompt)
     with (
         temporary("reload") as scratch,
@@ -115,7 +115,7 @@ def _generated(prompt: Tensor, device: torch.device, tokens: int, model: Checkpo
     """
     from transformers import GenerationConfig
 
-    loaded: Any = load(model.folder, torch.float64, device, "eager")
+    loaded: Any = model.as_read(load(model.folder, torch.float64, device, "eager"))
     longest = longest_context(model.config)
     if isinstance(longest, int):  # what comes behind it may have no embedding
         prompt = prompt[: max(1, longest - NEW_TOKENS)]
