@@ -63,6 +63,15 @@ recipes_app = typer.Typer(
 app.add_typer(recipes_app, name="recipes")
 
 
+RecipeFile = Annotated[
+    Path,
+    typer.Argument(
+        parser=path,
+        metavar="RECIPE",
+        help="Recipe (YAML), growkit.json of a model, or a name of `growkit recipes list`.",
+        autocompletion=one_of(shipped_recipes),
+    ),
+]
 Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=one_of(shipped_recipes))]
 
 
@@ -213,6 +222,7 @@ def verify(
     ] = None,
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
+    from growkit.checkpoint.hub import find
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
     from growkit.engine.inside import pair
@@ -221,16 +231,18 @@ def verify(
     from growkit.report.terminal import Bars, show_verdict
 
     reads = [each for each in (settings.text, optimizer) if each]
-    inputs = Inputs([source, target, *reads])
-    sweep([source, target], inputs)
+    one, other = find(source), find(target)
+    inputs = Inputs([one.folder, other.folder, *reads])
+    sweep([one.folder, other.folder], inputs)
     check_report(answer.report, answer.figures, inputs)
-    before, after = pair(source, target)
+    before, after = pair(one.folder, other.folder)
     check_settings(settings, before)
     check_vocabularies(before, after)
     from growkit.proof.verdict import verify as prove  # which takes seconds
 
-    result = prove(source, target, settings, optimizer=optimizer, progress=Bars())
-    write_report(result, target, answer.report, answer.figures, inputs)
+    result = prove(one.folder, other.folder, settings, optimizer=optimizer, progress=Bars())
+    result["source"], result["target"] = one.name, other.name
+    write_report(result, other.folder, answer.report, answer.figures, inputs)
     if answer.as_json:
         _print_json(result)
     else:
@@ -241,15 +253,7 @@ def verify(
 @app.command()
 @command()
 def run(
-    recipe: Annotated[
-        Path,
-        typer.Argument(
-            parser=path,
-            metavar="RECIPE",
-            help="Recipe (YAML), growkit.json of a model, or a name of `growkit recipes list`.",
-            autocompletion=one_of(shipped_recipes),
-        ),
-    ],
+    recipe: RecipeFile,
     running: Running,
     answer: Answer,
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
@@ -268,6 +272,7 @@ def run(
     optimizer: Optimizer = None,
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
+    from growkit.checkpoint.hub import address_of
     from growkit.recipe.files import load_recipe, recipe_file
 
     file = recipe_file(recipe)
@@ -283,11 +288,39 @@ def run(
         chosen = replace(chosen, base_model=base_model)
     if optimizer is not None:
         chosen = replace(chosen, optimizer=str(optimizer))
-    if source is None and not os.path.isdir(chosen.source):
+    if source is None and not os.path.isdir(chosen.source) and not address_of(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )
     return _run(chosen, running, answer, [file])
+
+
+@app.command()
+@command()
+def plan(
+    recipe: RecipeFile,
+    ranks: Annotated[
+        int, typer.Option(help="Number of processes that share the files, of two cores each.")
+    ] = 1,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="What all of them read and write in a second, such as 2GB."
+        ),
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a recipe takes: files, disk, memory and time, from headers or config.json alone."""
+    from growkit.ahead import plan as look_ahead
+    from growkit.recipe.files import load_recipe
+    from growkit.report.plan import show_large
+
+    result = look_ahead(load_recipe(recipe, source), ranks=ranks, bandwidth=bandwidth)
+    if as_json:
+        _print_json(result)
+    else:
+        show_large(_console(), result)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from growkit.checkpoint.tensors import TensorInfo, Weights, total_bytes, total_parameters
 from growkit.checkpoint.writing import WORKERS
+from growkit.planning.plan import SMALL as SMALL_TENSOR
 from growkit.results.operation import GrowResult
 from growkit.results.planned import Estimate
 from growkit.settings import Settings
@@ -23,7 +24,7 @@ ROOM = 1 << 20
 
 BASIS = "memory and time are scaled from runs on 2 CPU cores with a fast disk"
 
-LOADED = 0.4e9
+LOADED = 0.27e9
 """Bytes of memory that Python and torch take."""
 
 PROVING = 1.2e9
@@ -59,21 +60,17 @@ def estimate(
     """
     place = next(parent for parent in output.parents if parent.exists())
     written = total_bytes(target.tensors)
-    read = max((info.bytes for info in source.tensors.values()), default=0)
-    memory, seconds = LOADED + WORKERS * read, None
+    memory = memory_to_write(source)
     if proof is not None:
-        models = source.tensors, target.tensors
-        parameters = sum(map(total_parameters, models))
+        parameters = total_parameters(source.tensors) + total_parameters(target.tensors)
         whole = 8 * parameters if 8 * parameters <= SMALL else 0
         memory = max(memory, PROVING + max(_at_a_time(target.tensors), whole))
-        prompts, length = (proof.settled if exact else proof).amount
-        seconds = STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length)
     return Estimate(
         disk_needed=written + ROOM,
         disk_free=shutil.disk_usage(place).free,
         memory=round(memory),
-        write_seconds=round(STARTED + written / WRITTEN, 1),
-        proof_seconds=None if seconds is None else round(seconds, 1),
+        write_seconds=round(seconds_to_write(written), 1),
+        proof_seconds=proof_seconds(source, target, proof, exact=exact),
         basis=BASIS,
     )
 
@@ -82,6 +79,39 @@ def room(result: GrowResult) -> int:
     """Bytes that the output takes, at most about."""
     state = result["optimizer"]
     return int(result["bytes"] + (state["bytes"] if state else 0) + ROOM)
+
+
+def memory_to_write(source: Weights, *, in_parts: bool = False) -> float:
+    """Bytes of memory, about, that a process takes which writes what is made of a source.
+
+    Args:
+        source: headers of the source.
+        in_parts: whether large tensors are known to be read in parts; else they are held whole.
+    """
+    largest = max((info.bytes for info in source.tensors.values()), default=0)
+    return LOADED + WORKERS * (min(largest, SMALL_TENSOR) if in_parts else largest)
+
+
+def seconds_to_write(written: int, moved: int = 0, bandwidth: int | None = None) -> float:
+    """How long writing takes.
+
+    Args:
+        written: bytes that the process writes which writes most.
+        moved: bytes that all processes read and write.
+        bandwidth: bytes per second in which these go; None for no limit.
+    """
+    return STARTED + max(written / WRITTEN, moved / bandwidth if bandwidth else 0.0)
+
+
+def proof_seconds(
+    source: Weights, target: Weights, proof: Settings | None, *, exact: bool
+) -> float | None:
+    """How long a proof takes, by one process; None for no proof. See ``estimate``."""
+    if proof is None:
+        return None
+    parameters = total_parameters(source.tensors) + total_parameters(target.tensors)
+    prompts, length = (proof.settled if exact else proof).amount
+    return round(STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length), 1)
 
 
 def _at_a_time(tensors: Mapping[str, TensorInfo]) -> int:

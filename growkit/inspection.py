@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from growkit.checkpoint.hub import Found, find
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
     TORCH_NAMES,
@@ -94,18 +95,18 @@ def inspect(
     """Describe a model folder; of its data, only the vectors behind λ are read.
 
     Args:
-        folder: the model's.
+        folder: the model's, or its name on the Hub; see ``growkit.grow``.
         family: see ``growkit.grow``.
 
     Raises:
         InputError: it is no checkpoint of a known family, or its tensors do not fit its config.
     """
     with knowing(load_description(family) if isinstance(family, str | Path) else family):
-        return _inspected(folder)
+        return _inspected(find(folder))
 
 
-def _inspected(folder: str | Path) -> Inspection:
-    checkpoint = opened(folder)
+def _inspected(found: Found) -> Inspection:
+    checkpoint = opened(found.folder)
     family = stored_family(checkpoint)
     dropped, _ = unused_tensors(checkpoint, family)
     rest = checkpoint.dropped if isinstance(checkpoint, Inside) else {}
@@ -113,7 +114,7 @@ def _inspected(folder: str | Path) -> Inspection:
     architectures = checkpoint.config.get("architectures") or None
     used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
     return Inspection(
-        folder=str(folder),
+        folder=found.name,
         family=family.name,
         model_class=str(architectures[0]) if isinstance(architectures, list) else None,
         config_sizes={key: complete[key] for key in family.axes_of(complete)},

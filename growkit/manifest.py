@@ -60,6 +60,7 @@ def manifest_of(
         "parameters": result["parameters"],
         "bytes": result["bytes"],
         "dtype": result["dtype"],
+        "rounded": result["rounded"],
         "loads_with": result["loads_with"],
         "copies": result["copies"],
         "dropped": result["dropped"],

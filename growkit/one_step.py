@@ -36,11 +36,14 @@ def grow(
     """Grow a checkpoint into a larger one that computes the same function.
 
     Args:
-        source: model folder.
+        source: model folder; or a model on the Hub, ``hf://ORG/NAME@REVISION``, or ``ORG/NAME``
+            where there is no folder ``ORG``.
         output: folder to make.
         method: name of a growth method.
         seed: of the random splits.
-        dtype: torch name of a wider dtype for the output; None for the source's.
+        dtype: torch name of the dtype of the output; None for the source's. A narrower one rounds
+            every weight of the source once, before anything else is done, and what is promised
+            holds of the source rounded so.
         shard_size: upper limit of one output file, e.g. ``5GB``.
         base_model: what the model card calls the source, ``ORG/NAME`` on the Hub; None for nothing.
         family: describes the source's family, for one that growkit does not know: a YAML file, or
@@ -90,7 +93,7 @@ def convert(
     """Turn a checkpoint into another attention variant, or store it in another layout.
 
     Args:
-        source: model folder.
+        source: model folder, or one on the Hub; see ``grow``.
         output: folder to make.
         to: name of the variant or layout.
         dtype: see ``grow``, as for the rest, the result and the errors.

@@ -51,7 +51,11 @@ def one_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 Source = Annotated[
     Path,
-    typer.Argument(parser=path, metavar="SRC", help="Model folder: config.json and weights."),
+    typer.Argument(
+        parser=path,
+        metavar="SRC",
+        help="Model folder: config.json and weights; or hf://ORG/NAME@REVISION.",
+    ),
 ]
 Output = Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder to make.")]
 Family = Annotated[
@@ -138,7 +142,7 @@ class Writing:
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Store OUT in a wider dtype, such as float32.",
+            help="Store OUT in this dtype; a narrower one than SRC's rounds SRC once, first.",
             autocompletion=one_of(TORCH_NAMES.values),
         ),
     ] = None

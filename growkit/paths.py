@@ -12,11 +12,18 @@ DIRECTORIES = re.compile(
 )
 """What leads to a file on a machine."""
 
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://")
+
 T = TypeVar("T")
 
 
 def name_of(path: str) -> str:
-    """The name of a file or folder, also of one that is called by a link such as ``..``."""
+    """The name of a file or folder, also of one that is called by a link such as ``..``.
+
+    An address such as ``hf://ORG/NAME@COMMIT`` is a name as it is: it leads there from anywhere.
+    """
+    if ADDRESS.match(path):
+        return path
     return re.split(r"[/\\]", os.path.abspath(path))[-1] or "model"
 
 
@@ -38,6 +45,8 @@ def without_paths(paths: Iterable[str]) -> Callable[[Any], Any]:
     """
     leading = set()
     for path in paths:
+        if ADDRESS.match(path):
+            continue
         for way in (path, os.path.abspath(path), os.path.realpath(path)):
             folder = os.path.dirname(way.rstrip("/"))
             if len(folder) > 1:  # else nothing is to be taken out, or every slash would be

@@ -18,7 +18,7 @@ from growkit.checkpoint.tensors import (
     total_bytes,
     total_parameters,
 )
-from growkit.checkpoint.widening import Widened
+from growkit.checkpoint.widening import Widened, rounded
 from growkit.families.family import family_of, stored_family
 from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage
@@ -72,7 +72,10 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
     kl_by_rank: Mapping[int, float] = {}
     by_rounding = True
     ranks: list[RankTried] = []
-    warnings: list[str] = []
+    warnings = [
+        f"the source is rounded to {narrower} first, once; what is promised holds of that"
+        for narrower in filter(None, [rounded(source, recipe.dtype)])
+    ]
     for step in recipe.steps:
         taken = change(step, grown, recipe.seed)
         kl_by_rank = taken.kl_by_rank or kl_by_rank
@@ -142,6 +145,7 @@ def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResu
         parameters=total_parameters(grown.tensors),
         bytes=total_bytes(grown.tensors),
         dtype=TORCH_NAMES[main_dtype(grown.tensors)],
+        rounded=rounded(source, recipe.dtype),
         loads_with=family.loads_with,
         copies=[dict(plan.copies) for plan in plans if plan.copies],
         write_seconds=None,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from growkit.checkpoint.carrying import carried, carry_over, check_carried
 from growkit.checkpoint.hashing import hashing
+from growkit.checkpoint.hub import Found, find
 from growkit.checkpoint.leftovers import sweep
 from growkit.checkpoint.publishing import check_output, check_space, staged, writing
 from growkit.checkpoint.reading import Checkpoint
@@ -79,10 +80,14 @@ def _carried_out(
 ) -> GrowResult:
     """See ``run``; the source's family is known."""
     output = output_path(recipe)
-    inputs = inputs_of(recipe, reads)
+    found = find(recipe.source)
+    inputs = inputs_of(replace(recipe, source=str(found.folder)), reads)
     if not dry_run:
         sweep([output], inputs)
-    source = opened(recipe.source)
+    source = opened(found.folder)
+    if found.on_hub:
+        base_model = recipe.base_model or found.base_model
+        recipe = replace(recipe, source=found.name, base_model=base_model)
     replaceable = check_output(output, inputs, overwrite)
     shard_bytes = parse_bytes(recipe.shard_size)
     for text in recipe.texts:
@@ -100,6 +105,7 @@ def _carried_out(
     if isinstance(source, Inside):
         result["dropped"] |= source.dropped
         result["warnings"].insert(0, source.told())
+    result["warnings"] += [found.warning] if found.warning else []
     optimizer = _optimizer(recipe, source, lineage)
     result["optimizer"] = optimizer and optimizer.result()
     if dry_run:
@@ -131,7 +137,7 @@ def _carried_out(
             hashing(hashed) as hashes,
             hashing(texts) as more,
         ):
-            result["verification"] = _prove(recipe, staging.folder, progress, prepared)
+            result["verification"] = _prove(recipe, found, staging.folder, progress, prepared)
             if result["verification"]:
                 result["kept"] = result["verification"]["kept"]
             manifest = manifest_of(recipe, result, hashes.result(), more.result())
@@ -169,19 +175,19 @@ def _optimizer(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> Optimize
 
 
 def _prove(
-    recipe: Recipe, folder: Path, progress: Progress, prepared: Prepared
+    recipe: Recipe, found: Found, folder: Path, progress: Progress, prepared: Prepared
 ) -> VerifyResult | None:
     """The verdict on the written files."""
     if recipe.verify is None:
         return None
     from growkit.proof.verdict import proof_bytes, prove
 
-    source, written = pair(recipe.source, folder)
-    with progress.bytes("proving", proof_bytes(recipe.source, folder)) as advance:
+    source, written = pair(found.folder, folder)
+    with progress.bytes("proving", proof_bytes(found.folder, folder)) as advance:
         state = Path(recipe.optimizer) if recipe.optimizer else None
         verdict = prove(source, written, recipe.verify, recipe, advance, state)
     verdict["kl_by_rank"] = [
         RankCost(rank=rank, kl_nats_per_token=cost) for rank, cost in prepared.kl_by_rank.items()
     ]
-    verdict["target"] = recipe.output
+    verdict["source"], verdict["target"] = found.name, recipe.output
     return verdict

@@ -280,7 +280,7 @@ SIZES = [
 VALUES = [
     Mistake(f"{GROW} --dtype fp32", ("fp32", "float32")),
     Mistake(f"{GROW} --dtype bf16", ("bf16", "bfloat16")),
-    Mistake(f"{GROW} --dtype bfloat16", ("bfloat16", "float32")),
+    Mistake(f"{GROW} --dtype float8_e4m3fn", ("float8_e4m3fn", "bfloat16")),
     Mistake(f"{GROW} --dtype int8", ("int8", "float32")),
     Mistake(f"{GROW} --shard-size 5", ("5", "5GB")),
     Mistake(f"{GROW} --shard-size 0GB", ("0GB", "5GB")),

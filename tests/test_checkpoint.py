@@ -172,9 +172,9 @@ def test_a_wider_dtype(stored: torch.dtype, dtype: str, make: Make, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("stored", "dtype"), [(torch.float32, "bfloat16"), (torch.bfloat16, "float16")]
+    ("stored", "dtype"), [(torch.float32, "float8_e4m3fn"), (torch.bfloat16, "float8_e5m2")]
 )
-def test_a_dtype_that_rounds_is_refused(
+def test_a_dtype_that_is_too_narrow_is_refused(
     stored: torch.dtype, dtype: str, make: Make, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="would round"):

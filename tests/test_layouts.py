@@ -901,7 +901,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
         ("motif", ["--to", "motif"], "already"),
         ("motif", ["--to", "gpt2"], "microsoft-v2"),
         ("microsoft", ["--to", "diffllama"], "head_norm_eps"),
-        ("microsoft", ["--to", "diff-transformer", "--dtype", "bfloat16"], "round"),
+        ("microsoft", ["--to", "diff-transformer", "--dtype", "float8_e5m2"], "round"),
         ("llama", ["--to", "motif"], "num_noise_heads 0"),
     ],
 )

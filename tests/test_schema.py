@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import growkit
+from growkit.ahead import plan
 from growkit.catalogue import abilities
 from growkit.families.family import families
 from growkit.results.schema import json_schema
@@ -88,7 +89,7 @@ def test_results_keep_to_it(rank: int | None, make: Callable[..., Path], tmp_pat
 
 
 def test_what_other_commands_print_keeps_to_it(make: Callable[..., Path], tmp_path: Path) -> None:
-    inspected, story, listed = json_schema()["anyOf"][2:]
+    inspected, story, listed, ahead = json_schema()["anyOf"][2:]
     for source in (make("llama"), make("diffllama", head_dim=8)):
         assert wrong(as_json(growkit.inspect(source)), inspected) == []
     told = Story(
@@ -103,6 +104,11 @@ def test_what_other_commands_print_keeps_to_it(make: Callable[..., Path], tmp_pa
     found = as_json([abilities(family, family.model_types[0]) for family in named])
     assert found
     assert wrong(found, listed) == []
+    recipe = growkit.Recipe(
+        str(make("llama")), (growkit.GrowStep("hypercloning", {"ffn": "x2"}),), "out"
+    )
+    planned = as_json(plan(recipe, ranks=2, bandwidth="1GB"))
+    assert wrong(planned, ahead) == []
     found[0]["grow"][0]["promise"] = ["exact"]  # the controls
     assert wrong(found, listed) == [".0.grow.0.promise is ['exact'], no ['string', 'null']"]
     del told["opening"]

@@ -14,6 +14,9 @@ HUB_ADDRESS = re.compile(
     r"(?:https?:/+)?(?:huggingface\.co|hf\.co)/([^/]+/[^/]+)(?:/.*)?", re.ASCII
 )
 
+STORE = re.compile(r"[a-z][a-z0-9+.-]+:/+[^/].*")
+"""``s3://BUCKET/MODEL`` and the like; a path has one slash where two were written."""
+
 GGUF = "is GGUF, for llama.cpp; give the folder of the model that it was made from"
 SAVE = "save the model with transformers' save_pretrained, and give that folder"
 
@@ -54,6 +57,11 @@ def no_folder(path: Path) -> str:
         return (
             f"{text} is not a folder; if it is a model on the Hub, download it first "
             f"(hf download {name} --local-dir {local}), and give that folder"
+        )
+    if STORE.fullmatch(text):
+        return (
+            f"{text} is not a folder, and what is to be proved must be one here; download the "
+            "model, and give that folder (growkit plan reads headers where they lie)"
         )
     if path.is_file() and path.suffix == ".gguf":
         return f"{text} {GGUF}"

@@ -209,7 +209,7 @@ def check_size(path: Path, count: int, most: int = MOST_BYTES) -> None:
         )
 
 
-def read(stream: IO[bytes], count: int, path: Path) -> bytes:
+def read(stream: IO[bytes], count: int, path: Path | str) -> bytes:
     """As many bytes, at most.
 
     Raises:
@@ -225,7 +225,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _unreadable(path: Path, error: OSError | ValueError) -> InputError:
+def _unreadable(path: Path | str, error: OSError | ValueError) -> InputError:
     if isinstance(error, FileNotFoundError):
         return InputError(f"{path} cannot be read (there is no such file); check its name")
     why = error.strerror if isinstance(error, OSError) else error

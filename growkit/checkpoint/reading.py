@@ -16,7 +16,7 @@ from growkit.checkpoint.weight_files import weight_files
 from growkit.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 MOST_DIGITS = 18
 """Of a whole number in a config: more do not fit into 64 bits."""
@@ -94,14 +94,15 @@ class Checkpoint:
         count = shape[0] if shape else 1
         begin, end, _ = (rows or slice(None)).indices(count)
         known = self._known_finite.get(name, 0)
-        if end > known and not _finite(tensor):
-            raise InputError(
-                f"tensor {name} in {file.path} holds NaN or infinity; "
-                "a model like that cannot be grown or proved, use an earlier checkpoint"
-            )
+        if end > known:
+            check_finite(tensor, name, self.where(name))
         if columns is None and begin <= known < end:  # a proof reads every tensor several times
             self._known_finite[name] = end
         return tensor
+
+    def as_read(self, model: nn.Module) -> nn.Module:
+        """A model that transformers has loaded from the folder, with the weights of this."""
+        return model
 
     def by_rows(self, name: str) -> bool:
         """Whether its numbers lie in order; else it is read as a whole."""
@@ -115,6 +116,19 @@ class Checkpoint:
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object; see ``Folder.json``."""
     return Folder(file.parent).json(file.name)
+
+
+def check_finite(tensor: Tensor, name: str, where: str) -> None:
+    """Refuse a tensor, or a part of one, that holds what is no number.
+
+    Raises:
+        InputError: it does.
+    """
+    if not _finite(tensor):
+        raise InputError(
+            f"tensor {name} in {where} holds NaN or infinity; "
+            "a model like that cannot be grown or proved, use an earlier checkpoint"
+        )
 
 
 def _finite(tensor: Tensor) -> bool:

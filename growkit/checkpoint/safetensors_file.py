@@ -35,7 +35,8 @@ def open_safetensors(folder: Folder, name: str) -> WeightFile:
     """
     with folder.open(name) as stream:
         try:
-            places = _places(stream, folder.path / name)
+            size = os.fstat(stream.fileno()).st_size
+            places = places_in(stream, size, folder.path / name)
         except ValueError as error:
             if isinstance(error, InputError):
                 raise
@@ -46,11 +47,21 @@ def open_safetensors(folder: Folder, name: str) -> WeightFile:
         return WeightFile(folder, name, stream, places)
 
 
-def _places(stream: IO[bytes], path: Path) -> dict[str, Place]:
+def places_in(stream: IO[bytes], size: int, path: Path | str) -> dict[str, Place]:
+    """Where every tensor lies, as the header says; all of it is checked.
+
+    Args:
+        stream: the file, at its begin.
+        size: of the file, in bytes.
+        path: what messages call it.
+
+    Raises:
+        ValueError: says what is wrong with the header.
+        InputError: see ``check_header``; or the file only points to weights.
+    """
     begin = read(stream, 40, path)
     if begin.startswith(b"version https://git-lfs"):
         raise InputError(f"{path} only points to the weights; fetch them with 'git lfs pull'")
-    size = os.fstat(stream.fileno()).st_size
     length = int.from_bytes(begin[:8], "little")
     if len(begin) < 8 or length > size - 8:
         raise ValueError("its header is not complete")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo, cut
@@ -62,7 +62,7 @@ def row_by_row(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
 
 
-def check_header(path: Path, name: str, shape: tuple[int, ...], dtype: str) -> None:
+def check_header(path: Path | str, name: str, shape: tuple[int, ...], dtype: str) -> None:
     """Refuse names, shapes and dtypes that no model has.
 
     Raises:
@@ -78,6 +78,53 @@ def check_header(path: Path, name: str, shape: tuple[int, ...], dtype: str) -> N
             f"tensor {name} in {path} has dtype {dtype}, which is none of "
             f"{', '.join(ELEMENT_BYTES)}; dequantise the model, or save it in one of these"
         )
+
+
+class Bytes(Protocol):
+    """Gives pieces of a file."""
+
+    def __call__(self, name: str, begin: int, size: int, count: int = 1, step: int = 0) -> Tensor:
+        """So many pieces of a size, one after the other, which begin so many bytes apart.
+
+        ``name`` is that of the tensor, for messages. The result is uint8, [size · count].
+        """
+        ...
+
+
+def read_place(
+    pieces: Bytes, name: str, place: Place, rows: slice | None, columns: slice | None
+) -> Tensor:
+    """A tensor in its storage dtype, or some rows of it, or of these some columns.
+
+    Args:
+        pieces: of its file.
+        name: of the tensor.
+        place: where it lies.
+        rows: consecutive ones; None for all.
+        columns: of these rows; None for all.
+    """
+    import torch
+
+    element = ELEMENT_BYTES[place.info.dtype]
+    dtype: torch.dtype = getattr(torch, STORED_NAMES[place.info.dtype])
+    if not place.in_order:
+        data = pieces(name, place.begin, place.extent * element)
+        whole = data.view(dtype).as_strided(place.info.shape, place.strides).contiguous()
+        return cut(whole, rows, columns)
+    shape, begin = place.info.shape, 0
+    if rows is not None:
+        begin, end, _ = rows.indices(shape[0])
+        shape = (max(end - begin, 0), *shape[1:])
+    row = prod(place.info.shape[1:]) * element
+    first = place.begin + begin * row
+    if columns is None or row <= PAGE:
+        data = pieces(name, first, prod(shape) * element)
+        return cut(data.view(dtype).view(shape), None, columns)
+    left, right, _ = columns.indices(shape[1])
+    shape = (shape[0], max(right - left, 0), *shape[2:])
+    column = prod(shape[2:]) * element
+    data = pieces(name, first + left * column, shape[1] * column, shape[0], row)
+    return data.view(dtype).view(shape)
 
 
 class WeightFile:
@@ -118,31 +165,7 @@ class WeightFile:
         import torch
 
         with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
-            return self._read(name, self.places[name], rows, columns)
-
-    def _read(self, name: str, place: Place, rows: slice | None, columns: slice | None) -> Tensor:
-        import torch
-
-        element = ELEMENT_BYTES[place.info.dtype]
-        dtype: torch.dtype = getattr(torch, STORED_NAMES[place.info.dtype])
-        if not place.in_order:
-            data = self._bytes(name, place.begin, place.extent * element)
-            whole = data.view(dtype).as_strided(place.info.shape, place.strides).contiguous()
-            return cut(whole, rows, columns)
-        shape, begin = place.info.shape, 0
-        if rows is not None:
-            begin, end, _ = rows.indices(shape[0])
-            shape = (max(end - begin, 0), *shape[1:])
-        row = prod(place.info.shape[1:]) * element
-        first = place.begin + begin * row
-        if columns is None or row <= PAGE:
-            data = self._bytes(name, first, prod(shape) * element)
-            return cut(data.view(dtype).view(shape), None, columns)
-        left, right, _ = columns.indices(shape[1])
-        shape = (shape[0], max(right - left, 0), *shape[2:])
-        column = prod(shape[2:]) * element
-        data = self._bytes(name, first + left * column, shape[1] * column, shape[0], row)
-        return data.view(dtype).view(shape)
+            return read_place(self._bytes, name, self.places[name], rows, columns)
 
     def _bytes(self, name: str, begin: int, size: int, count: int = 1, step: int = 0) -> Tensor:
         """So many pieces of a size, one after the other, which begin so many bytes apart."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from growkit.checkpoint.elsewhere import told_of_weights
@@ -40,13 +41,15 @@ def weight_files(folder: Folder, config: Config) -> tuple[list[str], dict[str, s
     Raises:
         InputError: there are none, one is missing, or transformers would load something else.
     """
-    _check_plain(folder, config)
+    check_config(str(folder), config)
+    check_names(str(folder), os.listdir(folder.path))
     for single in SINGLE:
         if folder.find(single):  # transformers as well prefers it to an index
             return [single], {}
         index = f"{single}.index.json"
         if folder.find(index):
-            listed = _listed(folder, index, single.rpartition(".")[2])
+            ending = single.rpartition(".")[2]
+            listed = listed_in(str(folder.path / index), folder.json(index), ending)
             names = sorted(set(listed.values()))
             for name in names:
                 if not folder.find(name):
@@ -59,34 +62,65 @@ def weight_files(folder: Folder, config: Config) -> tuple[list[str], dict[str, s
     raise InputError(f"{folder} has no weights; {told_of_weights(folder.path) or expected}")
 
 
-def _check_plain(folder: Folder, config: Config) -> None:
+def check_config(where: str, config: Config) -> None:
+    """Refuse a config by which transformers loads something else than the weights of the model.
+
+    Args:
+        where: what the model is called.
+        config: its ``config.json``.
+
+    Raises:
+        InputError: names the key.
+    """
     for key, what in FOLLOWED.items():
         if config.get(key) is not None:
             raise InputError(
-                f"config.json in {folder} has {key}, by which transformers loads {what}; "
+                f"config.json in {where} has {key}, by which transformers loads {what}; "
                 "load the model with transformers, save it again and take that"
             )
-    if folder.has(ADAPTER):
-        raise InputError(
-            f"{folder} has {ADAPTER}, and transformers would add its adapter to the weights; "
-            "merge the adapter, or move its files away"
-        )
-    for name in os.listdir(folder.path):
+
+
+def check_names(where: str, names: Iterable[str]) -> None:
+    """Refuse a model beside whose weights there is something that transformers takes for more.
+
+    Args:
+        where: what the model is called.
+        names: of its files.
+
+    Raises:
+        InputError: names the file.
+    """
+    for name in names:
+        if name == ADAPTER:
+            raise InputError(
+                f"{where} has {ADAPTER}, and transformers would add its adapter to the weights; "
+                "merge the adapter, or move its files away"
+            )
         if DISTRIBUTED.match(name):
             raise InputError(
-                f"{folder} has {name}, a part of a distributed checkpoint, and transformers would "
+                f"{where} has {name}, a part of a distributed checkpoint, and transformers would "
                 "load that instead of the other weights; consolidate it, or move it away"
             )
 
 
-def _listed(folder: Folder, index: str, ending: str) -> dict[str, str]:
-    weight_map: Any = folder.json(index).get("weight_map")
+def listed_in(where: str, index: Mapping[str, Any], ending: str) -> dict[str, str]:
+    """In which file each tensor is, as an index says.
+
+    Args:
+        where: what the index is called.
+        index: its contents.
+        ending: of files of weights, without the dot.
+
+    Raises:
+        InputError: it says nothing, or names what is no file of weights beside it.
+    """
+    weight_map: Any = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{folder.path / index} has no weight_map; copy the index again")
+        raise InputError(f"{where} has no weight_map; copy the index again")
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not re.fullmatch(rf"[^/\\\0]+\.{ending}", name):
             raise InputError(
-                f"{folder.path / index} lists tensor {tensor} in {name!r}; the name of a "
+                f"{where} lists tensor {tensor} in {name!r}; the name of a "
                 f".{ending} file beside it was expected, copy the index again"
             )
     return weight_map

@@ -50,8 +50,12 @@ class Streamed(Protocol):
         ...
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, what: str = "shard size") -> int:
     """``"500MB"`` -> 500000000.
+
+    Args:
+        text: a number and a unit.
+        what: it is of.
 
     Raises:
         InputError: the text is not a positive number with a unit.
@@ -60,7 +64,7 @@ def parse_bytes(text: str) -> int:
         r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(KB|MB|GB|TB)", str(text).strip().upper()
     )
     if not match or float(match[1]) == 0:
-        raise InputError(f"shard size {text!r} is not understood; write it like 500MB or 5GB")
+        raise InputError(f"{what} {text!r} is not understood; write it like 500MB or 5GB")
     return int(float(match[1]) * SIZE_UNITS[match[2]])
 
 
@@ -78,10 +82,10 @@ def write_weights(
         shard_bytes: upper limit of the data in one shard.
         advance: called with the number of bytes written, after each block.
     """
-    shards = _shards(weights.tensors, shard_bytes)
-    names = _file_names(len(shards))
+    every = shards(weights.tensors, shard_bytes)
+    names = _file_names(len(every))
     places: dict[str, tuple[Path, int]] = {}
-    for shard, name in zip(shards, names, strict=True):
+    for shard, name in zip(every, names, strict=True):
         header = header_of(shard)
         (folder / name).write_bytes(header)
         offset = len(header)
@@ -90,14 +94,14 @@ def write_weights(
             offset += info.bytes
     fill(weights, places, advance)
 
-    if len(shards) > 1:
+    if len(every) > 1:
         index = {
             "metadata": {
                 "total_parameters": total_parameters(weights.tensors),
                 "total_size": total_bytes(weights.tensors),
             },
             "weight_map": {
-                tensor: name for shard, name in zip(shards, names, strict=True) for tensor in shard
+                tensor: name for shard, name in zip(every, names, strict=True) for tensor in shard
             },
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
@@ -135,7 +139,7 @@ def fill(
         job.result()
 
 
-def _shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
+def shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
     """The tensors of each shard, in the order in which they lie in the file."""
     shards: list[dict[str, TensorInfo]] = [{}]
     used = 0

@@ -86,7 +86,7 @@ def load(
     fit_experts(model)
     model.eval().to(device)
     assert isinstance(model, nn.Module)
-    return model
+    return checkpoint.as_read(model)
 
 
 def check_config(config: Config, name: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from growkit.algebra.axes import Pattern
+from growkit.checkpoint.hub import find
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError
 from growkit.families.described import described
@@ -75,14 +76,14 @@ def infer(folder: str | Path) -> Inference:
     """Describe the family of a model, as far as its class of transformers shows it.
 
     Args:
-        folder: of the model; only its headers are read.
+        folder: of the model, or its name on the Hub; only its headers are read.
 
     Raises:
         InputError: there is no such class, or it has parts that cannot be described; says which.
     """
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(find(folder).folder)
     check_quantised(checkpoint)
-    where = str(Path(folder) / "config.json")
+    where = str(checkpoint.folder / "config.json")
     asked = ModelClass(checkpoint.config, where)
     if asked.layers > len(checkpoint.tensors):
         raise InputError(

@@ -11,6 +11,7 @@ import os
 from dataclasses import replace
 
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.widening import RoundedCheckpoint, Widened
 from growkit.errors import InputError, plain, reason
 from growkit.growth.copying import GROUPS
 from growkit.planner import plan
@@ -43,6 +44,13 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     except Exception as error:  # a stranger's values may raise anything
         return Origin(unknown=f"{unfit} ({type(error).__name__}: {plain(reason(error))})")
     return Origin(lineage)
+
+
+def as_planned(before: Checkpoint, origin: Origin) -> Checkpoint:
+    """The source that the target is held against: rounded, where its recipe asks for that."""
+    planned = origin.lineage.source if origin.lineage else None
+    narrower = planned.rounded if isinstance(planned, Widened) else None
+    return RoundedCheckpoint(before, narrower) if narrower else before
 
 
 def _settled(step: Step) -> Step:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from growkit.checkpoint.hub import find
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
     Weights,
@@ -37,7 +38,7 @@ from growkit.proof.findings import (
     within_limit,
 )
 from growkit.proof.modes import Mode, modes, result
-from growkit.proof.origin import origin_of
+from growkit.proof.origin import as_planned, origin_of
 from growkit.proof.parts import Parts
 from growkit.proof.states import NOWHERE, places_of
 from growkit.proof.training import check_room, prove_training
@@ -78,7 +79,7 @@ def verify(
     says how it was made, its weights must also give the source's back, bit for bit.
 
     Args:
-        source: folder of the model that was grown.
+        source: folder of the model that was grown, or its name on the Hub; see ``growkit.grow``.
         target: folder of the model that it became.
         settings: what is compared. What is given beside it, of the following, takes the place of
             what it says.
@@ -120,7 +121,8 @@ def verify(
             f"{optimizer} is for the training of both models, and no steps of it were asked for; "
             "add --steps"
         )
-    before, after = pair(source, target)
+    one, other = find(source), find(target)
+    before, after = pair(one.folder, other.folder)
     record = read_record(after)
     with progress.bytes("proving", bytes_of(before, after)) as shown:
 
@@ -131,6 +133,7 @@ def verify(
         state = Path(optimizer) if optimizer is not None else None
         verdict = prove(before, after, settings, record.recipe, both, state)
     verdict["kl_by_rank"] = list(record.kl_by_rank)
+    verdict["source"], verdict["target"] = one.name, other.name
     return verdict
 
 
@@ -176,6 +179,7 @@ def _proved(
             f"training {after.folder} beside its source needs to know how it was made, but "
             f"{origin.unknown}; leave out --steps"
         )
+    before = as_planned(before, origin)
     check_room(settings, after.tensors, place)
     trains = settings.steps is not None
     states = places_of(before, after, recipe, optimizer) if trains else NOWHERE

@@ -14,7 +14,7 @@ from growkit.units import duration, size
 
 if TYPE_CHECKING:
     from growkit.results.operation import GrowResult, PlannedTensor
-    from growkit.results.planned import ConfigChange, Estimate, RankTried
+    from growkit.results.planned import ConfigChange, Estimate, LargePlan, RankTried
 
 LONGEST_VALUE = 100
 """Characters of a config's value that are shown."""
@@ -70,6 +70,33 @@ def show_estimate(console: Console, estimate: Estimate) -> None:
     found.add_row("disk", disk)
     found.add_row("memory", f"about {size(estimate['memory'])}")
     found.add_row("time", f"{times} ({estimate['basis']})")
+    console.print(found)
+
+
+def show_large(console: Console, plan: LargePlan) -> None:
+    """What a recipe takes on many processes."""
+    console.print(
+        f"{plan['source_parameters']:,} → {plan['parameters']:,} parameters in {plan['dtype']}, "
+        f"promise: {plan['promise']}"
+    )
+    if plan["lost"]:
+        console.print(f"lost: {plan['lost']}")
+    for warning in plan["warnings"]:
+        console.print(f"warning: {warning}", style="yellow")
+    found = Table.grid(padding=(0, 2))
+    found.add_row("source", f"{size(plan['read'])}, {plan['source']}")
+    files = f"{plan['files']} files of at most {size(plan['largest_file'])}"
+    found.add_row("disk", f"{size(plan['disk_needed'])} in {files}")
+    each = "each rank" if plan["ranks"] > 1 else "it"
+    share = f"{each} writes at most {size(plan['largest_share'])}"
+    found.add_row("ranks", f"{plan['ranks']}, {share}")
+    found.add_row("memory", f"about {size(plan['memory'])} for each rank")
+    bandwidth = plan["bandwidth"]
+    disk = f"at {size(bandwidth)} a second" if bandwidth else "where the disk keeps up"
+    times = f"about {duration(plan['write_seconds'])} to write {disk}"
+    if plan["proof_seconds"] is not None:
+        times += f", {duration(plan['proof_seconds'])} to prove in one process"
+    found.add_row("time", f"{times} ({plan['basis']})")
     console.print(found)
 
 

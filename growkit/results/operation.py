@@ -68,6 +68,9 @@ class GrowResult(Result):
         parameters: the same of the output.
         bytes: size of the output's tensors.
         dtype: torch name of the dtype that holds most of them.
+        rounded: the dtype to which the source was rounded, once, before all else, because a
+            narrower one was asked for; what is promised holds of the rounded source. Null if
+            nothing was rounded so.
         loads_with: what runs the output, where that is not transformers as it is; else null.
         copies: for each step, the number of copies of every grown axis.
         write_seconds: from reading the first tensor to writing the last; null in a dry run.
@@ -92,6 +95,7 @@ class GrowResult(Result):
     parameters: int
     bytes: int
     dtype: str
+    rounded: str | None
     loads_with: str | None
     copies: list[dict[str, int]]
     write_seconds: float | None

@@ -39,6 +39,52 @@ class Estimate(Result):
     basis: str
 
 
+class LargePlan(Result):
+    """What a recipe takes, on as many processes as there will be, as ``growkit plan`` prints it.
+
+    Attributes:
+        source: the source folder, or its name on the Hub.
+        output: the folder that would be made.
+        promise: ``exact``, ``bounded`` or ``different``.
+        lost: what is lost, in one line; null if nothing is.
+        source_parameters: number of parameters of the source.
+        parameters: the same of the output.
+        dtype: torch name of the dtype that holds most of them.
+        ranks: number of processes that share the files.
+        bandwidth: bytes per second that all of them can read and write; null for no limit.
+        read: bytes of the source's tensors.
+        disk_needed: bytes that the output takes.
+        files: number of files with weights.
+        largest_file: bytes of the largest one.
+        largest_share: bytes that the rank writes which writes most.
+        memory: bytes of memory that each rank takes to write, at most about.
+        write_seconds: about how long writing takes.
+        proof_seconds: about how long the proof takes in one process; null if there is none.
+        basis: what memory and times rest on.
+        warnings: what should be known before a run.
+    """
+
+    source: str
+    output: str
+    promise: str
+    lost: str | None
+    source_parameters: int
+    parameters: int
+    dtype: str
+    ranks: int
+    bandwidth: int | None
+    read: int
+    disk_needed: int
+    files: int
+    largest_file: int
+    largest_share: int
+    memory: int
+    write_seconds: float
+    proof_seconds: float | None
+    basis: str
+    warnings: list[str]
+
+
 class RankTried(Result):
     """A rank that was tried in a search, and what it costs.
 

@@ -16,6 +16,7 @@ from growkit.checkpoint.carrying import carried, code_of
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
+from growkit.checkpoint.widening import RoundedCheckpoint
 from growkit.engine.loader import Loading
 from growkit.engine.tokenizer_files import is_of_tokenizer
 from growkit.errors import InputError
@@ -186,6 +187,8 @@ def rests_on(
         beside: what was found beside the weights.
     """
     notes = []
+    if isinstance(source, RoundedCheckpoint):
+        notes.append(f"the source is held against after it was rounded to {source.dtype}, once")
     for checkpoint, each in ((source, loads), (target, loaded)):
         code = foreign_code(checkpoint.opened)
         if code:

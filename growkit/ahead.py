@@ -1,0 +1,120 @@
+"""What a recipe takes on a machine that is not there yet: from headers, or a config alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from heapq import heapify, heapreplace
+from pathlib import Path
+
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.hub import address_of, find
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.remote import RemoteWeights, is_remote
+from growkit.checkpoint.tensors import (
+    TORCH_NAMES,
+    Weights,
+    main_dtype,
+    total_bytes,
+    total_parameters,
+)
+from growkit.checkpoint.weight_files import check_names, weight_files
+from growkit.checkpoint.writing import parse_bytes, shards
+from growkit.errors import InputError
+from growkit.estimate import BASIS, ROOM, memory_to_write, proof_seconds, seconds_to_write
+from growkit.families.added import knowing
+from growkit.families.headers import Headers
+from growkit.planner import plan as planned
+from growkit.recipe.files import load_recipe, recipe_file
+from growkit.recipe.recipe import Recipe
+from growkit.results.planned import LargePlan
+
+MOST_RANKS = 100_000
+
+
+def plan(recipe: Recipe | str | Path, *, ranks: int = 1, bandwidth: str | None = None) -> LargePlan:
+    """Say what a recipe will take: files, disk, memory and time. Nothing is written.
+
+    Args:
+        recipe: as in ``growkit.run``. Of its source only headers are read, and where it has no
+            weights, only its ``config.json``; of a model on the Hub only that is fetched. The
+            source may also lie on a store (``s3://BUCKET/MODEL``, ``https://HOST/MODEL``).
+        ranks: number of processes that share the output's files, each with two cores.
+        bandwidth: bytes per second that all of them together can read and write, e.g. ``2GB``;
+            None where nothing but computing limits them.
+
+    Raises:
+        InputError: the recipe cannot be carried out, or needs weights to be planned.
+    """
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InputError(f"{ranks:,} ranks cannot be planned for; give 1 to {MOST_RANKS:,}")
+    limit = None if bandwidth is None else parse_bytes(bandwidth, "bandwidth")
+    if isinstance(recipe, str | Path):
+        recipe = load_recipe(recipe_file(Path(recipe)))
+    with knowing(recipe.family):
+        name, source = _source(recipe)
+        return _plan(replace(recipe, source=name), source, ranks, limit)
+
+
+def _source(recipe: Recipe) -> tuple[str, Weights]:
+    """What the source is called, and its headers."""
+    if is_remote(recipe.source) and not address_of(recipe.source):
+        remote = RemoteWeights(recipe.source)
+        return remote.where(), remote
+    found = find(recipe.source, weights=False)
+    folder = Folder(found.folder)
+    config = folder.json("config.json")
+    check_names(str(folder), os.listdir(folder.path))
+    try:
+        weight_files(folder, config)
+    except InputError:
+        return found.name, Headers(folder)
+    return found.name, Checkpoint(found.folder)
+
+
+def _plan(recipe: Recipe, source: Weights, ranks: int, limit: int | None) -> LargePlan:
+    prepared = planned(recipe, source)
+    lineage = prepared.lineage
+    target = lineage.target
+    files = [total_bytes(each) for each in shards(target.tensors, parse_bytes(recipe.shard_size))]
+    in_parts = all(target.by_rows(name) for name in target.tensors)
+    read, written = total_bytes(source.tensors), sum(files)
+    most = _largest_share(files, ranks)
+    warnings = list(prepared.warnings)
+    if ranks > len(files):
+        warnings.append(
+            f"{ranks} ranks share {len(files)} files, so that some have none; choose a smaller "
+            "shard_size, or fewer ranks"
+        )
+    return LargePlan(
+        source=recipe.source,
+        output=recipe.output,
+        promise=lineage.promise,
+        lost=lineage.lost or None,
+        source_parameters=total_parameters(source.tensors),
+        parameters=total_parameters(target.tensors),
+        dtype=TORCH_NAMES[main_dtype(target.tensors)],
+        ranks=ranks,
+        bandwidth=limit,
+        read=read,
+        disk_needed=written + ROOM,
+        files=len(files),
+        largest_file=max(files),
+        largest_share=most,
+        memory=round(memory_to_write(source, in_parts=in_parts)),
+        write_seconds=round(seconds_to_write(most, read + written, limit), 1),
+        proof_seconds=proof_seconds(
+            source, target, recipe.verify, exact=lineage.promise == "exact"
+        ),
+        basis=BASIS,
+        warnings=warnings,
+    )
+
+
+def _largest_share(files: list[int], ranks: int) -> int:
+    """Bytes of the rank that writes most, where each file goes to the one with least so far."""
+    shares = [0] * ranks
+    heapify(shares)
+    for size in sorted(files, reverse=True):
+        heapreplace(shares, shares[0] + size)
+    return max(shares)

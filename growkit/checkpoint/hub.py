@@ -1,0 +1,240 @@
+"""Models on the Hub as sources: found by their id, at a commit, through the cache of the Hub.
+
+The only place that uses a network, and only where a source is named by an id. What is fetched is
+what growkit reads, into the cache where transformers looks as well; from there on it is a folder
+like any other (``folder.py``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from glob import escape
+from pathlib import Path
+from typing import NoReturn
+
+from growkit.checkpoint.carrying import CARRIED, READ
+from growkit.checkpoint.elsewhere import HUB_NAME
+from growkit.checkpoint.folder import Folder, check_name
+from growkit.checkpoint.weight_files import SINGLE, check_names, weight_files
+from growkit.errors import InputError, reason
+
+SCHEME = "hf:/"
+"""A path has one slash where two were written."""
+
+ADDRESS = re.compile(r"(?:hf:/+)?(?P<name>[^@]+?)/?(?:@(?P<revision>\w[\w./+-]*))?", re.ASCII)
+"""``hf://ORG/NAME@REVISION``; both ends may be left out."""
+
+NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+"""Of a model without an organisation, which is only looked for where ``hf://`` says so."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A source, wherever it is.
+
+    Attributes:
+        name: ``hf://ORG/NAME@COMMIT`` for a model on the Hub, else the path as it was given.
+        folder: where its files lie.
+        base_model: what a model card calls it; None for a folder, or without an organisation.
+        warning: what should be known of it; empty for nothing.
+    """
+
+    name: str
+    folder: Path
+    base_model: str | None = None
+    warning: str = ""
+
+    @property
+    def on_hub(self) -> bool:
+        """Whether it is a model on the Hub."""
+        return self.name.startswith(SCHEME)
+
+
+def find(source: Path | str, *, weights: bool = True) -> Found:
+    """The folder of a source, which is fetched first if it is a model on the Hub.
+
+    Args:
+        source: a path or an address.
+        weights: whether weights are needed, or only what stands beside them.
+
+    It is taken for one if it begins with ``hf://``, or has the form ``ORG/NAME`` or
+    ``ORG/NAME@REVISION`` and there is no folder ``ORG``.
+
+    Raises:
+        InputError: there is no such model or revision, or it can be had neither from the Hub nor
+            from the cache. A path that leads nowhere is none of this: opening it says so.
+    """
+    address = address_of(source)
+    if address is None:
+        return Found(str(Path(source)), Path(source))
+    name, revision = address
+    failed: Exception | None = None
+    try:
+        folder = _fetched(name, revision, weights)
+    except InputError:
+        raise
+    except Exception as error:  # whatever goes wrong, the cache may have it
+        failed = error
+        folder = _cached(name, revision, str(source), error, weights)
+    warning = failed and (
+        f"{name} was taken from the cache of the Hub as it is, since {_why(failed)}; what is not "
+        "in there, such as a tokenizer, is missing"
+    )
+    base_model = name if "/" in name else None
+    return Found(f"hf://{name}@{folder.name}", folder, base_model, warning or "")
+
+
+def address_of(source: Path | str) -> tuple[str, str | None] | None:
+    """Name and revision (None for the default one) of a model on the Hub; None for a path.
+
+    Raises:
+        InputError: it begins with ``hf://``, but is no address.
+    """
+    text = str(source)
+    check_name(text)
+    match = ADDRESS.fullmatch(text)
+    name = match["name"] if match else ""
+    usable = bool(HUB_NAME.fullmatch(name)) and ".." not in text
+    if text.startswith(SCHEME):
+        if not match or ".." in text or not (usable or NAME.fullmatch(name)):
+            raise InputError(
+                f"{text} is no address of a model on the Hub; write hf://ORG/NAME@REVISION, such "
+                "as hf://meta-llama/Llama-3.2-1B@main"
+            )
+        return name, match["revision"]
+    known = os.path.lexists(text) or os.path.lexists(Path(text).parent)
+    return (name, match["revision"]) if match and usable and not known else None
+
+
+def _fetched(name: str, revision: str | None, weights: bool) -> Path:
+    """The folder of a model in the cache, with every file that growkit reads as the Hub has it."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    with _quiet():
+        about = HfApi().model_info(name, revision=revision)
+        listed = [each.rfilename for each in about.siblings or []]
+        check_names(name, listed)
+
+        def fetch(names: list[str], at: str | None) -> Folder:
+            wanted = [escape(each) for each in names]
+            return Folder(snapshot_download(name, revision=at, allow_patterns=wanted))
+
+        beside = [each for each in listed if _is_read(each)]
+        folder = fetch(beside, revision)  # by its name, which the cache then knows as well
+        commit = folder.path.name
+        if commit != about.sha:
+            raise InputError(f"{name} was changed on the Hub just now; run this again")
+        for single in SINGLE if weights else ():  # in the order of ``weight_files``
+            index = f"{single}.index.json"
+            names = [single]
+            if single not in listed and index in listed:
+                mapped = folder.json(index).get("weight_map")
+                names = list(map(str, mapped.values())) if isinstance(mapped, dict) else []
+            found = sorted(set(names) & set(listed))
+            if found or index in listed:
+                fetch([*beside, *found], commit)
+                break
+    return folder.path
+
+
+def _is_read(name: str) -> bool:
+    """Whether growkit reads a file beside weights, by its name in the model."""
+    top, *below = name.split("/")
+    if ".." in below:
+        return False
+    patterns = CARRIED if below else (*CARRIED, *READ)
+    return any(fnmatchcase(top, pattern) for pattern in patterns)
+
+
+def _cached(name: str, revision: str | None, given: str, error: Exception, weights: bool) -> Path:
+    """The folder of a model as the cache has it.
+
+    Args:
+        name: of the model.
+        revision: its branch, tag or commit; None for the default one.
+        given: what people wrote.
+        error: why the Hub did not give it.
+        weights: see ``find``.
+
+    Raises:
+        InputError: it is not there, or not whole; says what the Hub said.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(
+            name, revision=revision, local_files_only=True, allow_patterns=["config.json"]
+        )
+    except Exception:
+        _refuse(name, revision, given, error)
+    folder = Folder(found)
+    if not weights:
+        return folder.path
+    try:
+        weight_files(folder, folder.json("config.json"))
+    except InputError as missing:
+        raise InputError(
+            f"{given} is not whole in the cache of the Hub ({missing}), and {_why(error)}; "
+            f"fetch the rest where it can be had (hf download {name})"
+        ) from error
+    return folder.path
+
+
+def _refuse(name: str, revision: str | None, given: str, error: Exception) -> NoReturn:
+    """Say why a model on the Hub cannot be had."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, GatedRepoError):
+        told = (
+            f"{given} is gated on the Hub; accept its terms there, and sign in with 'hf auth login'"
+        )
+    elif isinstance(error, RevisionNotFoundError):
+        told = (
+            f"{name} has no revision {revision or 'main'!r} on the Hub; give a branch, tag or "
+            "commit of it, such as main"
+        )
+    elif isinstance(error, RepositoryNotFoundError):
+        told = (
+            f"{given} is not a folder, and the Hub has no model {name} for you; check the name, or "
+            "sign in with 'hf auth login' if the model is private"
+        )
+    else:
+        told = (
+            f"{given} is not a folder here, nor in the cache of the Hub, and {_why(error)}; if it "
+            "is a model on the Hub, download it where that can be asked "
+            f"(hf download {name} --local-dir {name.rpartition('/')[2]}), and give that folder"
+        )
+    raise InputError(told) from error
+
+
+def _why(error: Exception) -> str:
+    """Why the Hub did not answer, within a sentence."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE says not to ask the Hub"
+    said = reason(error).partition(" for url")[0]
+    return f"the Hub did not give it ({type(error).__name__}: {said})"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What goes wrong in here is told in a sentence, so that the library need not warn of it."""
+    import logging
+
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,69 @@
+"""A model folder without its weights: what its config says that their headers would say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, NoReturn
+
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.reading import MOST_DIGITS
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo
+from growkit.errors import InputError
+from growkit.families.family import family_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Headers:
+    """A model as its ``config.json`` describes it: every tensor that its family expects.
+
+    Args:
+        folder: with that file.
+
+    Raises:
+        InputError: it has none, or no family knows it.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._where = str(folder.path / "config.json")
+        self.config: Config = folder.json("config.json", MOST_DIGITS)
+        self._family = family_of(self.config, self._where)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """See ``growkit.checkpoint.tensors.Weights``; all in the dtype of the config."""
+        dtypes = {torch_name: name for name, torch_name in TORCH_NAMES.items()}
+        said = self.config.get("dtype") or self.config.get("torch_dtype") or "float32"
+        if said not in dtypes:
+            raise InputError(
+                f"dtype in {self._where} is {said!r}; one of {', '.join(dtypes)} was expected"
+            )
+        sizes = self._family.sizes(self.config)
+        patterns = self._family.patterns(self.config)
+        return {
+            name: TensorInfo(each.shape(sizes), dtypes[said]) for name, each in patterns.items()
+        }
+
+    def where(self, name: str | None = None) -> str:
+        """What messages call it."""
+        return self._where
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """There are no numbers."""
+        self._no_numbers(name)
+
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+        """There are no numbers."""
+        self._no_numbers(name)
+
+    def by_rows(self, name: str) -> bool:
+        """There are no numbers."""
+        return True
+
+    def _no_numbers(self, name: str) -> NoReturn:
+        raise InputError(
+            f"this recipe is planned with the numbers of {name}, and {self._where} lies there "
+            "without weights; plan it where they are"
+        )

@@ -1,0 +1,130 @@
+"""What a recipe takes, from headers or a config alone, against what a run then takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+import growkit
+from growkit.ahead import plan
+from growkit.cli import app
+from growkit.errors import InputError
+from growkit.recipe.steps import GrowStep
+from tests.hub import stand_in
+
+Make = Callable[..., Path]
+
+
+def recipe(source: Path | str, output: Path, **more: Any) -> growkit.Recipe:
+    step = GrowStep("hypercloning", {"hidden": "x2"})
+    return growkit.Recipe(str(source), (step,), str(output), **more)
+
+
+def config_of(size: str, folder: Path) -> LlamaConfig:
+    """A Llama of a published size, without weights."""
+    folder.mkdir()
+    wide = {"70B": (8192, 28672, 80, 64), "8B": (4096, 14336, 32, 32)}[size]
+    config = LlamaConfig(
+        vocab_size=128256,
+        num_key_value_heads=8,
+        architectures=["LlamaForCausalLM"],
+        dtype="bfloat16",
+        **dict(
+            zip(
+                ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+                wide,
+                strict=True,
+            )
+        ),
+    )
+    config.save_pretrained(folder)
+    return config
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_files_are_those_that_a_run_writes(tied: bool, make: Make, tmp_path: Path) -> None:
+    """From headers, and from config.json alone."""
+    source = make("llama", dtype=torch.bfloat16, tie_word_embeddings=tied)
+    wanted = recipe(source, tmp_path / "out", shard_size="4KB")
+    found = plan(wanted)
+    for weights in source.glob("*.safetensors"):
+        weights.rename(tmp_path / weights.name)
+    assert plan(wanted) == found
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.rename(source / weights.name)
+    result = growkit.run(wanted, verify=False)
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert found["files"] == len(files)
+    assert found["parameters"] == result["parameters"]
+    written = sum(file.stat().st_size for file in files)
+    assert result["bytes"] <= written <= found["disk_needed"]
+    assert found["largest_file"] < max(file.stat().st_size for file in files)
+    assert not any(tmp_path.glob("**/plan*"))
+
+
+@pytest.mark.parametrize("size", ["8B", "70B"])
+def test_large_models_need_no_weights(size: str, tmp_path: Path) -> None:
+    config = config_of(size, tmp_path / "source")
+    found = plan(recipe(tmp_path / "source", tmp_path / "out"), ranks=16, bandwidth="2GB")
+    with torch.device("meta"):
+        small = LlamaForCausalLM(config).num_parameters()
+    assert found["source_parameters"] == small
+    assert found["dtype"] == "bfloat16"
+    assert found["read"] == 2 * small
+    assert 2 * found["parameters"] < found["disk_needed"] < 2 * found["parameters"] + 2**21
+    assert found["largest_share"] * 16 >= 2 * found["parameters"]
+    moved = 2 * (small + found["parameters"])
+    assert found["write_seconds"] >= moved / 2e9
+    assert found["memory"] < 8e9
+
+
+def test_more_ranks_take_less_time_until_the_disk_is_full(tmp_path: Path) -> None:
+    config_of("70B", tmp_path / "source")
+    wanted = recipe(tmp_path / "source", tmp_path / "out")
+    alone, many = plan(wanted), plan(wanted, ranks=64)
+    assert alone["write_seconds"] > 30 * many["write_seconds"]
+    full = plan(wanted, ranks=64, bandwidth="1GB")
+    assert full["write_seconds"] > 10 * many["write_seconds"]
+    assert not many["warnings"]
+    assert any("smaller shard_size" in each for each in plan(wanted, ranks=1000)["warnings"])
+
+
+def test_what_cannot_be_planned(tmp_path: Path) -> None:
+    config_of("8B", tmp_path / "source")
+    wanted = recipe(tmp_path / "source", tmp_path / "out")
+    for options, told in (
+        ({"ranks": 0}, "0 ranks"),
+        ({"bandwidth": "fast"}, "bandwidth 'fast' is not understood"),
+    ):
+        with pytest.raises(InputError, match=told):
+            plan(wanted, **options)
+    (tmp_path / "source" / "config.json").write_text('{"model_type": "unheard"}')
+    with pytest.raises(InputError, match="unheard"):
+        plan(wanted)
+
+
+def test_the_command_fetches_no_weights(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make("llama", shard_size="8KB")
+    file = tmp_path / "recipe.yaml"
+    steps = "steps:\n  - grow: hypercloning\n    ffn: x2\n"
+    file.write_text(f"source: hf://org/small\n{steps}output: {tmp_path}/out\n")
+    with stand_in(monkeypatch, tmp_path / "cache") as hub:
+        commit = hub.add("org/small", source)
+        done = CliRunner().invoke(app, ["plan", str(file), "--ranks", "2", "--json"])
+        assert not any(".safetensors" in each and "index" not in each for each in hub.asked)
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["source"] == f"hf://org/small@{commit}"
+    assert found["source_parameters"] == growkit.inspect(source)["parameters"]
+    shown = CliRunner().invoke(app, ["plan", str(file), "--source", str(source)])
+    assert shown.exit_code == 0
+    assert "promise: exact" in shown.stdout

@@ -1,0 +1,211 @@
+"""Sources on the Hub, against a stand-in for it: right weights at a commit, or one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import growkit
+from growkit.checkpoint.hub import address_of, find
+from growkit.cli import app
+from growkit.errors import InputError
+from tests.conftest import folder_bytes, save_model
+from tests.hub import StandIn, stand_in
+
+QUICK = growkit.Settings(prompts=1, length=8)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_model(folder / "one", "llama", seed=1)
+    save_model(folder / "two", "llama", seed=2, shard_size="8KB")
+    (folder / "two" / "LICENSE").write_text("free")
+    for unread in ("model.gguf", "pytorch_model.bin", "onnx/model.json", "tf_model.h5"):
+        (folder / "two" / unread).parent.mkdir(exist_ok=True)
+        (folder / "two" / unread).write_text("never fetched")
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    with stand_in(monkeypatch, tmp_path / "cache") as hub:
+        yield hub
+
+
+def refused(source: str) -> str:
+    with pytest.raises(InputError) as error:
+        find(source)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "address"),
+    [
+        ("hf://org/name", ("org/name", None)),
+        ("hf:/org/name@v1.0", ("org/name", "v1.0")),  # as pathlib writes it
+        ("hf://org/name@refs/pr/3", ("org/name", "refs/pr/3")),
+        ("hf://gpt2", ("gpt2", None)),
+        ("org/name", ("org/name", None)),
+        ("org/name@main", ("org/name", "main")),
+        ("gpt2", None),
+        ("./org/name", None),
+        ("/org/name", None),
+        ("a/b/c", None),
+        ("here/name", None),  # misspelt: the folder here exists
+        ("https://huggingface.co/org/name", None),
+    ],
+)
+def test_what_is_an_address(
+    source: str,
+    address: tuple[str, str | None] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    assert address_of(source) == address
+
+
+@pytest.mark.parametrize(
+    "source", ["hf://", "hf://a b", "hf://a/b/c", "hf://o/n@../x", "hf://o/n@"]
+)
+def test_what_is_none(source: str) -> None:
+    assert "is no address of a model on the Hub" in refused(source)
+
+
+def test_a_model_is_grown_from_its_commit(hub: StandIn, models: Path, tmp_path: Path) -> None:
+    """The manifest names the commit, and as a recipe it makes the same again once the Hub moved."""
+    old = hub.add("org/small", models / "two")
+    result = growkit.grow("org/small", tmp_path / "out", hidden="x2", verify=QUICK)
+    assert result["source"] == f"hf://org/small@{old}"
+    assert result["warnings"] == []
+    assert result["verification"]["source"] == result["source"]
+    read = {name.rpartition("/")[2] for name in hub.asked if "/resolve/" in name}
+    assert read == {file.name for file in (models / "two").glob("*.safetensors")} | {
+        *("config.json", "generation_config.json", "model.safetensors.index.json", "LICENSE")
+    }
+    assert (tmp_path / "out" / "LICENSE").read_text() == "free"
+    manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
+    assert manifest["recipe"]["source"] == f"hf://org/small@{old}"
+    assert manifest["recipe"]["base_model"] == "org/small"
+    assert manifest["verification"]["source"] == f"hf://org/small@{old}"
+    assert str(tmp_path) not in json.dumps(manifest)
+
+    hub.add("org/small", models / "one")
+    growkit.grow("hf://org/small", tmp_path / "moved", hidden="x2", verify=False)
+    (tmp_path / "out").rename(tmp_path / "first")
+    recipe = growkit.load_recipe(tmp_path / "first" / "growkit.json", output=str(tmp_path / "out"))
+    growkit.run(recipe, verify=False)
+    first, again, moved = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("first", "out", "moved")
+    )
+    assert all(again[name].equal(first[name]) for name in first)
+    assert not all(moved[name].equal(first[name]) for name in first)
+
+    shutil.copytree(models / "two", tmp_path / "local")
+    growkit.grow(tmp_path / "local", tmp_path / "out2", hidden="x2", verify=False)
+    local = load_file(tmp_path / "out2" / "model.safetensors")
+    assert all(local[name].equal(first[name]) for name in first)
+    assert (
+        json.loads((tmp_path / "out2" / "growkit.json").read_text())["recipe"]["source"] == "local"
+    )
+
+
+def test_commands_take_names(hub: StandIn, models: Path, tmp_path: Path) -> None:
+    commit = hub.add("org/small", models / "one")
+    before = folder_bytes(models / "one")
+
+    def ask(*words: str) -> str:
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    out = str(tmp_path / "out")
+    assert json.loads(ask("inspect", "hf://org/small", "--json"))["folder"].endswith(commit)
+    ask("grow", "hf://org/small@main", out, "--hidden", "x2", "--no-verify")
+    proof = ask("verify", "org/small", out, "--prompts", "1", "--length", "8", "--json")
+    assert json.loads(proof)["kept"]
+    assert json.loads(proof)["source"] == f"hf://org/small@{commit}"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"source: hf://org/small\nsteps:\n  - grow: hypercloning\n    ffn: x2\noutput: {out}2\n"
+    )
+    ask("run", str(recipe), "--dry-run")
+    assert folder_bytes(models / "one") == before
+
+
+def test_only_the_cache(
+    hub: StandIn, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With HF_HUB_OFFLINE, with a Hub that is down, and without any: what is there is taken."""
+    commit = hub.add("org/small", models / "two")
+    fetched = find("org/small")
+    assert folder_bytes(fetched.folder)["config.json"]
+    hub.broken = True
+    for source in ("org/small", f"hf://org/small@{commit}", "hf://org/small@main"):
+        found = find(source)
+        assert (found.folder, found.name) == (fetched.folder, fetched.name)
+        assert "was taken from the cache" in found.warning
+        assert "500" in found.warning
+    hub.broken = False
+    hub.asked.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    found = find("org/small")
+    assert found.folder == fetched.folder
+    assert "HF_HUB_OFFLINE" in found.warning
+    told = refused("org/other")
+    assert "HF_HUB_OFFLINE" in told
+    assert "hf download org/other --local-dir other" in told
+    assert hub.asked == []
+    result = growkit.grow("org/small", tmp_path / "out", hidden="x2", verify=False)
+    assert result["warnings"] == [found.warning]
+
+    (fetched.folder / "model-00002-of-00003.safetensors").unlink()
+    told = refused("org/small")
+    assert "is not whole in the cache" in told
+    assert "model-00002-of-00003.safetensors" in told
+
+
+def test_what_transformers_has_fetched_is_taken(
+    hub: StandIn, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/small", models / "one")
+    model = AutoModelForCausalLM.from_pretrained("org/small")
+    hub.asked.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    read = load_file(find("org/small").folder / "model.safetensors")
+    assert all(read[name].equal(tensor) for name, tensor in model.state_dict().items())
+    assert hub.asked == []
+
+
+def test_what_cannot_be_had(hub: StandIn, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.add("org/small", models / "one")
+    hub.add("org/secret", models / "one")
+    hub.gated.add("org/secret")
+    assert "has no revision 'nope' on the Hub" in refused("hf://org/small@nope")
+    assert "has no revision" in refused("hf://org/small@" + 40 * "0")
+    assert "the Hub has no model org/none for you" in refused("org/none")
+    assert "org/secret is gated on the Hub; accept its terms" in refused("org/secret")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")  # nobody listens there
+    told = refused("org/other")
+    assert "ConnectError" in told
+    assert "hf download org/other" in told
+
+
+def test_what_transformers_would_add_is_refused_unfetched(
+    hub: StandIn, models: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(models / "one", tmp_path / "tuned")
+    (tmp_path / "tuned" / "adapter_config.json").write_text("{}")
+    hub.add("org/tuned", tmp_path / "tuned")
+    assert "adapter_config.json" in refused("org/tuned")
+    assert not any("/resolve/" in asked for asked in hub.asked)
