@@ -240,6 +240,26 @@ def verify(
 
 @app.command()
 @command()
+def check(
+    folder: Annotated[
+        Path, typer.Argument(parser=path, metavar="OUT", help="Folder that growkit wrote.")
+    ],
+    as_json: Json = False,
+) -> int:
+    """Hold OUT against the hashes in its manifest: on any later day, wherever it was copied."""
+    from growkit.checking import check as hold
+    from growkit.report.terminal import Bars, show_check
+
+    result = hold(folder, progress=Bars())
+    if as_json:
+        _print_json(result)
+    else:
+        show_check(_console(), result)
+    return 0 if result["whole"] else 1
+
+
+@app.command()
+@command()
 def run(
     recipe: Annotated[
         Path,

@@ -14,12 +14,13 @@ from typing import Any, get_args, get_origin
 
 from growkit.catalogue import Abilities
 from growkit.inspection import Inspection
+from growkit.results.check import CheckResult
 from growkit.results.operation import GrowResult
 from growkit.results.proof import VerifyResult
 from growkit.results.result import Result, fields
 from growkit.results.story import Story
 
-PRINTED = (GrowResult, VerifyResult, Inspection, Story, list[Abilities])
+PRINTED = (GrowResult, VerifyResult, Inspection, Story, list[Abilities], CheckResult)
 """What commands print."""
 
 _SIMPLE = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null"}
@@ -34,7 +35,7 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Results of growkit",
         "description": "grow, convert and run print the first, verify and --report the second, "
-        "inspect the third, demo the fourth, families the fifth.",
+        "inspect the third, demo the fourth, families the fifth, check the sixth.",
         "anyOf": shapes,
         "$defs": dict(sorted(definitions.items())),
     }
