@@ -141,9 +141,12 @@ def holding(file: Path) -> Iterator[None]:
     Raises:
         OSError: it cannot be made: the folder is gone, say.
     """
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    # It gets its name when it is locked: a name without a lock means that its process has ended.
+    unnamed = file.with_name(f"{file.name}.new")
+    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         _take(descriptor, wait=True)
+        os.replace(unnamed, file)
         yield
     finally:
         os.close(descriptor)
