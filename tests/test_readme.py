@@ -109,7 +109,9 @@ class Workplace:
     def prepare(self, words: list[str]) -> list[str]:
         """Make what a command reads, and put names where it leaves them open."""
         assert "…" not in " ".join(words), f"{words} is no command"
-        made = any(word.startswith("OUT/") for word in words) or {"verify", "OUT"} <= {*words}
+        made = any(word.startswith("OUT/") for word in words) or any(
+            {each, "OUT"} <= {*words} for each in ("verify", "check")
+        )
         for name in ("SRC", "OUT"):
             shutil.rmtree(name, ignore_errors=True)
         if "SRC" in words or made:
