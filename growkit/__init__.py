@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from growkit import distributed as distributed
     from growkit import results as results
     from growkit import training as training
+    from growkit.checking import check as check
     from growkit.distributed.loading import load as load
     from growkit.errors import InputError as InputError
     from growkit.inference.inferring import Inference as Inference
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from growkit.recipe.steps import GrowStep as GrowStep
     from growkit.report.progress import Progress as Progress
     from growkit.report.terminal import Bars as Bars
+    from growkit.results.check import CheckResult as CheckResult
     from growkit.results.operation import GrowResult as GrowResult
     from growkit.results.proof import VerifyResult as VerifyResult
     from growkit.settings import Settings as Settings
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Bars": "growkit.report.terminal",
+    "CheckResult": "growkit.results.check",
     "ConvertStep": "growkit.recipe.steps",
     "DiffTransformerConfig": "growkit.modeling.configuration_diff_transformer",
     "DiffTransformerForCausalLM": "growkit.modeling.modeling_diff_transformer",
@@ -57,6 +60,7 @@ _HOMES = {
     "Recipe": "growkit.recipe.recipe",
     "Settings": "growkit.settings",
     "VerifyResult": "growkit.results.proof",
+    "check": "growkit.checking",
     "convert": "growkit.one_step",
     "grow": "growkit.one_step",
     "infer": "growkit.inference.inferring",

@@ -19,7 +19,7 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.checkpoint.weight_files import check_names, weight_files
-from growkit.checkpoint.writing import parse_bytes, shards
+from growkit.checkpoint.writing import parse_bytes, shards_of
 from growkit.errors import InputError
 from growkit.estimate import BASIS, ROOM, memory_to_write, proof_seconds, seconds_to_write
 from growkit.families.added import knowing
@@ -76,7 +76,8 @@ def _plan(recipe: Recipe, source: Weights, ranks: int, limit: int | None) -> Lar
     prepared = planned(recipe, source)
     lineage = prepared.lineage
     target = lineage.target
-    files = [total_bytes(each) for each in shards(target.tensors, parse_bytes(recipe.shard_size))]
+    shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))
+    files = [shard.bytes for shard in shards]
     in_parts = all(target.by_rows(name) for name in target.tensors)
     read, written = total_bytes(source.tensors), sum(files)
     most = _largest_share(files, ranks)

@@ -49,6 +49,8 @@ from growkit.version import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from growkit.ranks import Ranks
+
 app = typer.Typer(
     name="growkit",
     help="Grow trained language-model checkpoints, and prove that nothing they learned was lost.",
@@ -252,6 +254,26 @@ def verify(
 
 @app.command()
 @command()
+def check(
+    folder: Annotated[
+        Path, typer.Argument(parser=path, metavar="OUT", help="Folder that growkit wrote.")
+    ],
+    as_json: Json = False,
+) -> int:
+    """Hold OUT against the hashes in its manifest: on any later day, wherever it was copied."""
+    from growkit.checking import check as hold
+    from growkit.report.terminal import Bars, show_check
+
+    result = hold(folder, progress=Bars())
+    if as_json:
+        _print_json(result)
+    else:
+        show_check(_console(), result)
+    return 0 if result["whole"] else 1
+
+
+@app.command()
+@command()
 def run(
     recipe: RecipeFile,
     running: Running,
@@ -410,6 +432,21 @@ def _check_proved(name: str, proof: Settings | None) -> None:
 
 
 def _run(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path] = ()) -> int:
+    from growkit.ranks import joined
+
+    with joined() as ranks:
+        if ranks.rank == 0:
+            return _lead(recipe, running, answer, reads, ranks)
+        if not running.dry_run:
+            from growkit.sharing import follow
+
+            follow(recipe, ranks, reads)
+        return 0
+
+
+def _lead(
+    recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path], ranks: Ranks
+) -> int:
     from growkit.checkpoint.publishing import rejected_name
     from growkit.recipe.places import inputs_of, output_path
     from growkit.report.saving import check_report, write_report
@@ -422,7 +459,7 @@ def _run(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path]
             _check_proved(name, recipe.verify)
     inputs, output = inputs_of(recipe, reads), output_path(recipe)
     check_report(report, figures, inputs, [output, rejected_name(output)])
-    result = carry_out(recipe, reads=reads, **vars(running), progress=Bars())
+    result = carry_out(recipe, reads=reads, ranks=ranks, **vars(running), progress=Bars())
     written = "" if running.dry_run else f"{result['output']} is written"
     with _told(written):
         if result["verification"]:

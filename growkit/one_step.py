@@ -29,6 +29,7 @@ def grow(
     optimizer: str | Path | None = None,
     verify: Settings | bool = True,
     overwrite: bool = False,
+    resume: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
     **options: Value | None,
@@ -53,6 +54,8 @@ def grow(
             it, a folder of torch.distributed.checkpoint or a Universal Checkpoint of DeepSpeed.
         verify: what the proof compares; True for the default settings, False for no proof.
         overwrite: replace an output that growkit wrote.
+        resume: go on with what a run of the same plan has finished of this output before it was
+            killed; what is finished also stays if this run fails.
         dry_run: plan only, touch nothing.
         progress: where progress is shown.
         **options: the method's sizes, e.g. ``hidden="x2"`` or ``hidden=2048``, and its other
@@ -71,7 +74,12 @@ def grow(
     written = dtype, shard_size, base_model, _description(family), _path(optimizer)
     recipe = Recipe(str(source), (step,), str(output), settings_of(verify), seed, *written)
     return run(
-        recipe, reads=_files(family), overwrite=overwrite, dry_run=dry_run, progress=progress
+        recipe,
+        reads=_files(family),
+        overwrite=overwrite,
+        resume=resume,
+        dry_run=dry_run,
+        progress=progress,
     )
 
 
@@ -86,6 +94,7 @@ def convert(
     optimizer: str | Path | None = None,
     verify: Settings | bool = True,
     overwrite: bool = False,
+    resume: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
     **options: Value | None,
@@ -102,6 +111,7 @@ def convert(
         optimizer: see there.
         verify: see there.
         overwrite: see there.
+        resume: see there.
         dry_run: see there.
         progress: see there.
         **options: the conversion's options, e.g. ``gamma="gated"``.
@@ -109,7 +119,7 @@ def convert(
     step = ConvertStep(to, _given(options))
     written = dtype, shard_size, base_model, None, _path(optimizer)
     recipe = Recipe(str(source), (step,), str(output), settings_of(verify), 0, *written)
-    return run(recipe, overwrite=overwrite, dry_run=dry_run, progress=progress)
+    return run(recipe, overwrite=overwrite, resume=resume, dry_run=dry_run, progress=progress)
 
 
 def _description(family: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -160,6 +160,13 @@ class Running:
     """How a run goes."""
 
     overwrite: Overwrite = False
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with what a run of the same plan has finished of OUT before it was killed.",
+        ),
+    ] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, touch nothing.")] = (
         False
     )

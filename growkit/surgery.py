@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING
 from growkit.checkpoint.carrying import carried, carry_over, check_carried
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.hub import Found, find
+from growkit.checkpoint.journal import journal
 from growkit.checkpoint.leftovers import sweep
 from growkit.checkpoint.publishing import check_output, check_space, staged, writing
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.writing import parse_bytes, write_weights
+from growkit.checkpoint.writing import parse_bytes
 from growkit.companions import write_config, write_documents
 from growkit.engine.inside import Inside, opened, pair
 from growkit.engine.texts import read_text
@@ -29,6 +31,7 @@ from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors, trained
 from growkit.planning.lineage import Lineage
 from growkit.proof.beforehand import check_settings, rehearse
+from growkit.ranks import ALONE, Ranks
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.places import inputs_of, output_path
 from growkit.recipe.recipe import Recipe
@@ -36,6 +39,7 @@ from growkit.report.progress import Progress, Silent, shown
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
 from growkit.settings import Settings, settings_of
+from growkit.sharing import OutputWeights, files_of
 
 if TYPE_CHECKING:
     from growkit.optimizer.optimizer import Optimizer
@@ -47,7 +51,9 @@ def run(
     verify: Settings | bool | None = None,
     reads: Sequence[str | Path] = (),
     overwrite: bool = False,
+    resume: bool = False,
     dry_run: bool = False,
+    ranks: Ranks = ALONE,
     progress: Progress = Silent(),
 ) -> GrowResult:
     """Carry out a recipe: all its steps as one pass, without an intermediate checkpoint.
@@ -58,7 +64,9 @@ def run(
         verify: what the proof compares, in the place of what the recipe says; see ``grow``.
         reads: files that are read beside those that the recipe names, and so are never replaced.
         overwrite: see ``grow``, as for the rest, the result and the errors.
+        resume: see there.
         dry_run: plan only, touch nothing.
+        ranks: processes that write together, of which this one leads; this one alone without.
         progress: where progress is shown.
     """
     if isinstance(recipe, str | Path):
@@ -67,15 +75,19 @@ def run(
     if verify is not None:
         recipe = replace(recipe, verify=settings_of(verify))
     with knowing(recipe.family):
-        return _carried_out(recipe, reads, progress, overwrite=overwrite, dry_run=dry_run)
+        return _carried_out(
+            recipe, reads, progress, ranks, overwrite=overwrite, resume=resume, dry_run=dry_run
+        )
 
 
 def _carried_out(
     recipe: Recipe,
     reads: Sequence[str | Path],
     progress: Progress,
+    ranks: Ranks,
     *,
     overwrite: bool,
+    resume: bool,
     dry_run: bool,
 ) -> GrowResult:
     """See ``run``; the source's family is known."""
@@ -83,13 +95,13 @@ def _carried_out(
     found = find(recipe.source)
     inputs = inputs_of(replace(recipe, source=str(found.folder)), reads)
     if not dry_run:
-        sweep([output], inputs)
+        sweep([output], inputs, output if resume else None)
     source = opened(found.folder)
     if found.on_hub:
         base_model = recipe.base_model or found.base_model
         recipe = replace(recipe, source=found.name, base_model=base_model)
     replaceable = check_output(output, inputs, overwrite)
-    shard_bytes = parse_bytes(recipe.shard_size)
+    parse_bytes(recipe.shard_size)  # before anything that takes time
     for text in recipe.texts:
         read_text(text)  # also a dry run says that it is missing
     if recipe.verify is not None:
@@ -112,16 +124,22 @@ def _carried_out(
         return _foreseen(recipe, source, lineage, output, result)
 
     rehearse(recipe.verify, source, lineage.target)
-    hashed = {file.relative_to(source.folder).as_posix(): file for file in source.files}
-    hashed["config.json"] = source.folder / "config.json"
+    hashed = files_of(source)
     states = optimizer.files if optimizer else ()
     texts = {str(file): Path(file) for file in (*recipe.texts, *reads, *states)}
-    with staged(output, replaceable) as staging:
-        check_space(staging.folder, room(result))
+    weights = OutputWeights(recipe, source, lineage)
+    unchanged = partial(inputs.check_unchanged, [*hashed.values()])
+    with (
+        staged(output, replaceable, keep=resume) as staging,
+        journal(staging.folder.parent, ranks.rank, unchanged) as kept,
+    ):
+        hashes = kept.begin(hashed, weights.plan)
+        there = weights.resumed(output, staging.folder, hashes, kept, progress) if resume else {}
+        check_space(staging.folder, room(result) - sum(there.values()))
         import_module("torch")  # takes a second, which is none of writing
         started = time.perf_counter()
         with progress.bytes("writing", result["bytes"]) as advance, writing(output):
-            write_weights(lineage.target, staging.folder, shard_bytes, advance)
+            of_others = weights.write(staging.folder, there, kept, ranks, advance)
             carry_over(source.opened, staging.folder)
             write_config(source, lineage.target, staging.folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
@@ -131,18 +149,17 @@ def _carried_out(
 
         every = (file for file in staging.folder.rglob("*") if file.is_file())
         made = {file.relative_to(staging.folder).as_posix(): file for file in every}
+        beside_weights = {name: made[name] for name in made.keys() - weights.names}
         # Not while the weights are written, which keeps every core and the disk busy.
-        with (
-            hashing(made, flushed=True) as written,
-            hashing(hashed) as hashes,
-            hashing(texts) as more,
-        ):
+        with hashing(beside_weights, flushed=True) as written, hashing(texts) as more:
             result["verification"] = _prove(recipe, found, staging.folder, progress, prepared)
             if result["verification"]:
                 result["kept"] = result["verification"]["kept"]
             manifest = manifest_of(recipe, result, hashes.result(), more.result())
             with writing(output):
-                write_documents(manifest, written.result(), staging.folder)
+                finished = {**of_others, **kept.finished()}
+                digests = {name: shard.sha256 for name, shard in finished.items()}
+                write_documents(manifest, written.result() | digests, staging.folder)
         beside = [source.folder / name for name in carried(source.opened)]
         inputs.check_unchanged([*hashed.values(), *texts.values(), *beside])
         final = staging.reject if result["kept"] is False else staging.publish

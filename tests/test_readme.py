@@ -109,7 +109,9 @@ class Workplace:
     def prepare(self, words: list[str]) -> list[str]:
         """Make what a command reads, and put names where it leaves them open."""
         assert "…" not in " ".join(words), f"{words} is no command"
-        made = any(word.startswith("OUT/") for word in words) or {"verify", "OUT"} <= {*words}
+        made = any(word.startswith("OUT/") for word in words) or any(
+            {each, "OUT"} <= {*words} for each in ("verify", "check")
+        )
         for name in ("SRC", "OUT"):
             shutil.rmtree(name, ignore_errors=True)
         if "SRC" in words or made:
@@ -353,7 +355,7 @@ def options_of(command: typer.core.TyperGroup) -> set[str]:
 def unknown_options(text: str) -> set[str]:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
-    ours = re.sub(r"(python -m tests\.|accelerate launch )[^`\n]*", "", text)
+    ours = re.sub(r"(python -m tests\.|accelerate launch |torchrun )[^`\n]*", "", text)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours))
     return named - options_of(group)
 

@@ -89,7 +89,7 @@ def test_results_keep_to_it(rank: int | None, make: Callable[..., Path], tmp_pat
 
 
 def test_what_other_commands_print_keeps_to_it(make: Callable[..., Path], tmp_path: Path) -> None:
-    inspected, story, listed, ahead = json_schema()["anyOf"][2:]
+    inspected, story, listed, ahead, checked = json_schema()["anyOf"][2:]
     for source in (make("llama"), make("diffllama", head_dim=8)):
         assert wrong(as_json(growkit.inspect(source)), inspected) == []
     told = Story(
@@ -100,6 +100,10 @@ def test_what_other_commands_print_keeps_to_it(make: Callable[..., Path], tmp_pa
         kept_in=None,
     )
     assert wrong(as_json(told), story) == []
+    (tmp_path / "out" / "config.json").write_text("{}")
+    (tmp_path / "out" / "more").touch()
+    (tmp_path / "out" / "README.md").unlink()
+    assert wrong(as_json(growkit.check(tmp_path / "out")), checked) == []
     named = [family for family in families().values() if family.name in ("Llama", "Mamba")]
     found = as_json([abilities(family, family.model_types[0]) for family in named])
     assert found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +13,15 @@ from growkit.checkpoint.flushing import flush
 from growkit.errors import InputError
 
 
-def sha256(file: Path, stop: Event | None = None) -> str:
+def sha256(
+    file: Path, stop: Event | None = None, advance: Callable[[int], None] = lambda count: None
+) -> str:
     """The SHA-256 of a file, in hexadecimal; of its beginning, if told to stop.
+
+    Args:
+        file: the file.
+        stop: tells to stop.
+        advance: called with the number of bytes read, after each block.
 
     Raises:
         InputError: it cannot be read.
@@ -25,6 +32,7 @@ def sha256(file: Path, stop: Event | None = None) -> str:
         with file.open("rb", buffering=0) as stream:
             while (count := stream.readinto(buffer)) and not (stop and stop.is_set()):
                 digest.update(buffer[:count])
+                advance(count)
     except OSError as error:
         raise InputError(f"{file} cannot be read ({error.strerror}); make it readable") from None
     return digest.hexdigest()

@@ -78,7 +78,7 @@ def as_made(folder: Path, *, partly: bool = False) -> bool:
         return not any(folder.iterdir())
     manifest = read_json(folder / MANIFEST)
     recorded = manifest.get("files")
-    if not isinstance(recorded, dict) or not _own_hash(manifest):
+    if not isinstance(recorded, dict) or not own_hash(manifest):
         return False
     found = contents(folder)
     folders = {str(parent) for name in recorded for parent in Path(name).parents}
@@ -101,7 +101,7 @@ def _unchanged(file: Path, found: State, recorded: Any) -> bool:
     return bool(sha256(file) == recorded[1])
 
 
-def _own_hash(manifest: Mapping[str, Any]) -> bool:
+def own_hash(manifest: Mapping[str, Any]) -> bool:
     """Whether a manifest is as it was written; early ones do not tell."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return "sha256" not in manifest or manifest["sha256"] == _hash(rest)

@@ -18,6 +18,7 @@ from pathlib import Path
 from growkit.checkpoint.exchange import exchange, move
 from growkit.checkpoint.flushing import flush, flush_tree
 from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.journal import read_journals
 from growkit.checkpoint.made import MANIFEST as MANIFEST
 from growkit.checkpoint.made import Contents, as_made, contents, remove
 from growkit.checkpoint.reading import read_json
@@ -135,7 +136,7 @@ def writing(output: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise InputError(
-                f"the disk filled up while writing {output}; nothing was kept, free some space"
+                f"the disk filled up while writing {output}; free some space"
             ) from error
         where = f": {error.filename}" if error.filename else ""
         raise InputError(
@@ -145,12 +146,15 @@ def writing(output: Path) -> Iterator[None]:
 
 
 @contextmanager
-def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Staging]:
+def staged(
+    output: Path, replaceable: Mapping[Path, Contents], *, keep: bool = False
+) -> Iterator[Staging]:
     """A temporary folder beside ``output``, which vanishes unless it is published or set aside.
 
     Args:
         output: the name that the folder may get.
         replaceable: earlier outputs whose place it may take; see ``check_output``.
+        keep: whether it stays after a failure, if it holds what a later run can go on with.
 
     Raises:
         InputError: the folder cannot be made.
@@ -161,18 +165,20 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
         with writing(output):
             output.parent.mkdir(parents=True, exist_ok=True)
             scratch.make()
-            staging = Staging(output, scratch, replaceable)
+            staging = Staging(output, scratch, replaceable, keep=keep)
         yield staging
     except KeyboardInterrupt:
         final = staging and staging.final
         if final:
             raise KeyboardInterrupt(f"{final} is written") from None
+        if staging and staging.resumable():
+            raise KeyboardInterrupt(f"--resume goes on with {output}") from None
         raise
     finally:
         try:
-            stays = tidy(scratch.path, replaceable.values())
+            stays = _ended(scratch, staging, replaceable)
         except BaseException:  # an interrupt; the next one is ignored
-            stays = tidy(scratch.path, replaceable.values())
+            stays = _ended(scratch, staging, replaceable)
             raise
         finally:
             scratch.release()
@@ -183,13 +189,30 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
                 parent.rmdir()
 
 
+def _ended(
+    scratch: Scratch, staging: Staging | None, replaceable: Mapping[Path, Contents]
+) -> list[Path]:
+    """Delete what is left, unless a later run can go on with it."""
+    if staging is None or not staging.resumable():
+        return tidy(scratch.path, replaceable.values())
+    kept = plain(str(scratch.path))
+    _log.warning("what is finished stays in %s; --resume goes on with it", kept)
+    return []
+
+
 class Staging:
     """The folder that is being written, and the name it may get."""
 
     def __init__(
-        self, output: Path, scratch: Scratch, replaceable: Mapping[Path, Contents]
+        self,
+        output: Path,
+        scratch: Scratch,
+        replaceable: Mapping[Path, Contents],
+        *,
+        keep: bool = False,
     ) -> None:
         self.folder = scratch.path / NEW
+        self.keep = keep
         self._output = output
         self._replaceable = replaceable
         self._named: Path | None = None
@@ -206,6 +229,10 @@ class Staging:
         names = (self._output, rejected_name(self._output))
         return next((name for name in names if _inode(name) == self._inode), None)
 
+    def resumable(self) -> bool:
+        """Whether the folder stays after a failure, for a later run to go on with."""
+        return self.keep and bool(read_journals(self.folder.parent)[1])
+
     def publish(self) -> Path:
         """Give the folder its final name.
 
@@ -219,6 +246,7 @@ class Staging:
         return self._become(rejected_name(self._output))
 
     def _become(self, final: Path) -> Path:
+        self.keep = False
         with writing(final):
             flush_tree(self.folder.parent)
             try:
@@ -288,6 +316,15 @@ def tidy(scratch: Path, known: Collection[Contents] = ()) -> list[Path]:
     if not stays:
         clear(scratch)
     return stays
+
+
+def unpublished(scratch: Path) -> bool:
+    """Whether a run has left its folder before it began to give it a name."""
+    try:
+        began = any(scratch.glob(f"{OLD}*"))
+        return not began and noted(scratch) == _inode(scratch / NEW) != ""
+    except OSError:
+        return False
 
 
 def _finish(new: Path, old: Path, final: Path) -> None:

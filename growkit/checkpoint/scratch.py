@@ -135,6 +135,36 @@ def clear(folder: Path) -> None:
 
 
 @contextmanager
+def holding(file: Path) -> Iterator[None]:
+    """A lock of one's own in a folder of another process, which shows it that one lives.
+
+    Raises:
+        OSError: it cannot be made: the folder is gone, say.
+    """
+    # It gets its name when it is locked: a name without a lock means that its process has ended.
+    unnamed = file.with_name(f"{file.name}.new")
+    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        _take(descriptor, wait=True)
+        os.replace(unnamed, file)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def held(file: Path) -> bool | None:
+    """Whether such a lock is held by a process that lives; None if nobody ever made it."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return None
+    try:
+        return fcntl is None or not _take(descriptor, wait=False)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def dead(folder: Path) -> Iterator[bool]:
     """Whether a run that is dead has left a folder, which then is the caller's meanwhile."""
     descriptor = None

@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Protocol
 
 from growkit.checkpoint.memory import keep_freed
 from growkit.checkpoint.tensors import (
     FLOAT_BYTES,
     TensorInfo,
-    Weights,
     total_bytes,
     total_parameters,
 )
@@ -68,43 +69,97 @@ def parse_bytes(text: str, what: str = "shard size") -> int:
     return int(float(match[1]) * SIZE_UNITS[match[2]])
 
 
-def write_weights(
-    weights: Weights, folder: Path, shard_bytes: int, advance: Callable[[int], None]
-) -> None:
-    """Write all tensors as safetensors shards of at most ``shard_bytes`` each, with their index.
+@dataclass(frozen=True)
+class Shard:
+    """One output file.
 
-    A tensor larger than that gets a shard of its own. Every tensor has its place before any is
-    computed, so several are made side by side, each block going to disk as soon as it exists.
+    Attributes:
+        name: of the file.
+        tensors: the header of every tensor, in the order in which they lie in the file.
+    """
+
+    name: str
+    tensors: Mapping[str, TensorInfo]
+
+    @cached_property
+    def header(self) -> bytes:
+        """What stands in the file before the first tensor."""
+        return header_of(self.tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors."""
+        return total_bytes(self.tensors)
+
+
+def shards_of(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard]:
+    """All output files, of at most ``shard_bytes`` of tensors each.
+
+    A tensor larger than that gets a shard of its own.
+    """
+    shards = _divided(tensors, shard_bytes)
+    names = _file_names(len(shards))
+    return [Shard(name, shard) for name, shard in zip(names, shards, strict=True)]
+
+
+def write_shards(
+    weights: Streamed,
+    folder: Path,
+    shards: Iterable[Shard],
+    advance: Callable[[int], None],
+    finished: Callable[[Shard], None] = lambda shard: None,
+) -> None:
+    """Write safetensors shards, one after the other.
+
+    Every tensor has its place before any is computed, so several are made side by side, each block
+    going to disk as soon as it exists. The next shard is begun when no tensor of the one before is
+    left to be begun.
 
     Args:
-        weights: the tensors; each is computed exactly once.
+        weights: has the tensors; each is computed exactly once.
         folder: an existing folder.
-        shard_bytes: upper limit of the data in one shard.
+        shards: asked for the next one when that can be begun.
         advance: called with the number of bytes written, after each block.
+        finished: called with each shard of which every tensor is written, by the thread that
+            has written the last.
     """
-    every = shards(weights.tensors, shard_bytes)
-    names = _file_names(len(every))
-    places: dict[str, tuple[Path, int]] = {}
-    for shard, name in zip(every, names, strict=True):
-        header = header_of(shard)
-        (folder / name).write_bytes(header)
-        offset = len(header)
-        for tensor, info in shard.items():
-            places[tensor] = (folder / name, offset)
-            offset += info.bytes
-    fill(weights, places, advance)
+    left: dict[Path, tuple[Shard, set[str]]] = {}
 
-    if len(every) > 1:
-        index = {
-            "metadata": {
-                "total_parameters": total_parameters(weights.tensors),
-                "total_size": total_bytes(weights.tensors),
-            },
-            "weight_map": {
-                tensor: name for shard, name in zip(every, names, strict=True) for tensor in shard
-            },
-        }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    def places() -> Iterator[tuple[str, Path, int]]:
+        for shard in shards:
+            file = folder / shard.name
+            file.write_bytes(shard.header)
+            offset, where = len(shard.header), []
+            for tensor, info in shard.tensors.items():
+                where.append((tensor, file, offset))
+                offset += info.bytes
+            left[file] = shard, {*shard.tensors}
+            # The largest first: none is left to one worker alone at the end.
+            yield from sorted(where, key=lambda place: -shard.tensors[place[0]].bytes)
+
+    lock = Lock()
+
+    def written(tensor: str, file: Path) -> None:
+        shard, names = left[file]
+        with lock:
+            names.remove(tensor)
+            last = not names
+        if last:
+            finished(shard)
+
+    _fill(weights, places(), advance, written)
+
+
+def write_index(shards: Sequence[Shard], folder: Path) -> None:
+    """Say which shard holds which tensor; nothing needs to be said of a single one."""
+    if len(shards) == 1:
+        return
+    every = {name: info for shard in shards for name, info in shard.tensors.items()}
+    index = {
+        "metadata": {"total_parameters": total_parameters(every), "total_size": total_bytes(every)},
+        "weight_map": {tensor: shard.name for shard in shards for tensor in shard.tensors},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def fill(
@@ -117,18 +172,37 @@ def fill(
         places: of every tensor the file, which exists, and the offset of its first byte there.
         advance: called with the number of bytes written, after each block.
     """
+    # The largest first: none is left to one worker alone at the end.
+    order = sorted(places, key=lambda tensor: -weights.tensors[tensor].bytes)
+    _fill(weights, ((tensor, *places[tensor]) for tensor in order), advance)
+
+
+def _fill(
+    weights: Streamed,
+    places: Iterator[tuple[str, Path, int]],
+    advance: Callable[[int], None],
+    written: Callable[[str, Path], None] = lambda tensor, file: None,
+) -> None:
+    """See ``fill``; ``written`` is called with every tensor that is."""
     import torch
 
-    stop = Event()
+    stop, lock = Event(), Lock()
+
+    def work() -> None:
+        while not stop.is_set():
+            with lock:  # one asks for the next place at a time
+                place = next(places, None)
+            if place is None:
+                return
+            tensor, file, offset = place
+            _write_tensor(weights, tensor, file, offset, advance, stop)
+            if not stop.is_set():
+                written(tensor, file)
+
     threads = torch.get_num_threads()
     try:
-        # The largest first: none is left to one worker alone at the end.
-        order = sorted(places, key=lambda tensor: -weights.tensors[tensor].bytes)
         with ThreadPoolExecutor(WORKERS, initializer=_one_thread) as pool:
-            jobs = [
-                pool.submit(_write_tensor, weights, tensor, *places[tensor], advance, stop)
-                for tensor in order
-            ]
+            jobs = [pool.submit(work) for _ in range(WORKERS)]
             try:
                 wait(jobs, return_when=FIRST_EXCEPTION)
             finally:
@@ -139,7 +213,7 @@ def fill(
         job.result()
 
 
-def shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
+def _divided(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
     """The tensors of each shard, in the order in which they lie in the file."""
     shards: list[dict[str, TensorInfo]] = [{}]
     used = 0

@@ -17,12 +17,14 @@ from growkit.report.glance import at_a_glance
 from growkit.report.plan import show_estimate, show_plan, show_ranks
 from growkit.report.progress import Advance
 from growkit.report.summary import summary
+from growkit.results.check import difference_sentence
 from growkit.results.sentences import fault_sentence, next_step, optimizer_sentence
 from growkit.units import size
 
 if TYPE_CHECKING:
     from growkit.catalogue import Abilities
     from growkit.inspection import Inspection
+    from growkit.results.check import CheckResult
     from growkit.results.operation import GrowResult
     from growkit.results.proof import VerifyResult
     from growkit.results.story import Story
@@ -157,6 +159,13 @@ def show_catalogue(console: Console, result: Sequence[Abilities]) -> None:
     for line in lines:
         shown.add_row(*line)
     console.print(shown)
+
+
+def show_check(console: Console, result: CheckResult) -> None:
+    """Whether a folder is what its manifest recorded, and every difference."""
+    console.print(result["reason"], style="bold green" if result["whole"] else "bold red")
+    for each in result["differences"]:
+        console.print(difference_sentence(each), soft_wrap=True)
 
 
 def show_demo(console: Console, story: Story) -> None:

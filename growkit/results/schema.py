@@ -14,13 +14,14 @@ from typing import Any, get_args, get_origin
 
 from growkit.catalogue import Abilities
 from growkit.inspection import Inspection
+from growkit.results.check import CheckResult
 from growkit.results.operation import GrowResult
 from growkit.results.planned import LargePlan
 from growkit.results.proof import VerifyResult
 from growkit.results.result import Result, fields
 from growkit.results.story import Story
 
-PRINTED = (GrowResult, VerifyResult, Inspection, Story, list[Abilities], LargePlan)
+PRINTED = (GrowResult, VerifyResult, Inspection, Story, list[Abilities], LargePlan, CheckResult)
 """What commands print."""
 
 _SIMPLE = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null"}
@@ -35,7 +36,8 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Results of growkit",
         "description": "grow, convert and run print the first, verify and --report the second, "
-        "inspect the third, demo the fourth, families the fifth, plan the sixth.",
+        "inspect the third, demo the fourth, families the fifth, plan the sixth, check the "
+        "seventh.",
         "anyOf": shapes,
         "$defs": dict(sorted(definitions.items())),
     }

@@ -185,9 +185,9 @@ def _asked(model: nn.Module, expected: Expected, folder: str | Path) -> tuple[Te
     device = parameters[0].device
     ids = expected.question.call.ids[None].to(device)
     # DDP would only prepare for gradients.
-    called = model.module if isinstance(model, DistributedDataParallel) else model
+    called: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     most = 1 + max(int(expected.question.places.max()), int(ids.max()))
-    embedding = called.get_input_embeddings() if hasattr(called, "get_input_embeddings") else None
+    embedding = getattr(called, "get_input_embeddings", lambda: None)()
     if getattr(embedding, "num_embeddings", most) < most:
         raise InputError(
             f"the {_class_of(model)} in memory has fewer tokens than that in {folder}; {OTHER}"

@@ -1,12 +1,12 @@
 """SIGKILL at any moment, half of them while an output gets its name: what is left, and what next?
 
 python -m tests.faults.kills --count 300
+python -m tests.faults.kills --resume --count 200
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
 import sys
@@ -19,26 +19,11 @@ from pathlib import Path
 import pytest
 
 from growkit import InputError, grow
-from tests.faults.world import Hook, World, count_calls, in_child, without_exchange
+from tests.faults.moments import kill_after, kill_at
+from tests.faults.resumed import Resumed
+from tests.faults.world import World, count_calls, in_child, without_exchange
 
 ANYWHERE, PUBLISHING, ANY_TIME = "anywhere", "publishing", "any time"
-
-
-def kill_at(number: int) -> Hook:
-    """Dies at the call of the system of this number, counted from 0."""
-    left = iter(range(number))
-
-    def hook(name: str, after: bool, about: object) -> None:
-        if next(left, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return hook
-
-
-def kill_after(seconds: float) -> None:
-    """Dies, whatever it is doing then."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 class Kills:
@@ -137,9 +122,20 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", action="store_true", help="every moment of publishing, in turn")
+    parser.add_argument("--resume", action="store_true", help="go on after each, also with ranks")
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
     started = time.monotonic()
+    if arguments.resume:
+        with tempfile.TemporaryDirectory() as folder:
+            resumed = Resumed(Path(folder))
+            for _ in range(arguments.count):
+                resumed.one(chance)
+        for what, count in sorted(resumed.seen.items()):
+            sys.stdout.write(f"{count:5} {what}\n")
+        seconds = time.monotonic() - started
+        sys.stdout.write(f"{resumed.kills:5} kills in {seconds:.0f} s: always the same bytes\n")
+        return
     with tempfile.TemporaryDirectory() as folder:
         kills = Kills(Path(folder))
         if arguments.every:

@@ -22,6 +22,8 @@ from typing import Any
 import growkit
 from growkit.checkpoint import exchange, publishing
 from growkit.errors import InputError
+from growkit.ranks import ALONE, Ranks
+from growkit.sharing import follow
 from tests.conftest import folder_bytes, save_model
 
 DONE, REFUSED, INTERRUPTED, FAULTY = 0, 2, 130, 99
@@ -40,10 +42,11 @@ class World:
 
     Args:
         place: an empty folder.
-        exchanging: whether the file system exchanges names.
+        shard_size: of the growths.
     """
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, shard_size: str = "5GB") -> None:
+        self.shard_size = shard_size
         self.place = place / "beside"
         self.place.mkdir()
         self.temporary = place / "scratch"
@@ -74,11 +77,27 @@ class World:
             # As people copy it: other times, the same bytes.
             shutil.copytree(self._earlier, self.out)
 
-    def grow(self, seed: int, *, proved: bool = False) -> None:
+    def grow(self, seed: int, *, proved: bool = False, resume: bool = False) -> None:
         """One run."""
+        self.run(ALONE, seed, proved=proved, resume=resume)
+
+    def run(
+        self, ranks: Ranks, seed: int = 1, *, proved: bool = False, resume: bool = False
+    ) -> None:
+        """What one process does, among others or alone."""
         tempfile.tempdir = str(self.temporary)
-        verify = QUICK if proved else False
-        growkit.grow(self.source, self.out, hidden="x2", seed=seed, overwrite=True, verify=verify)
+        recipe = growkit.Recipe(
+            str(self.source),
+            (growkit.GrowStep("hypercloning", {"hidden": "x2"}),),
+            str(self.out),
+            QUICK if proved else None,
+            seed,
+            shard_size=self.shard_size,
+        )
+        if ranks.rank:
+            follow(recipe, ranks)
+        else:
+            growkit.run(recipe, overwrite=True, resume=resume, ranks=ranks)
 
     def state(self) -> str:
         """``none``, ``old`` or ``new``; anything else is what may not be.
@@ -135,6 +154,11 @@ def in_child(run: Callable[[], Any], hook: Hook | None = None, inside: str = "")
     Returns:
         How it ended (minus the signal that killed it), and what it said.
     """
+    return ended(started(run, hook, inside))
+
+
+def started(run: Callable[[], Any], hook: Hook | None = None, inside: str = "") -> tuple[int, int]:
+    """The same, without waiting; gives the child, and where it says something."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -145,6 +169,12 @@ def in_child(run: Callable[[], Any], hook: Hook | None = None, inside: str = "")
         finally:
             os._exit(code)
     os.close(writing)
+    return child, reading
+
+
+def ended(started: tuple[int, int]) -> tuple[int, str]:
+    """How a child ended, and what it said."""
+    child, reading = started
     with os.fdopen(reading) as stream:
         said = stream.read()
     _, status = os.waitpid(child, 0)

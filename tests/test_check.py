@@ -1,0 +1,204 @@
+"""``growkit check``: a folder is what its manifest recorded, on any later day and in any copy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import growkit
+from growkit.checkpoint.made import write_json
+from growkit.cli import app
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.conftest import save_model
+
+    place = tmp_path_factory.mktemp("made")
+    growkit.grow(
+        save_model(place / "source", "llama"),
+        place / "out",
+        ffn="x2",
+        verify=False,
+        shard_size="20KB",
+    )
+    return place / "out"
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    subprocess.run(["cp", "-r", made, tmp_path / "copy"], check=True)
+    return tmp_path / "copy"
+
+
+def checked(folder: Path, *options: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["check", str(folder), *options])
+    return result.exit_code, result.output
+
+
+def found(folder: Path) -> dict[str, str]:
+    code, said = checked(folder, "--json")
+    result = json.loads(said)
+    assert code == (0 if result["whole"] else 1)
+    assert result["whole"] == (not result["differences"])
+    assert ("not whole" in result["reason"]) != result["whole"]
+    return {each["file"]: each["what"] for each in result["differences"]}
+
+
+def test_a_copy_is_whole(copy: Path) -> None:
+    assert found(copy) == {}
+    code, said = checked(copy)
+    assert (code, said.count("\n")) == (0, 1)
+    assert said.startswith("whole: ")
+
+
+def test_the_hashes_are_those_of_another_program(copy: Path) -> None:
+    """The judge is sha256sum."""
+    recorded = json.loads((copy / "growkit.json").read_text())["files"]
+    lines = "".join(f"{digest}  {name}\n" for name, (_, digest) in recorded.items())
+    subprocess.run(["sha256sum", "--check", "--quiet"], input=lines.encode(), cwd=copy, check=True)
+    assert len(recorded) == len(list(copy.iterdir())) - 1
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def folder_instead(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def pipe_instead(file: Path) -> None:
+    import os
+
+    file.unlink()
+    os.mkfifo(file)
+
+
+def link_instead(file: Path) -> None:
+    file.rename(file.parents[1] / "elsewhere")
+    file.symlink_to(file.parents[1] / "elsewhere")
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00003.safetensors", "config.json", "README.md"])
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [
+        (flip, "changed"),
+        (cut, "changed"),
+        (Path.unlink, "missing"),
+        (folder_instead, "missing"),
+        (pipe_instead, "unreadable"),
+        (link_instead, "unreadable"),
+    ],
+)
+def test_every_difference_is_named(
+    name: str, spoil: Callable[[Path], Any], what: str, copy: Path
+) -> None:
+    name = next(copy.glob("model-00001*")).name if name.startswith("model-") else name
+    spoil(copy / name)
+    assert found(copy) == {name: what}
+    code, said = checked(copy)
+    assert code == 1
+    assert f"{what}: {name}" in said
+
+
+def test_several_differences_are_all_named(copy: Path) -> None:
+    first, second, *_ = sorted(copy.glob("model-*"))
+    flip(first)
+    second.unlink()
+    (copy / "more").mkdir()
+    (copy / "more" / "notes.txt").touch()
+    expected = {first.name: "changed", second.name: "missing", "more/notes.txt": "extra"}
+    assert found(copy) == expected
+    assert "3 differences" in checked(copy)[1]
+
+
+def test_a_manifest_that_was_changed_is_a_difference(copy: Path) -> None:
+    manifest = json.loads((copy / "growkit.json").read_text())
+    write_json(copy / "growkit.json", manifest)  # the control: the same again
+    assert found(copy) == {}
+    write_json(copy / "growkit.json", {**manifest, "promise": "exactly"})
+    assert found(copy) == {"growkit.json": "changed"}
+
+
+def test_names_that_lead_elsewhere_are_not_read(copy: Path) -> None:
+    """A manifest is a stranger's word: only files that were found in the folder are opened."""
+    (copy.parent / "secret").write_text("")
+    manifest = json.loads((copy / "growkit.json").read_text())
+    manifest["files"]["../secret"] = [0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b"]
+    write_json(copy / "growkit.json", manifest)
+    assert found(copy) == {"growkit.json": "changed", "../secret": "missing"}
+
+
+def test_the_layout_of_the_hub_cache_is_whole(copy: Path, tmp_path: Path) -> None:
+    """There every file is a link into the blobs beside the snapshots."""
+    snapshot = tmp_path / "models--o--n" / "snapshots" / "abc"
+    blobs = tmp_path / "models--o--n" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, file in enumerate(sorted(copy.iterdir())):
+        shutil.move(file, blobs / str(number))
+        (snapshot / file.name).symlink_to(Path("../../blobs", str(number)))
+    assert found(snapshot) == {}
+    flip(blobs / "0")
+    assert set(found(snapshot).values()) == {"changed"}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "holds no growkit.json"),
+        ("{", "cannot be read as JSON"),
+        ("[]", "a JSON list"),
+        ("{}", "does not list the files"),
+        ('{"files": {"a": 1}}', "no size and SHA-256 for 'a'"),
+        ('{"files": {"a": ["1", "b"]}}', "no size and SHA-256 for 'a'"),
+        ('{"files": {"a": [1, 1700000000000000000]}}', "early growkit"),
+    ],
+)
+def test_what_cannot_be_checked_is_said(content: str | None, sentence: str, copy: Path) -> None:
+    if content is None:
+        (copy / "growkit.json").unlink()
+    else:
+        (copy / "growkit.json").write_text(content)
+    code, said = checked(copy)
+    assert code == 2
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    code, said = checked(tmp_path / "nowhere")
+    assert (code, said.count("\n")) == (2, 1)
+
+
+def test_progress_counts_every_byte(copy: Path) -> None:
+    from contextlib import contextmanager
+
+    counted: list[int] = []
+
+    class Counting:
+        @contextmanager
+        def bytes(self, title: str, total: int) -> Any:
+            counted.append(-total)
+            yield counted.append
+
+    cut(next(copy.glob("model-*")))
+    growkit.check(copy, progress=Counting())
+    assert counted[0] < 0
+    assert sum(counted) == 0
