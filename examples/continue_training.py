@@ -22,6 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+from growkit.modeling import register
 from growkit.training import AssertPreserved, param_groups
 
 LENGTH = 128
@@ -64,6 +65,7 @@ def main(arguments: list[str] | None = None) -> list[float]:
     parser.add_argument("--cpu", action="store_true", help="also where there is a GPU")
     given = parser.parse_args(arguments)
 
+    register()  # the DIFF Transformer, so that no code out of the folder runs
     tokenizer = AutoTokenizer.from_pretrained(given.folder)
     model = AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.float32)
     if given.lora:

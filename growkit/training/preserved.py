@@ -185,7 +185,7 @@ def _asked(model: nn.Module, expected: Expected, folder: str | Path) -> tuple[Te
     device = parameters[0].device
     ids = expected.question.call.ids[None].to(device)
     # DDP would only prepare for gradients.
-    called: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    called: Any = model.module if isinstance(model, DistributedDataParallel) else model
     most = 1 + max(int(expected.question.places.max()), int(ids.max()))
     embedding = getattr(called, "get_input_embeddings", lambda: None)()
     if getattr(embedding, "num_embeddings", most) < most:
