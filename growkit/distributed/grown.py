@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from growkit.checkpoint.carrying import check_carried
+from growkit.checkpoint.hub import find
 from growkit.checkpoint.outline import outlined
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config, Weights
@@ -48,7 +49,7 @@ class Grown:
         file = None if isinstance(recipe, Recipe) else recipe_file(Path(recipe))
         self.recipe = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe))
         with knowing(self.recipe.family):
-            self.source = Checkpoint(self.recipe.source)
+            self.source = Checkpoint(find(self.recipe.source).folder)
             check_carried(self.source.opened)
             if file and file.suffix == ".json":
                 check_recorded(file, self.source)
