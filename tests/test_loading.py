@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import growkit
+from growkit.checkpoint import hub
 from growkit.distributed import GrownStorageReader
 from growkit.distributed.entries import slabs
 from growkit.errors import InputError
@@ -124,6 +125,15 @@ def test_the_source_is_opened_as_it_is_when_written(tmp_path: Path) -> None:
             refused(recipe)
         messages.append(str(error.value))
     assert len(set(messages)) == 1
+
+
+def test_a_source_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found as it is for a run; here a folder stands for the cache."""
+    source = save_model(tmp_path / "source", "llama", num_hidden_layers=1)
+    expected = growkit.load(recipe_of(tmp_path, source, WIDER)).state_dict()
+    monkeypatch.setattr(hub, "_fetched", lambda name, revision, weights: source)
+    recipe = recipe_of(tmp_path, Path("org/name"), WIDER)
+    assert not differing(growkit.load(recipe).state_dict(), expected)
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 3])

@@ -14,6 +14,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.distributed.entries import ANYWHERE, Entries, Entry
 from growkit.distributed.recorded import check_recorded
+from growkit.engine.inside import opened
 from growkit.errors import InputError
 from growkit.families.added import knowing
 from growkit.families.family import family_of
@@ -49,7 +50,7 @@ class Grown:
         file = None if isinstance(recipe, Recipe) else recipe_file(Path(recipe))
         self.recipe = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe))
         with knowing(self.recipe.family):
-            self.source = Checkpoint(find(self.recipe.source).folder)
+            self.source: Checkpoint = opened(find(self.recipe.source).folder)
             check_carried(self.source.opened)
             if file and file.suffix == ".json":
                 check_recorded(file, self.source)
