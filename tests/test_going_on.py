@@ -96,6 +96,19 @@ def test_what_is_left_of_another_plan_is_refused(
     assert not list(tmp_path.glob(".out.*"))
 
 
+def test_where_nothing_says_of_what_shards_are_they_are_written_again(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another rank may have finished some before the first had hashed the source."""
+    folder = left(source, tmp_path / "out")
+    journal = folder / "growkit.journal.0"
+    journal.write_bytes(journal.read_bytes().partition(b"\n")[2])
+    with caplog.at_level(logging.WARNING, "growkit"):
+        growkit.grow(source, tmp_path / "out", resume=True, **OPTIONS)
+    assert f"deleted {folder}" in caplog.text
+    assert growkit.check(tmp_path / "out")["whole"]
+
+
 def test_with_resume_what_is_finished_stays_after_a_failure(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

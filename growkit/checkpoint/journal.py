@@ -158,6 +158,12 @@ def read_journals(folder: Path) -> tuple[Plan | None, dict[str, Finished]]:
     return plan, finished
 
 
+def resumable(folder: Path) -> bool:
+    """Whether a later run can go on with a hidden folder: something is finished, and of what."""
+    plan, finished = read_journals(folder)
+    return plan is not None and bool(finished)
+
+
 def _step_back() -> None:
     """Let this thread compute only what others leave to it, where the system can do that."""
     if sys.platform == "linux":  # elsewhere it would be the whole process

@@ -11,7 +11,7 @@ from logging import getLogger
 from pathlib import Path
 
 from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.journal import read_journals
+from growkit.checkpoint.journal import resumable
 from growkit.checkpoint.publishing import tidy, unpublished
 from growkit.checkpoint.scratch import NAMES, dead
 from growkit.errors import plain
@@ -47,7 +47,7 @@ def begun(folder: Path, output: Path) -> bool:
         folder.parent == output.parent
         and re.fullmatch(re.escape(f".{output.name}.") + "[0-9a-f]{8}", folder.name) is not None
         and unpublished(folder)
-        and bool(read_journals(folder)[1])
+        and resumable(folder)
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from growkit.checkpoint.exchange import exchange, move
 from growkit.checkpoint.flushing import flush, flush_tree
 from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.journal import read_journals
+from growkit.checkpoint.journal import resumable
 from growkit.checkpoint.made import MANIFEST as MANIFEST
 from growkit.checkpoint.made import Contents, as_made, contents, remove
 from growkit.checkpoint.reading import read_json
@@ -231,7 +231,7 @@ class Staging:
 
     def resumable(self) -> bool:
         """Whether the folder stays after a failure, for a later run to go on with."""
-        return self.keep and bool(read_journals(self.folder.parent)[1])
+        return self.keep and resumable(self.folder.parent)
 
     def publish(self) -> Path:
         """Give the folder its final name.

@@ -56,6 +56,7 @@ def take_over(
             if stack.enter_context(dead(each))
         ]
         for each, made, _ in found:
+            assert made is not None, "without it nothing is gone on with"
             _check_same(each, made, plan(), output)
         total = sum(shard.bytes for *_, shards in found for shard in shards.values())
         with progress.bytes("checking", total) as advance:
@@ -70,9 +71,8 @@ def take_over(
     return taken
 
 
-def _check_same(folder: Path, made: Plan | None, plan: Plan, output: Path) -> None:
+def _check_same(folder: Path, made: Plan, plan: Plan, output: Path) -> None:
     """Refuse to go on with something else."""
-    made = made or {}
     other = sorted(key for key in {*made, *plan} if made.get(key) != plan.get(key))
     if other:
         raise InputError(
