@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
@@ -77,17 +76,12 @@ class OutputWeights:
         return Task(str(folder), made, _read(self._source), shared)
 
     def resumed(
-        self,
-        output: Path,
-        folder: Path,
-        read: Future[dict[str, str]],
-        kept: Journal,
-        progress: Progress,
+        self, output: Path, folder: Path, kept: Journal, progress: Progress
     ) -> dict[str, int]:
         """Take over what a killed run has finished; see ``take_over``."""
 
         def now() -> Plan:
-            return self.plan(read.result())
+            return self.plan(kept.hashes())
 
         return take_over(output, now, self.repeatable, folder, kept, progress)
 

@@ -133,8 +133,8 @@ def _carried_out(
         staged(output, replaceable, keep=resume) as staging,
         journal(staging.folder.parent, ranks.rank, unchanged) as kept,
     ):
-        hashes = kept.begin(hashed, weights.plan)
-        there = weights.resumed(output, staging.folder, hashes, kept, progress) if resume else {}
+        kept.begin(hashed, weights.plan)
+        there = weights.resumed(output, staging.folder, kept, progress) if resume else {}
         check_space(staging.folder, room(result) - sum(there.values()))
         import_module("torch")  # takes a second, which is none of writing
         started = time.perf_counter()
@@ -155,7 +155,7 @@ def _carried_out(
             result["verification"] = _prove(recipe, found, staging.folder, progress, prepared)
             if result["verification"]:
                 result["kept"] = result["verification"]["kept"]
-            manifest = manifest_of(recipe, result, hashes.result(), more.result())
+            manifest = manifest_of(recipe, result, kept.hashes(), more.result())
             with writing(output):
                 finished = {**of_others, **kept.finished()}
                 digests = {name: shard.sha256 for name, shard in finished.items()}

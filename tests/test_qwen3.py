@@ -9,7 +9,6 @@ import torch
 from transformers import Qwen3Config
 
 import growkit
-from growkit.errors import InputError
 from tests.conftest import relative_error, save_random, seeded
 
 
@@ -45,7 +44,7 @@ def test_any_qwen3(seed: int, tmp_path: Path) -> None:
     assert after["sizes"]["heads"] == heads * before["sizes"]["heads"]
 
 
-def test_its_proof_holds_and_it_becomes_no_differential_model(tmp_path: Path) -> None:
+def test_its_proof_holds_and_it_becomes_differential(tmp_path: Path) -> None:
     config = Qwen3Config(
         vocab_size=29,
         hidden_size=16,
@@ -60,5 +59,5 @@ def test_its_proof_holds_and_it_becomes_no_differential_model(tmp_path: Path) ->
     settings = growkit.Settings(prompts=1, length=16)
     grown = growkit.grow(source, tmp_path / "out", hidden="x2", verify=settings)
     assert grown["kept"]
-    with pytest.raises(InputError, match="Qwen3"):
-        growkit.convert(source, tmp_path / "diff", to="diff-v2")
+    converted = growkit.convert(source, tmp_path / "diff", to="diff-v2", verify=settings)
+    assert converted["kept"]

@@ -19,7 +19,7 @@ import growkit
 from growkit.checkpoint import remote
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.remote import RemoteWeights
-from growkit.checkpoint.writing import write_weights
+from growkit.checkpoint.writing import shards_of, write_shards
 from growkit.cli import app
 from growkit.errors import InputError
 from growkit.planner import plan
@@ -129,9 +129,9 @@ def test_what_grows_from_it_is_what_grows_from_the_folder(
     source = RemoteWeights(f"{server.address}/many")
     (tmp_path / "found").mkdir()
     server.drops = 3
-    write_weights(
-        plan(recipe, source).lineage.target, tmp_path / "found", 10**9, lambda count: None
-    )
+    target = plan(recipe, source).lineage.target
+    shards = shards_of(target.tensors, 10**9)
+    write_shards(target, tmp_path / "found", shards, lambda count: None)
     name = "model.safetensors"
     assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, get_native_id
+from threading import Event, Lock
 from typing import Any
 
 from growkit.checkpoint.flushing import flush
@@ -43,7 +42,8 @@ class Finished:
 class Journal:
     """The journal of one process that writes shards.
 
-    Hashes are computed beside the writing, one file after the other, by what is left of the cores.
+    Hashes are computed beside the writing, one file after the other; what is read is not before a
+    shard is finished, so that a small output is written by all cores.
 
     Args:
         folder: the hidden folder.
@@ -56,21 +56,19 @@ class Journal:
         self._file = folder / f"{JOURNAL}{number}"
         self._check = check
         self._stop = Event()
-        self._pool = ThreadPoolExecutor(max_workers=1, initializer=_step_back)
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._lock = Lock()
+        self._read: Callable[[], dict[str, str]] | None = None
+        self._first: Future[dict[str, str]] | None = None
         self._jobs: list[Future[None]] = []
         self._found: dict[str, Finished] = {}
 
-    def begin(
-        self, read: Mapping[str, Path], plan: Callable[[Mapping[str, str]], Plan]
-    ) -> Future[dict[str, str]]:
-        """Write down what is being made.
+    def begin(self, read: Mapping[str, Path], plan: Callable[[Mapping[str, str]], Plan]) -> None:
+        """Say what is being made, which is written down before the first shard that is finished.
 
         Args:
             read: files that are read for it, by name.
             plan: gives what is being made, from the SHA-256 of these.
-
-        Returns:
-            The SHA-256 of these, which are computed beside the writing.
         """
 
         def first() -> dict[str, str]:
@@ -80,15 +78,27 @@ class Journal:
                 self._write({"plan": plan(hashes)})
             return hashes
 
-        return self._pool.submit(first)
+        self._read = first
+
+    def hashes(self) -> dict[str, str]:
+        """The SHA-256 of what is read."""
+        return self._begun().result()
 
     def finish(self, file: Path) -> None:
         """A shard is complete."""
+        self._begun()
         self._jobs.append(self._pool.submit(self._finish, file))
 
     def note(self, name: str, finished: Finished) -> None:
         """A shard is complete, and what it should be."""
+        self._begun()
         self._jobs.append(self._pool.submit(self._note, name, finished))
+
+    def _begun(self) -> Future[dict[str, str]]:
+        with self._lock:
+            if self._first is None:
+                self._first = self._pool.submit(self._read or dict)
+            return self._first
 
     def finished(self) -> dict[str, Finished]:
         """Every shard that is, once all are of which one knows."""
@@ -162,13 +172,6 @@ def resumable(folder: Path) -> bool:
     """Whether a later run can go on with a hidden folder: something is finished, and of what."""
     plan, finished = read_journals(folder)
     return plan is not None and bool(finished)
-
-
-def _step_back() -> None:
-    """Let this thread compute only what others leave to it, where the system can do that."""
-    if sys.platform == "linux":  # elsewhere it would be the whole process
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
 
 
 def _lines(file: Path) -> Iterator[Any]:

@@ -54,7 +54,7 @@ class Inside(Checkpoint):
 
     def where(self, name: str | None = None) -> str:
         """See ``Checkpoint``."""
-        return super().where(name and self._stored[name])
+        return super().where(name and self._stored.get(name, name))
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
         """See ``Checkpoint``."""

@@ -189,7 +189,9 @@ class DiffTransformerConfig(PreTrainedConfig):
         self.mlp_bias = mlp_bias
         self.qk_norm = qk_norm
         self.attention_multiplier = (
-            self.head_dim**-0.5 if attention_multiplier is None else attention_multiplier
+            max(self.head_dim, 1) ** -0.5  # validated below
+            if attention_multiplier is None
+            else attention_multiplier
         )
         self.embedding_multiplier = embedding_multiplier
         self.residual_multiplier = residual_multiplier
