@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # tests ask nobody, nor do the commands that they start
 
 import pytest
 import torch
