@@ -110,6 +110,7 @@ class Journal:
         """Nothing more is finished."""
         self._stop.set()
         self._pool.shutdown()
+        self._read = None  # which holds what was planned, and this
 
     def _finish(self, file: Path) -> None:
         digest = sha256(file, self._stop)
