@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, get_native_id
+from threading import Event, Semaphore, get_native_id
 from typing import Any
 
 from growkit.checkpoint.flushing import flush
@@ -27,6 +27,9 @@ JOURNAL = "growkit.journal."
 
 MOST_BYTES = 1 << 26
 """Size of a journal, at most: 100,000 shards."""
+
+LAG = 2
+"""Shards that may wait for their hash: a kill costs no more than these and those being written."""
 
 Plan = dict[str, str]
 """What is being made: everything on which the bytes of its shards depend, or its SHA-256."""
@@ -43,7 +46,8 @@ class Finished:
 class Journal:
     """The journal of one process that writes shards.
 
-    Hashes are computed beside the writing, one file after the other, by what is left of the cores.
+    Hashes are computed beside the writing by what is left of the cores; the writing waits for them
+    when they fall behind.
 
     Args:
         folder: the hidden folder.
@@ -56,7 +60,8 @@ class Journal:
         self._file = folder / f"{JOURNAL}{number}"
         self._check = check
         self._stop = Event()
-        self._pool = ThreadPoolExecutor(max_workers=1, initializer=_step_back)
+        self._pool = ThreadPoolExecutor(max_workers=2, initializer=_step_back)
+        self._behind = Semaphore(LAG)
         self._jobs: list[Future[None]] = []
         self._found: dict[str, Finished] = {}
 
@@ -83,7 +88,8 @@ class Journal:
         return self._pool.submit(first)
 
     def finish(self, file: Path) -> None:
-        """A shard is complete."""
+        """A shard is complete; waits while ``LAG`` others are to be hashed."""
+        self._behind.acquire()
         self._jobs.append(self._pool.submit(self._finish, file))
 
     def note(self, name: str, finished: Finished) -> None:
@@ -102,10 +108,13 @@ class Journal:
         self._pool.shutdown()
 
     def _finish(self, file: Path) -> None:
-        digest = sha256(file, self._stop)
-        if not self._stop.is_set():
-            flush(file)
-            self._note(file.name, Finished(file.stat().st_size, digest))
+        try:
+            digest = sha256(file, self._stop)
+            if not self._stop.is_set():
+                flush(file)
+                self._note(file.name, Finished(file.stat().st_size, digest))
+        finally:
+            self._behind.release()
 
     def _note(self, name: str, finished: Finished) -> None:
         if not self._stop.is_set():
