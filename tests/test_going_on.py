@@ -132,6 +132,18 @@ def test_killed_anywhere_it_goes_on(tmp_path: Path) -> None:
     assert resumed.kills >= 4
 
 
+def test_ranks_for_which_nothing_is_left_end_as_the_others(tmp_path: Path) -> None:
+    resumed = Resumed(tmp_path)
+    resumed.world.reset(overwrite=False)
+
+    def killed() -> None:
+        surgery.write_documents = lambda *arguments: os._exit(9)
+        resumed.world.grow(1)
+
+    assert in_child(killed)[0] == 9
+    resumed.go_on(2)
+
+
 def test_ranks_of_torchrun_write_what_one_process_writes(source: Path, tmp_path: Path) -> None:
     recipe = {"source": str(source), "steps": [{"grow": "hypercloning", "hidden": "x2"}]}
     recipe |= {"output": str(tmp_path / "out"), "verify": False, "shard_size": SHARDS}
