@@ -156,8 +156,3 @@ def test_ranks_of_torchrun_write_what_one_process_writes(source: Path, tmp_path:
     growkit.grow(source, tmp_path / "whole", **OPTIONS)
     assert weights(tmp_path / "out") == weights(tmp_path / "whole")
     assert growkit.check(tmp_path / "out")["whole"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)  # it exists
-    assert done.returncode == 1
-    assert "already exists" in done.stderr
-    assert "rank 0 has failed" in done.stderr or "SIGTERM" in done.stderr
-    assert not list(tmp_path.glob(".out.*"))
