@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from logging import getLogger
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ from typing import Any, Protocol
 from growkit.checkpoint.journal import Finished
 from growkit.checkpoint.scratch import held, holding
 from growkit.errors import InputError, foreign, reason
+
+_log = getLogger("growkit")
 
 PAUSE, HEED = 0.05, 1.0
 """Seconds between two questions: of who waits, and of who writes."""
@@ -317,6 +320,10 @@ def joined() -> Iterator[Ranks]:
         together = Together(*next(found))
     try:
         yield together
+    except SystemExit as error:  # torchrun ends all when one has ended
+        together.fail(error)
+        _log.warning("rank %d was told to end before its work was done", together.rank)
+        raise
     except BaseException as error:
         together.fail(error)
         raise

@@ -151,6 +151,7 @@ def follow(recipe: Recipe, ranks: Ranks, reads: Sequence[str | Path] = ()) -> No
     """
     with knowing(recipe.family), ranks.following() as (task, share):
         if not task.shards:
+            share.report({})
             return
         output, found = output_path(recipe), find(recipe.source)
         inputs = inputs_of(replace(recipe, source=str(found.folder)), reads)

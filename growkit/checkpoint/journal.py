@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event, Lock, Semaphore
 from typing import Any
 
 from growkit.checkpoint.flushing import flush
@@ -26,6 +26,9 @@ JOURNAL = "growkit.journal."
 
 MOST_BYTES = 1 << 26
 """Size of a journal, at most: 100,000 shards."""
+
+LAG = 2
+"""Shards that may wait for their hash: a kill costs no more than these and those being written."""
 
 Plan = dict[str, str]
 """What is being made: everything on which the bytes of its shards depend, or its SHA-256."""
@@ -42,8 +45,8 @@ class Finished:
 class Journal:
     """The journal of one process that writes shards.
 
-    Hashes are computed beside the writing, one file after the other; what is read is not before a
-    shard is finished, so that a small output is written by all cores.
+    Hashes are computed beside the writing, which waits for them when they fall behind. What is read
+    is not hashed before a shard is finished, so that a small output is written by all cores.
 
     Args:
         folder: the hidden folder.
@@ -56,8 +59,8 @@ class Journal:
         self._file = folder / f"{JOURNAL}{number}"
         self._check = check
         self._stop = Event()
-        self._pool = ThreadPoolExecutor(max_workers=1)
-        self._lock = Lock()
+        self._pool = ThreadPoolExecutor(max_workers=2)
+        self._lock, self._behind = Lock(), Semaphore(LAG)
         self._read: Callable[[], dict[str, str]] | None = None
         self._first: Future[dict[str, str]] | None = None
         self._jobs: list[Future[None]] = []
@@ -85,8 +88,9 @@ class Journal:
         return self._begun().result()
 
     def finish(self, file: Path) -> None:
-        """A shard is complete."""
+        """A shard is complete; waits while ``LAG`` others are to be hashed."""
         self._begun()
+        self._behind.acquire()
         self._jobs.append(self._pool.submit(self._finish, file))
 
     def note(self, name: str, finished: Finished) -> None:
@@ -113,10 +117,14 @@ class Journal:
         self._read = None  # which holds what was planned, and this
 
     def _finish(self, file: Path) -> None:
-        digest = sha256(file, self._stop)
-        if not self._stop.is_set():
-            flush(file)
-            self._note(file.name, Finished(file.stat().st_size, digest))
+        try:
+            digest = sha256(file, self._stop)
+            if not self._stop.is_set():
+                flush(file)
+                self._begun().result()  # nothing is finished before it is known of what
+                self._note(file.name, Finished(file.stat().st_size, digest))
+        finally:
+            self._behind.release()
 
     def _note(self, name: str, finished: Finished) -> None:
         if not self._stop.is_set():
