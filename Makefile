@@ -15,7 +15,7 @@ demo: install
 	$(BIN)/growkit demo
 
 test: install
-	$(BIN)/python -m pytest --quiet --numprocesses auto
+	$(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal
 
 check: install
 	$(BIN)/ruff format --check .

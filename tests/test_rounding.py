@@ -25,11 +25,10 @@ def saved_in(source: Path, dtype: torch.dtype, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.usage
 @pytest.mark.parametrize(
     ("stored", "dtype", "method"),
     [
-        (torch.float32, torch.bfloat16, {"hidden": "x2"}),
+        pytest.param(torch.float32, torch.bfloat16, {"hidden": "x2"}, marks=pytest.mark.usage),
         (torch.float32, torch.float16, {"method": "upcycle", "experts": 4, "top_k": 2}),
         (torch.bfloat16, torch.float16, {"ffn": "x3/2"}),
         (torch.float64, torch.float32, {"method": "depth", "layers": 3}),
