@@ -32,6 +32,9 @@ FEW, SHORT = 4, 48
 (``docs/numerics.md``, "How many tokens")."""
 
 
+MOST_PROMPTS = 1 << 16
+"""Each is a tensor by itself."""
+
 MOST_STEPS = 10_000
 """Of training in a proof."""
 
@@ -85,10 +88,10 @@ class Settings:
             object.__setattr__(self, "text", str(self.text))
         check_seed(self.seed)
         prompts, length = self.amount
-        if not 1 <= prompts < 2**31 or not 2 <= length < 2**31:
+        if not 1 <= prompts <= MOST_PROMPTS or not 2 <= length < 2**31:
             raise InputError(
-                f"{prompts} prompts of {length} tokens cannot be compared; "
-                f"at least 1 prompt of 2 tokens is needed, and fewer than {2**31:,} of each"
+                f"{prompts} prompts of {length} tokens cannot be compared; at least 1 prompt of 2 "
+                f"tokens is needed, at most {MOST_PROMPTS:,} prompts of less than {2**31:,} tokens"
             )
         if self.device not in DEVICES:
             raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ import torch
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine import calls
+from growkit.engine import calls, prompts
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
-from growkit.settings import FEW, LONG, MANY, SHORT
+from growkit.settings import FEW, LONG, MANY, MOST_PROMPTS, SHORT
 from tests.conftest import save_model
 
 LONGEST = 80
@@ -86,3 +87,28 @@ def test_a_batch_gives_what_its_prompts_give_alone(
             assert one.shape == other.shape
             assert float((one - other).abs().max()) < 1e-12 * float(one.abs().max())
     assert not alone[0].equal(alone[1])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_windows_are_those_of_a_text_that_is_cut_up(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against torch's own way to split; what is not chosen never becomes a tensor."""
+    generator = random.Random(seed)
+    lengths = [generator.choice([0, 1, 2, 3, generator.randrange(40)]) for _ in range(9)] + [20]
+    ids = [torch.randint(50, (each,)) for each in lengths]
+    monkeypatch.setattr(prompts, "_tokenize", lambda parts, folder: ids)
+    (tmp_path / "text").write_text("text")
+    length, count = generator.randrange(2, 9), generator.randrange(1, 30)
+    settings = growkit.Settings(text=str(tmp_path / "text"), prompts=count, length=length)
+    found = prompts.make_prompts(settings, tmp_path, {"vocab_size": 50}).windows
+    parts = [part for each in ids for part in each.split(length) if len(part) > 1]
+    assert len(found) == min(count, len(parts))
+    at = [(2 * i + 1) * len(parts) // (2 * len(found)) for i in range(len(found))]
+    assert all(one.equal(parts[i]) for one, i in zip(found, at, strict=True))
+
+
+def test_more_prompts_than_can_be_held_are_refused() -> None:
+    with pytest.raises(growkit.InputError, match="at most 65,536 prompts"):
+        growkit.Settings(prompts=1_000_000, length=2)
+    growkit.Settings(prompts=MOST_PROMPTS, length=2)

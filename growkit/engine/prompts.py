@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +19,8 @@ from growkit.engine.texts import documents, read_text
 from growkit.engine.tokenizing import ids_of, load_tokenizer
 from growkit.errors import InputError
 from growkit.settings import Settings
+
+T = TypeVar("T")
 
 MOST_TOKENS = 1 << 22
 """Of all prompts together: thirty megabytes of ids, and far more of everything else."""
@@ -72,10 +77,13 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         return Prompts(tuple(torch.randint(config["vocab_size"], shape, generator=generator)), None)
     file, raw = Path(settings.text), read_text(settings.text)
     ids = _tokenize(documents(raw), folder)
-    windows = [part for tokens in ids for part in tokens.split(length) if len(part) > 1]
-    if not windows:
+    counts = [len(tokens) // length + (len(tokens) % length > 1) for tokens in ids]
+    if not any(counts):
         raise InputError(f"text {file} has fewer than 2 tokens in a row; give a longer one")
-    predictions = sum(len(window) - 1 for window in windows)
+    predictions = sum(
+        len(tokens) - count - (len(tokens) % length == 1)
+        for tokens, count in zip(ids, counts, strict=True)
+    )
     if predictions < FEWEST:
         raise InputError(
             f"text {file} has only {predictions} tokens to predict; at least {FEWEST} are needed, "
@@ -87,10 +95,24 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
             f"the tokenizer in {folder} makes token {largest} of {file}, but the model's "
             f"vocab_size is {config['vocab_size']}; they do not belong together"
         )
-    return Prompts(_spread(windows, prompts), hashlib.sha256(raw).hexdigest())
+    windows = _windows(ids, counts, length, prompts)
+    return Prompts(windows, hashlib.sha256(raw).hexdigest())
 
 
-def _spread(windows: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+def _windows(
+    ids: Sequence[Tensor], counts: Sequence[int], length: int, prompts: int
+) -> tuple[Tensor, ...]:
+    """Some windows of documents that have so many; the others never become tensors."""
+    ends = list(accumulate(counts))
+    windows = []
+    for number in _spread(range(ends[-1]), prompts):
+        document = bisect_right(ends, number)
+        begin = length * (number - ends[document] + counts[document])
+        windows.append(ids[document][begin : begin + length])
+    return tuple(windows)
+
+
+def _spread(windows: Sequence[T], count: int) -> tuple[T, ...]:
     """As many windows, from all over a text: its beginning may be like nothing else in it."""
     count = min(count, len(windows))
     return tuple(windows[(2 * i + 1) * len(windows) // (2 * count)] for i in range(count))
