@@ -29,6 +29,7 @@ KINDS = {
     "infinity in the config": "bamba",
     "integers in the files": "deepseek_v4",
     "a class with a cache of its own": "minimax",
+    "a context that no config names": "whisper",
 }
 
 

@@ -57,10 +57,15 @@ class Question:
         return logits.gather(-1, self.places.to(logits.device)).cpu().double()
 
 
-def question(checkpoint: Checkpoint) -> Question:
-    """What is asked of the models that answer with all tokens of one."""
+def question(checkpoint: Checkpoint, longest: int = TOKENS) -> Question:
+    """What is asked of the models that answer with all tokens of one.
+
+    Args:
+        checkpoint: the one.
+        longest: tokens that it takes for sure, where its config does not say how many it takes.
+    """
     vocabulary = checkpoint.config["vocab_size"]
-    tokens = min(TOKENS, longest_context(checkpoint.config) or TOKENS)
+    tokens = min(TOKENS, longest_context(checkpoint.config) or longest)
     ids = (2 * (STRIDE * torch.arange(tokens) % tokens) + 1) * vocabulary // (2 * tokens)
     places = torch.arange(LOGITS * tokens).view(LOGITS, tokens).T * vocabulary // (LOGITS * tokens)
     return Question(Call(ids), places)

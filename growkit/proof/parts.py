@@ -32,7 +32,7 @@ from growkit.proof.findings import (
     Recovered,
     Strict,
 )
-from growkit.proof.fingerprint import computed_in, fingerprint, question, widest
+from growkit.proof.fingerprint import Question, computed_in, fingerprint, widest
 from growkit.proof.localisation import (
     component_named,
     find_fault,
@@ -61,6 +61,7 @@ class Parts:
         device: torch.device,
         origin: Origin,
         advance: Callable[[int], None],
+        asked: Question,
         *,
         trainability: bool,
     ) -> None:
@@ -70,7 +71,7 @@ class Parts:
         total = total_bytes(before.tensors) + total_bytes(after.tensors)
         self._advance = lambda: advance(total // (max(layers) + 1))
         self.more_tokens = after.config["vocab_size"] > before.config["vocab_size"]
-        self._question = question(before)
+        self._question = asked
         with strict_float64():
             self._source, self._target = self._both(torch.float64, None)
 

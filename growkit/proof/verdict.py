@@ -37,6 +37,7 @@ from growkit.proof.findings import (
     other_reason,
     within_limit,
 )
+from growkit.proof.fingerprint import question
 from growkit.proof.modes import Mode, modes, result
 from growkit.proof.origin import as_planned, origin_of
 from growkit.proof.parts import Parts
@@ -188,7 +189,8 @@ def _proved(
         if origin.unknown
         else beside_plan(before, after, origin.plans[-1].config, recipe)
     )
-    proof = Parts(before, after, place, origin, advance, trainability=settings.trainability)
+    known = question(before, max(map(len, prompts.windows)))
+    proof = Parts(before, after, place, origin, advance, known, trainability=settings.trainability)
     weights = proof.weights(beside, rests_on(before, after, loads, loaded, beside))
     exact = origin.promise == "exact"
     if exact and weights.settled:
