@@ -79,7 +79,7 @@ def test_what_is_an_address(
     "source", ["hf://", "hf://a b", "hf://a/b/c", "hf://o/n@../x", "hf://o/n@"]
 )
 def test_what_is_none(source: str) -> None:
-    assert "is no address of a model on the Hub" in refused(source)
+    assert f"{source} is no address of a model on the Hub" in refused(source)
 
 
 def test_a_model_is_grown_from_its_commit(hub: StandIn, models: Path, tmp_path: Path) -> None:

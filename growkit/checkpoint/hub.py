@@ -80,7 +80,7 @@ def find(source: Path | str, *, weights: bool = True) -> Found:
         raise
     except Exception as error:  # whatever goes wrong, the cache may have it
         failed = error
-        folder = _cached(name, revision, str(source), error, weights)
+        folder = _cached(name, revision, _as_written(source), error, weights)
     warning = failed and (
         f"{name} was taken from the cache of the Hub as it is, since {_why(failed)}; what is not "
         "in there, such as a tokenizer, is missing"
@@ -103,12 +103,17 @@ def address_of(source: Path | str) -> tuple[str, str | None] | None:
     if text.startswith(SCHEME):
         if not match or ".." in text or not (usable or NAME.fullmatch(name)):
             raise InputError(
-                f"{text} is no address of a model on the Hub; write hf://ORG/NAME@REVISION, such "
-                "as hf://meta-llama/Llama-3.2-1B@main"
+                f"{_as_written(text)} is no address of a model on the Hub; write "
+                "hf://ORG/NAME@REVISION, such as hf://meta-llama/Llama-3.2-1B@main"
             )
         return name, match["revision"]
     known = os.path.lexists(text) or os.path.lexists(Path(text).parent)
     return (name, match["revision"]) if match and usable and not known else None
+
+
+def _as_written(source: Path | str) -> str:
+    """An address with the slashes that a path has lost."""
+    return re.sub("^hf:/+", "hf://", str(source))
 
 
 def _fetched(name: str, revision: str | None, weights: bool) -> Path:
