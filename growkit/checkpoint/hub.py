@@ -175,7 +175,7 @@ def _cached(name: str, revision: str | None, given: str, error: Exception, weigh
         found = snapshot_download(
             name, revision=revision, local_files_only=True, allow_patterns=["config.json"]
         )
-    except Exception:
+    except (OSError, ValueError):  # not there, or under a name that nothing can have
         _refuse(name, revision, given, error)
     folder = Folder(found)
     if not weights:
