@@ -81,6 +81,7 @@ def _one(rank: int, work: Callable[..., Any], given: tuple[Any, ...], scratch: P
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "ACCELERATE_USE_CPU": "true"}
+    os.environ["OMP_NUM_THREADS"] = "1"  # else accelerate chooses a number, and warns of it
     distributed.init_process_group(
         "gloo", init_method=f"file://{scratch / 'meeting'}", rank=rank, world_size=2
     )
