@@ -417,7 +417,8 @@ class TestLeftovers:
     ) -> None:
         dead = [self.left(place / ".out."), self.left(place / ".other.")]
         dead.append(self.left(temporary / "growkit-reload-"))
-        (place / ".out.00000000").mkdir()  # killed at once
+        (place / ".out.00000000").mkdir(mode=0o700)  # killed at once
+        (temporary / "growkit-reload-00000000").mkdir(mode=0o700)
         grow(source, place / "out", dry_run=True)
         assert all(folder.exists() for folder in dead)
         grow(source, place / "out")
@@ -436,8 +437,14 @@ class TestLeftovers:
             folder.mkdir()
             (folder / "notes.txt").write_text("mine")
         (temporary / "growkit-mine").mkdir()
+        empty = [place / ".backup.20261122", place / ".out.20261122"]
+        empty.append(temporary / "growkit-notes-20261122")
+        for folder in empty:
+            folder.mkdir(mode=0o755)
+        (place / ".private.20261122").mkdir(mode=0o700)
         grow(source, place / "out")
         assert not said.text
+        assert all(folder.exists() for folder in [*empty, place / ".private.20261122"])
         for folder in mine:
             assert (folder / "notes.txt").read_text() == "mine"
         assert (alive.path / "weights").exists()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.journal import resumable
 from growkit.checkpoint.publishing import tidy, unpublished
-from growkit.checkpoint.scratch import NAMES, dead
+from growkit.checkpoint.scratch import ENDING, MODE, NAMES, dead
 from growkit.errors import plain
 
 _log = getLogger("growkit")
@@ -27,6 +28,7 @@ def sweep(outputs: Iterable[Path], inputs: Inputs, resumed: Path | None = None) 
         inputs: what is read now, and stays.
         resumed: an output with whose leftovers a run goes on; they stay.
     """
+    outputs = [*outputs]
     places = dict.fromkeys([*(path.parent for path in outputs), Path(tempfile.gettempdir())])
     for place in places:
         for folder in _candidates(place):
@@ -37,7 +39,7 @@ def sweep(outputs: Iterable[Path], inputs: Inputs, resumed: Path | None = None) 
                     continue
                 if is_dead:
                     _remove(folder)
-                elif not any(folder.iterdir()):  # killed before it could lock it
+                elif _barely_made(folder, outputs):
                     folder.rmdir()
 
 
@@ -62,6 +64,14 @@ def _candidates(place: Path) -> Iterator[Path]:
             found = re.fullmatch(NAMES, entry.name) and entry.is_dir(follow_symlinks=False)
             if found and (not hasattr(os, "geteuid") or entry.stat().st_uid == os.geteuid()):
                 yield Path(entry.path)
+
+
+def _barely_made(folder: Path, outputs: Sequence[Path]) -> bool:
+    """Whether a run of one of these outputs was killed before it could lock its folder."""
+    stem = folder.name[:-ENDING]
+    named = stem.startswith("growkit-") or stem in {f".{path.name}." for path in outputs}
+    ours = stat.S_IMODE(folder.stat().st_mode) == MODE
+    return named and ours and not any(folder.iterdir())
 
 
 def _remove(folder: Path) -> None:

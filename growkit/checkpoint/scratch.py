@@ -25,8 +25,14 @@ except ImportError:  # Windows: nobody is ever taken for dead
     fcntl = None
 
 LOCK = "growkit.lock"
-NAMES = r"(\..+\.|growkit-[a-z]+-)[0-9a-f]{8}"
+ENDING = 8
+"""Characters at the end of the name of such a folder that are random."""
+
+NAMES = rf"(\..+\.|growkit-[a-z]+-)[0-9a-f]{{{ENDING}}}"
 """What such folders are called, beside an output or among temporary files."""
+
+MODE = 0o700
+"""Who may do what with such a folder."""
 
 
 class Scratch:
@@ -45,7 +51,7 @@ class Scratch:
         self.path = self._any_path()
 
     def _any_path(self) -> Path:
-        return self._stem.with_name(self._stem.name + secrets.token_hex(4))
+        return self._stem.with_name(self._stem.name + secrets.token_hex(ENDING // 2))
 
     def make(self) -> None:
         """Make the folder.
@@ -55,7 +61,7 @@ class Scratch:
         """
         while self._lock is None:
             try:
-                self.path.mkdir(mode=0o700)
+                self.path.mkdir(mode=MODE)
                 self._lock = _make_lock(self.path / LOCK)
             except FileExistsError:
                 self.path = self._any_path()

@@ -81,6 +81,11 @@ class Distance:
         return math.sqrt(self.squared_source / self.elements)
 
     @property
+    def usable(self) -> bool:
+        """Whether the source answers with numbers at all."""
+        return math.isfinite(self.squared_source)
+
+    @property
     def relative(self) -> float:
         """Largest difference against the scale; NaN where a logit is not finite."""
         return self.largest / self.scale if self.scale else self.largest

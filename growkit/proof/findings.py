@@ -194,42 +194,38 @@ class Native:
         dtype: torch name of the dtype.
         device: ``cpu`` or the name of the GPU.
         own: the source in this dtype against itself in strict float64.
-        margin: how many times as much the target may differ.
         tolerance: what the target's may be; None if the source computes nothing usable, so that
             there is nothing to keep.
+        why: where the tolerance comes from.
     """
 
     compared: Compared
     dtype: str
     device: str
     own: Distance
-    margin: float
     tolerance: float | None
+    why: str
 
     @property
     def kept(self) -> bool:
-        """The target adds no more than rounding, however it is asked."""
+        """The target adds no more than rounding, however the source can be asked."""
         tolerance = self.tolerance
-        found = self.compared.distances.values()
-        return tolerance is None or all(each.relative <= tolerance for each in found)
+        return tolerance is None or all(each <= tolerance for each in self._relative)
 
     @property
     def largest(self) -> float:
-        """The largest relative difference of a logit, however the models are asked."""
-        return max(each.relative for each in self.compared.distances.values())
+        """The largest relative difference of a logit; NaN where one is not finite."""
+        return max(self._relative, key=lambda each: (math.isnan(each), each))
+
+    @property
+    def _relative(self) -> list[float]:
+        """Of every way to ask in which the source answers with numbers."""
+        return [each.relative for each in self.compared.distances.values() if each.usable]
 
     def loss(self, *, target: bool) -> float | None:
         """Mean negative log-likelihood in nats per token, of the target or of the source."""
         found = self.compared.prefill
         return finite((found.loss_target if target else found.loss_source) / found.predictions)
-
-    @property
-    def why(self) -> str:
-        """Where the tolerance comes from."""
-        return (
-            f"{self.margin} times what rounding to {self.dtype} does to the source itself, "
-            f"{self.own.relative:.1e}"
-        )
 
     def measured(self, exact: bool) -> Measured:
         """The figures, as they are reported; without a tolerance if nothing exact is promised."""

@@ -46,6 +46,8 @@ from growkit.results.proof import Fault, Fingerprint
 STRICT_MARGIN = 8
 """How many times what rounding does to the source the target may differ in strict float64."""
 
+NO_NUMBERS = "the source computes NaN or infinite logits"
+
 ROUNDING_MARGIN = 16
 """How many times the source's own rounding error the target may differ: both round, over sums up to
 some times as long, and the largest of many errors is compared."""
@@ -107,9 +109,14 @@ class Parts:
     def asked(self, ways: list[Mode]) -> tuple[list[Mode], Strict]:
         """The ways in which the source can be asked, and what ``strict`` finds in these."""
         try:
-            return ways, self.strict(ways)
+            strict = self.strict(ways)
         except NotAskedError as error:
             return self.asked(error.without(ways))
+        for name, distance in [*strict.compared.distances.items()]:
+            if not distance.usable:
+                ways = NotAskedError(NO_NUMBERS, name).without(ways)
+                del strict.compared.distances[name]
+        return ways, strict
 
     def strict(self, asked: Sequence[Mode]) -> Strict:
         """The comparison in strict float64, with the negative control and the gradients.
@@ -139,7 +146,7 @@ class Parts:
                 self.origin.layers,
                 self._question,
             )
-            if not math.isfinite(compared.prefill.squared_source):
+            if not compared.prefill.usable:
                 raise InputError(
                     f"the model in {self.before.folder} computes NaN or infinite logits"
                 )
@@ -276,12 +283,15 @@ class Parts:
             nothing = [torch.zeros(len(each), dtype=torch.long) for each in exact]  # no losses
             rounding = distance_of((strict_head, exact), (head, rounded), nothing)
         tolerance = None
-        overflow = not math.isfinite(compared.prefill.squared_source)
-        if rounding.relative < 1 and not overflow:  # else there is nothing to be kept
-            tolerance = ROUNDING_MARGIN * max(rounding.relative, torch.finfo(dtype).eps)
-        return Native(
-            compared, name, devices.called(self.device), rounding, ROUNDING_MARGIN, tolerance
+        why = (
+            f"{ROUNDING_MARGIN} times what rounding to {name} does to the source itself, "
+            f"{rounding.relative:.1e}"
         )
+        if rounding.relative < 1 and compared.prefill.usable:  # else there is nothing to be kept
+            tolerance = ROUNDING_MARGIN * max(rounding.relative, torch.finfo(dtype).eps)
+            if tolerance < strict.tolerance:  # float64 rounds sums of the target as well
+                tolerance, why = strict.tolerance, strict.why
+        return Native(compared, name, devices.called(self.device), rounding, tolerance, why)
 
 
 def _unseen(tensors: Collection[str]) -> list[str]:

@@ -62,7 +62,8 @@ class _Run:
         """How far another run of as many steps is from this one; see ``TrainingProof.relative``."""
         losses = [abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)]
         scale = self.logits.square().mean().sqrt()
-        logits = float((self.logits - other.logits).abs().max() / scale)
+        known = other.logits[..., : self.logits.shape[-1]]  # new tokens come last
+        logits = float((self.logits - known).abs().max() / scale)
         found = max(max(losses) / max(abs(self.losses[0]), 1e-300), logits)
         return found if math.isfinite(found) else math.inf
 

@@ -83,17 +83,18 @@ def _unusable(
 def _reloaded(model: Checkpoint, prompt: Tensor, device: torch.device) -> tuple[bool, float]:
     """Whether weights are the same once saved and loaded, and how far logits are then apart."""
     loaded: Any = load(model, torch.float64, device, "eager")
-    expected = _logits(loaded, prompt)
     with (
         temporary("reload") as scratch,
         _using(model, "save and reload"),
     ):
+        expected = _logits(loaded, prompt)
         loaded.save_pretrained(scratch)
         again = load(scratch, torch.float64, device, "eager")
+        found = _logits(again, prompt)
     # torch compares bits; the weights' addresses may change the order of sums.
     read, written = again.state_dict(), loaded.state_dict()
     same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)
-    largest = float((_logits(again, prompt) - expected).abs().max())
+    largest = float((found - expected).abs().max())
     scale = float(expected.square().mean().sqrt())
     return same, largest / scale if scale else largest
 

@@ -40,7 +40,7 @@ from growkit.proof.findings import (
 from growkit.proof.fingerprint import question
 from growkit.proof.modes import Mode, modes, result
 from growkit.proof.origin import as_planned, origin_of
-from growkit.proof.parts import Parts
+from growkit.proof.parts import NO_NUMBERS, Parts
 from growkit.proof.states import NOWHERE, places_of
 from growkit.proof.training import check_room, prove_training
 from growkit.proof.usage import used
@@ -336,16 +336,17 @@ def _mode_results(
             results.append(result(mode.name, mode.note))
             continue
         found = strict.compared.distances[mode.name].relative
-        running = native.compared.distances[mode.name].relative
-        limit = native.tolerance
-        kept = found < strict.tolerance and (limit is None or running <= limit)
+        running = native.compared.distances[mode.name]
+        limit = native.tolerance if running.usable else None
+        kept = found < strict.tolerance and (limit is None or running.relative <= limit)
+        silent = "" if running.usable else f"; in {native.dtype} {NO_NUMBERS}"
         results.append(
             result(
                 mode.name,
-                mode.note,
+                mode.note + silent,
                 relative=finite(found),
                 tolerance=strict.tolerance if exact else None,
-                native=finite(running),
+                native=finite(running.relative),
                 native_tolerance=limit if exact else None,
                 kept=kept if exact else None,
             )
