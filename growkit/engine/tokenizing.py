@@ -80,13 +80,12 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
         return list(tokenizer(text)["input_ids"])
 
 
-def first_difference(first: Any, second: Any, steps: bool = True) -> str | None:
+def first_difference(first: Any, second: Any) -> str | None:
     """In what two tokenizers differ; None if they do the same.
 
     Args:
         first: a tokenizer.
         second: another.
-        steps: whether the way from texts to ids must be the same too, or only the ids of texts.
     """
     if first.get_vocab() != second.get_vocab():
         return "the vocabulary"
@@ -94,7 +93,7 @@ def first_difference(first: Any, second: Any, steps: bool = True) -> str | None:
     for key in one | other:
         if one.get(key) != other.get(key):
             return key
-    if steps and _steps(first) != _steps(second):
+    if _steps(first) != _steps(second):
         return "the way from texts to ids"
     for text in (*PROBES, " ".join(first.all_special_tokens), *first.all_special_tokens):
         if _outcome(first, text) != _outcome(second, text):

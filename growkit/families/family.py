@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from growkit.algebra.axes import Pattern
+from growkit.algebra.axes import Pattern, Role
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.errors import InputError
 from growkit.families.added import added_family
@@ -135,6 +135,26 @@ class Family(HasSizes):
     def patterns(self, config: Config) -> dict[str, Pattern]:
         """Name and pattern of every tensor of the model, in the order of the layers."""
         return {name: Pattern.parse(tensor.pattern) for name, tensor, _ in self.members(config)}
+
+    @property
+    def unseen_sizes(self) -> set[str]:
+        """Keys of sizes that a prompt need not show: of what is looked up by number, or no tensor.
+
+        Of a table of positions a prompt reads as many rows as it has tokens; another number of
+        heads is in every logit.
+        """
+        shown, looked_up = {"layers"}, set[str]()
+        for tensor in (each for form in (self.tensors, *self.other_forms) for each in form):
+            pattern = Pattern.parse(tensor.pattern.replace("_{layer}", ""))
+            axes = {axis for dimension in pattern.dimensions for axis in dimension.axes}
+            if component_of(tensor) == "embedding" and pattern.dimensions[0].role is Role.READ:
+                looked_up |= pattern.dimensions[0].axes
+            shown |= axes | {tensor.counts or "layers"}
+        return {
+            key
+            for key, axes in self.axes.items()
+            if not callable(axes) and (looked_up & {*axes} or not shown & {*axes})
+        }
 
     def as_stored(self, config: Config, names: Collection[str]) -> Family:
         """The family with the form of its tensors that fits these names best."""

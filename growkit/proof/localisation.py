@@ -115,7 +115,7 @@ def _differing_keys(before: AsClass, after: AsClass, lineage: Lineage | None) ->
     family = stored_family(after.weights)
     one, other = (family.complete(each) for each in (expected, found))
     free = {*SIZES, "dtype", "torch_dtype", "architectures", "transformers_version"}
-    free |= {"auto_map", "use_cache", "_name_or_path", "max_position_embeddings"}
+    free |= family.size_keys | {"auto_map", "use_cache", "_name_or_path", "max_position_embeddings"}
     if one["model_type"] != other["model_type"]:  # which have keys of their own
         free |= {"model_type", *({*one} ^ {*other})}
     if family.sizes(expected)["layers"] != family.sizes(found)["layers"]:

@@ -141,11 +141,19 @@ def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
     first, second = _loaded(before), _loaded(after)
     if first is None or second is None:
         return None, "the tokenizers, because they do not load"
-    alike = before.has(TOKENIZER) and after.has(TOKENIZER)
-    found = first_difference(first, second, steps=alike)
+    found = first_difference(first, second) or _other_rules(before, after, first, second)
     if found is None and after.has(SETTINGS) and _contradict(before, after, first, second):
         found = f"a setting in {SETTINGS}"
     return found, None
+
+
+def _other_rules(before: Folder, after: Folder, first: Any, second: Any) -> str | None:
+    """A file with other rules for tokenizers written in Python, which cannot be asked for them."""
+    if any(getattr(each, "backend_tokenizer", None) is not None for each in (first, second)):
+        return None
+    names = written_otherwise(before, after)
+    rules = [name for name in names if not _matches(name, (*SAVED, SPECIAL, ADDED))]
+    return next((name for name in rules if not _same_json(before, after, name)), None)
 
 
 def changed_generation(before: Folder, after: Folder) -> list[str]:

@@ -18,7 +18,7 @@ from growkit.engine.oracle import parsed, quiet
 from growkit.errors import InputError, foreign
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.experts import Experts
-from growkit.families.family import families
+from growkit.families.family import LISTS, Family, families
 from growkit.modeling import register
 
 OF_THE_SAVING = frozenset(
@@ -42,7 +42,7 @@ SIZES = frozenset(
     {
         *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
         *("num_key_value_heads", "head_dim", "num_noise_heads", "d_model", "d_ff", "d_kv"),
-        *("n_embd", "n_inner", "n_layer", "n_head", "num_layers", "num_heads", "ffn_dim", "n_ctx"),
+        *("n_embd", "n_inner", "n_layer", "n_head", "num_layers", "num_heads", "ffn_dim"),
         *("ffn_hidden_size", "embedding_size", "word_embed_proj_dim", "hidden_dim", "rotary_dim"),
         *("moe_intermediate_size", "shared_expert_intermediate_size", "kv_channels"),
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim"),
@@ -50,8 +50,14 @@ SIZES = frozenset(
         *("num_kv_heads", "n_head_kv", "block_ff_dim", "mlp_hidden_size"),
         *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"),  # names say the same
     }
-).union(key for family in families().values() for key in family.size_keys if key not in SHARED)
+).union(*(each.size_keys - each.unseen_sizes - SHARED for each in families().values()))
 """Keys that a larger model of the same function may have other numbers for."""
+
+WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types", "max_window_layers"})
+"""Keys that say how far every layer looks back, which is compared (``_windows``)."""
+
+OF_LONG_TEXTS = re.compile(r".*(window|chunk|position|seq_?len|context|n_ctx|_length).*")
+"""Keys that only texts of some length show: what a class assumes counts as if it were said."""
 
 OF_TRAINING = re.compile(
     r"initializer_.*|.*dropout.*|.*_pdrop|pretraining_tp|.*aux_loss.*|router_jitter_noise|"
@@ -86,10 +92,11 @@ def different_settings(first: Config, second: Config) -> tuple[list[str], list[s
     named: list[str] = []
     follow = _follow_experts(first, second)
     layers = _layers(first), _layers(second)
+    free = OF_THE_SAVING | _sizes(second)
     missing: Any = object()
-    for key in sorted(first.keys() | second.keys()):
-        was, now = first.get(key, missing), second.get(key, missing)
-        if was == now or key in OF_THE_SAVING or key in SIZES:
+    for key in sorted((first.keys() | second.keys()) - free):
+        was, now = (_entries(each, key, missing) for each in (first, second))
+        if was == now:
             continue
         if isinstance(was, dict) and isinstance(now, dict) and key.endswith("config"):
             inside = different_settings(was, now)
@@ -98,7 +105,7 @@ def different_settings(first: Config, second: Config) -> tuple[list[str], list[s
         elif _harmless(key, was, now) or follow.get(key, missing) == now:
             named.append(key)
         elif layers[0] != layers[1] and layers == (_length(was), _length(now)):
-            named.append(key)  # one entry for each layer
+            (changed if key in SHARED else named).append(key)  # one entry for each layer
         elif all(each is missing or each is None or each is False for each in (was, now)):
             named.append(key)  # what the class does not know, and is not on
         else:
@@ -114,19 +121,22 @@ def not_compared(first: Config, second: Config) -> list[str]:
         second: that of a model of another class.
 
     Returns:
-        Those that are not what the class assumes, and not what the other config says.
+        Those that are not what the other config says, and not what the class assumes where a
+        short text would show it.
     """
     assumed = resolved({"model_type": second.get("model_type")}) or {}
     experts, _ = _experts_of(second)
     chosen = (experts.top_k, *experts.groups, experts.scaling) if experts else ()
-    seen = {*SHARED, *SIZES, *OF_THE_SAVING, "model_type"}
+    names = _own_names(second)
+    compared = {names.get(key, key) for key in _in_common(first).keys() & _in_common(second).keys()}
+    seen = {*compared, *_sizes(second), *OF_THE_SAVING, "model_type"}
     return sorted(
         key
         for key, value in second.items()
         if key not in seen
         and value is not None
         and value != first.get(key, False)
-        and (value != assumed.get(key, False) or key in chosen)
+        and (value != assumed.get(key, False) or key in chosen or _only_long_texts_show(key))
     )
 
 
@@ -167,20 +177,50 @@ def _settings_that_mean_the_same(first: Config, second: Config) -> tuple[list[st
     """As ``different_settings``, of two classes."""
     changed: list[str] = []
     named: list[str] = []
-    for key in sorted(SHARED & first.keys() & second.keys()):
-        if first[key] != second[key]:
-            (named if _harmless(key, first[key], second[key]) else changed).append(key)
-    if _layers(first) == _layers(second) and _windows(first) != _windows(second):
+    was, now = _in_common(first), _in_common(second)
+    for key in sorted(was.keys() & now.keys()):
+        if was[key] != now[key]:
+            own = _own_names(second).get(key, key)
+            (named if _harmless(key, was[key], now[key]) else changed).append(own)
+    if _other_windows(first, second):
         changed.append("layer_types" if "layer_types" in second else "sliding_window")
     return changed, named
+
+
+def _in_common(config: Config) -> Config:
+    """What a config says of ``SHARED``, whatever its class calls these keys."""
+    names = _own_names(config)
+    return {key: config[own] for key in SHARED if (own := names.get(key, key)) in config}
+
+
+def _own_names(config: Config) -> dict[str, str]:
+    """What the class of a config calls keys of ``SHARED``, where it has a name of its own."""
+    from transformers import CONFIG_MAPPING
+
+    model_type = str(config.get("model_type"))
+    names = CONFIG_MAPPING[model_type].attribute_map if model_type in CONFIG_MAPPING else {}
+    return {key: own for key, own in names.items() if key in SHARED}
+
+
+def _only_long_texts_show(key: str) -> bool:
+    return key not in WINDOWS and bool(OF_LONG_TEXTS.fullmatch(key))
+
+
+def _other_windows(first: Config, second: Config) -> bool:
+    """Whether layers look back otherwise; of other numbers of layers, whether some do."""
+    was, now = _windows(first), _windows(second)
+    if len(was) != len(now):
+        return {*map(repr, was)} != {*map(repr, now)}
+    return was != now
 
 
 def _windows(config: Config) -> list[Any]:
     """How far every layer looks back; None for all the way."""
     window = config.get("sliding_window")
-    types = config.get("layer_types")
+    types = _entries(config, "layer_types", None)
     if not isinstance(types, list):
-        return [window if config.get("use_sliding_window", True) else None] * _layers(config)
+        lasts = config.get("use_sliding_window", True)
+        return [window if lasts else None] * max(_layers(config), 1)
     lengths = {"full_attention": None, "sliding_attention": window}
     return [lengths.get(str(each), each) for each in types]
 
@@ -208,12 +248,30 @@ def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
 
 def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
     """How a model uses experts, if it has any, and what the key of their number is called."""
-    model_type = config.get("model_type")
-    family = next((each for each in families().values() if model_type in each.model_types), None)
+    family = _family(config)
     if family is None or family.experts is None:
         return None, []
     keys = [key for key, axes in family.axes.items() if axes == ("experts",)]
     return family.experts, keys + [family.aliases[key] for key in keys if key in family.aliases]
+
+
+def _family(config: Config) -> Family | None:
+    known = {kind: each for each in families().values() for kind in each.model_types}
+    return known.get(str(config.get("model_type")))
+
+
+def _sizes(config: Config) -> frozenset[str]:
+    """See ``SIZES``; of what its family describes."""
+    family = _family(config)
+    return (SIZES | family.size_keys) - family.unseen_sizes - SHARED if family else SIZES
+
+
+def _entries(config: Config, key: str, missing: Any) -> Any:
+    """The value of a key; of a list for the layers, as much as there are layers."""
+    value = config.get(key, missing)
+    family = _family(config)
+    of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
+    return value[: _layers(config)] if of_layers else value
 
 
 def _harmless(key: str, was: Any, now: Any) -> bool:
