@@ -333,7 +333,8 @@ def _several(value: Any) -> bool:
 def _value(numbers: Any, key: str, value: Any) -> Any:
     """An option of a group; a rate that is a tensor is read."""
     if _several(value):
-        return tuple(_value(numbers, f"{key}.{place}", each) for place, each in enumerate(value))
+        parts = (_value(numbers, f"{key}.{place}", each) for place, each in enumerate(value))
+        return list(parts) if isinstance(value, list) else tuple(parts)
     return float(numbers.read(key, None)) if key in numbers.places else value
 
 
