@@ -8,10 +8,26 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
+from transformers import AutoModelForCausalLM
 
+from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError
+from growkit.optimizer.optimizer import open_state
+from growkit.optimizer.parameters import parameters_of
+from growkit.training import hidden_matrices
 from tests.conftest import folder_bytes, load_strict, save_model
-from tests.optimizer_state import grown, largest, save_torch, save_universal, step, trained
+from tests.optimizer_state import (
+    batch,
+    grown,
+    largest,
+    save_distributed,
+    save_torch,
+    save_universal,
+    step,
+    trained,
+)
 
 LLAMA = {"num_hidden_layers": 1}
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -96,6 +112,14 @@ def option(key: str, value: Any) -> Callable[[Any], None]:
     return lambda content: content["param_groups"][0].__setitem__(key, value)
 
 
+def as_deepspeed(content: Any, **options: Any) -> None:
+    """Options as DeepSpeed's and Apex's fused optimizers have them."""
+    for group in content["param_groups"]:
+        kept = {key: group[key] for key in ("params", "lr", "betas", "eps", "weight_decay")}
+        group.clear()
+        group.update(kept, bias_correction=True, **options)
+
+
 ILLEGAL: dict[str, tuple[Callable[[Any], None], str]] = {
     "a rate that is none": (option("lr", float("nan")), "lr of a group"),
     "a rate in words": (option("lr", "fast"), "lr of a group"),
@@ -107,6 +131,14 @@ ILLEGAL: dict[str, tuple[Callable[[Any], None], str]] = {
         lambda content: content["state"][3].__setitem__("step", torch.tensor(1e30)),
         "the step of",
     ),
+    "LAMB of DeepSpeed": (
+        lambda content: as_deepspeed(content, max_grad_norm=0.0, max_coeff=10.0, min_coeff=0.01),
+        "max_grad_norm = 0.0 in a group of parameters, an option that AdamW does not have",
+    ),
+    "LAMB beside AdamW": (option("trust_clip", False), "trust_clip = False in a group"),
+    "another momentum": (option("nesterov", True), "nesterov = True in a group"),
+    "three betas": (option("betas3", (0.9, 0.99, 0.999)), "betas3 = .* in a group"),
+    "a factor of rates": (option("lr_mult", 0.5), "take lr_mult out of the groups if"),
     "8 bits": (
         lambda content: content["state"][3].update(
             state1=torch.zeros(16, 16, dtype=torch.uint8), absmax1=torch.zeros(1)
@@ -130,6 +162,85 @@ def test_others_are_told(fault: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         grown(source, tmp_path / "state.pt", tmp_path / "out")
     assert folder_bytes(tmp_path) == before
+
+
+def with_schedules(model: Any) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters(), maximize=True)
+    lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=9)
+    SWALR(optimizer, 1e-2)
+    step(model, optimizer, 0)
+    option("capturable", True)(content := optimizer.state_dict())
+    option("differentiable", True)(content)
+    return content
+
+
+def with_labels(model: Any) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer, 0)
+    content = optimizer.state_dict()
+    as_deepspeed(content, amsgrad=False, step=1, name="all", layers=["a", "b"], note=None)
+    return content
+
+
+@pytest.mark.parametrize("added", [with_schedules, with_labels])
+def test_what_schedules_and_engines_add_is_carried_along(
+    added: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    """Rates among it are scaled as rates are."""
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    torch.save(content := added(load_strict(source)), tmp_path / "state.pt")
+    grown(source, tmp_path / "state.pt", tmp_path / "out")
+    written = torch.load(tmp_path / "out" / "optimizer.pt", weights_only=True)["param_groups"]
+    (before,) = content["param_groups"]
+    for group in written:
+        assert group.keys() == before.keys() | {"param_names"}
+        for key, value in before.items():
+            if key in ("initial_lr", "max_lr", "min_lr", "swa_lr"):
+                assert group[key] / value == pytest.approx(group["lr"] / before["lr"])
+            elif key not in ("params", "lr", "weight_decay", "eps"):
+                assert group[key] == value
+    assert len({group["lr"] for group in written}) > 1
+
+
+OTHERS = {
+    name: each
+    for name, each in vars(torch.optim).items()
+    if isinstance(each, type)
+    and issubclass(each, torch.optim.Optimizer)
+    and name not in ("Optimizer", "Adam", "AdamW", "Muon", "LBFGS", "SparseAdam")
+}
+
+
+def test_no_other_optimizer_of_torch_is_taken(tmp_path: Path) -> None:
+    """And what keeps no moments is not taken for one that has not begun."""
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    parameters = parameters_of(Checkpoint(source))
+    model = load_strict(source)
+    for name, kind in OTHERS.items():
+        optimizer = kind(model.parameters(), lr=1e-3)
+        step(model, optimizer, 0)
+        said = "keeps none, such as SGD" if name == "SGD" else "another optimizer|AdamW and Muon"
+        for save in (save_torch, save_distributed) if name == "SGD" else (save_torch,):
+            state = save(model, optimizer, tmp_path / f"{name}-{save.__name__}")
+            with pytest.raises(InputError, match=said):
+                open_state(state, parameters)
+    state = save_torch(model, trained(source, 1)[1], tmp_path / "state")
+    assert open_state(state, parameters).steps
+
+
+def test_options_of_muon_are_its_own(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    model = AutoModelForCausalLM.from_pretrained(source)
+    inside = [p for name, p in model.named_parameters() if name in hidden_matrices(model)]
+    optimizer = torch.optim.Muon(inside)
+    model(batch(0), labels=batch(0)).loss.backward()
+    optimizer.step()
+    state = save_torch(model, optimizer, tmp_path / "state")
+    assert grown(source, state, tmp_path / "out").optimizer
+    optimizer.param_groups[0]["rms_scale"] = 0.2
+    state = save_torch(model, optimizer, tmp_path / "state")
+    with pytest.raises(InputError, match=r"rms_scale = 0\.2 .* that Muon does not have"):
+        grown(source, state, tmp_path / "other")
 
 
 def test_deepspeed_has_one_step(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from growkit.planning.factors import UNCHANGED, Factors
 
-RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 """What optimizers and schedules call learning rates of a group."""
 
 

@@ -36,6 +36,28 @@ OPTIONS = {
 }
 """Options, of one implementation or another, that optimizers with moments alike do not have."""
 
+OF_SCHEDULES = {*RATES, "base_momentum", "max_momentum"}
+OF_ADAMW = {
+    *("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"),
+    *("foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"),
+    *("bias_correction", STEP),
+}
+OF_MUON = {
+    *("lr", "momentum", "nesterov", "weight_decay", "eps"),
+    *("ns_coefficients", "ns_steps", "adjust_lr_fn"),
+}
+LAWS = {ADAMW: ("AdamW", OF_ADAMW | OF_SCHEDULES), MUON: ("Muon", OF_MUON | OF_SCHEDULES)}
+"""All options with numbers that optimizers of a kind have, in torch, DeepSpeed or Apex.
+
+Any other number or switch may be a part of another law, such as the bounds of LAMB's trust ratio.
+What is no number, such as the name of a group, is not.
+"""
+
+NO_MOMENTS = (
+    "holds no moments: the optimizer has taken no step, or is one that keeps none, such as SGD "
+    "without momentum; there is nothing to grow, leave --optimizer out"
+)
+
 PLAIN = (bool, int, float, str, type(None))
 """What options of a group are made of."""
 
@@ -220,6 +242,15 @@ def _check_optimizer(state: State, group: Group, name: str, kinds: frozenset[str
     if not any(options <= group.options.keys() for options in OPTIONS[first]):
         missing = min(OPTIONS[first][0] - group.options.keys())
         _refuse(state, f"{min(moments)} in a group without {missing}")
+    optimizer, known = LAWS[first]
+    for key, value in group.options.items():
+        if key not in known and not _is_label(value):
+            _refuse(
+                state,
+                f"{key} = {str(value)[:40]} in a group of parameters, an option that {optimizer} "
+                "does not have",
+                f"; take {key} out of the groups if it is only a remark of yours",
+            )
     step = state.steps.get(name)
     if first == ADAMW and (step is None or not 0 <= step < MOST_STEPS or step % 1):
         shown = "none" if step is None else f"{step:g}"
@@ -250,8 +281,14 @@ def _is_number(value: Any) -> bool:
     return number and math.isfinite(value)
 
 
-def _refuse(state: State, what: str) -> None:
-    raise InputError(f"{state.where} holds {what}, so it is of another optimizer; {ONLY}")
+def _is_label(value: Any) -> bool:
+    """Whether an option is a remark, such as a name: nothing that could be reckoned with."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    return all(each is None or isinstance(each, str) for each in parts)
+
+
+def _refuse(state: State, what: str, remedy: str = "") -> None:
+    raise InputError(f"{state.where} holds {what}, so it is of another optimizer; {ONLY}{remedy}")
 
 
 def written(grown: Grown) -> int:

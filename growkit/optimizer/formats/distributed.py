@@ -2,20 +2,18 @@
 
 ``optimizer.state.NAME.exp_avg`` and ``optimizer.param_groups.NAME.lr`` are what transformers,
 torchtitan and everything else writes that asks torch to flatten an optimizer's state. Tensors may
-lie in any number of parts. torch reads and writes them, but for the list of all entries: that is a
-pickle, of which nothing is taken but what such a list is made of.
+lie in any number of parts. torch writes them; the list of all entries, which is a pickle, and the
+parts are read as those of weights are (``growkit.checkpoint.distributed_list``).
 """
 
 from __future__ import annotations
 
 import io
-import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from math import prod
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -23,35 +21,24 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import (
-    DefaultLoadPlanner,
-    DefaultSavePlanner,
-    create_default_local_load_plan,
-)
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from growkit.checkpoint.distributed_list import LIST, REMEDY, Listed, read_list, refusing
+from growkit.checkpoint.distributed_parts import Parts
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo, cut
-from growkit.errors import InputError, reason
+from growkit.checkpoint.tensors import STORED_NAMES
+from growkit.errors import InputError
 from growkit.optimizer.groups import Group
-from growkit.optimizer.holes import MOST_PICKLE
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule
-from growkit.optimizer.state import CARRIED, SCALED, STEP, Grown, State
+from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Grown, State
 
 FOLDER = "optimizer"
 """What it is called in the folder of a model."""
-
-LIST = ".metadata"
 
 WEIGHTS = "weights"
 """What tensors are called that are not the optimizer's."""
@@ -59,26 +46,11 @@ WEIGHTS = "weights"
 ENTRY = re.compile(r"(?P<before>(?:\w+\.)?)(?P<part>state|param_groups)\.(?P<of>.+)\.(?P<key>\w+)")
 """What an entry of an optimizer is called."""
 
-MADE_OF = {
-    "torch.distributed.checkpoint.metadata": {
-        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata"),
-        *("BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
-        "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.serialization": {"_get_layout"},
-    "torch": {"Size", *STORED_NAMES.values()},
-    "collections": {"OrderedDict"},
-    "pathlib": {"Path", "PurePath", "PosixPath", "PurePosixPath"},
-}
-"""What the list of entries is made of."""
-
 MOST_VALUE = 1 << 20
 """Bytes of an entry that is no tensor."""
 
-_NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
-
-REMEDY = "copy the checkpoint again, or save it again with torch.distributed.checkpoint"
+Entries = Mapping[str, Listed]
+"""The list of entries, by their names."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +77,13 @@ class _Distributed:
     def open(self, path: Path, parameters: Parameters) -> State:
         """See ``Format``."""
         folder = Folder(path)
-        listed = _listed(folder)
-        files = {LIST} | {str(each.relative_path) for each in listed.storage_data.values()}
-        _check_complete(folder, listed)
+        entries = read_list(folder)
+        files = {LIST} | {part.file for each in entries.values() for part in each.parts}
         options: dict[str, dict[str, Any]] = {}
         steps: dict[str, float] = {}
-        tensors: dict[str, str] = {}
+        tensors: dict[str, Listed] = {}
         befores, others = set(), []
-        for entry, of in listed.state_dict_metadata.items():
+        for entry, of in entries.items():
             found = ENTRY.fullmatch(entry)
             if not found:
                 others.append(entry)
@@ -120,20 +91,22 @@ class _Distributed:
             befores.add(found["before"])
             name, key = found["of"], found["key"]
             if found["part"] == "param_groups":
-                options.setdefault(name, {})[key] = _plain(folder, listed, entry)
+                options.setdefault(name, {})[key] = _plain(folder, entries, entry)
             elif key == STEP:
-                steps[name] = _number(folder, listed, entry)
-            elif isinstance(of, TensorStorageMetadata):
-                tensors[f"{name}.{key}"] = entry
-        if len(befores) != 1 or not tensors:
+                steps[name] = _number(folder, entries, entry)
+            elif of.shape is not None:
+                tensors[f"{name}.{key}"] = of
+        if len(befores) == 1 and not tensors:
+            raise InputError(f"{path} {NO_MOMENTS}")
+        if len(befores) != 1:
             raise InputError(
                 f"{path} has no entries of one optimizer like optimizer.state.NAME.exp_avg; save "
                 "its state flat (StateDictOptions(flatten_optimizer_state_dict=True))"
             )
         groups = _groups(options, parameters)
-        numbers = _Numbers(folder, listed, tensors)
+        numbers = Parts(folder, tensors)
         paths = tuple(path / name for name in sorted(files))
-        carried, beside = _others(folder, listed, others, parameters)
+        carried, beside = _others(folder, entries, others, parameters)
         rest = _Rest(befores.pop(), carried)
         return State(self, path, paths, groups, steps, numbers, rest, beside)
 
@@ -220,155 +193,51 @@ def _elements(item: WriteItem) -> int:
     return item.tensor_data.size.numel() if item.tensor_data else 0
 
 
-class _Reader(FileSystemReader):
-    """Reads the numbers of a checkpoint whose list is known."""
-
-    def __init__(self, folder: Folder, listed: Metadata) -> None:
-        super().__init__(folder.path)
-        self.set_up_storage_reader(listed, is_coordinator=True)
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    """The tensors of a checkpoint; see ``growkit.optimizer.state.Numbers``."""
-
-    folder: Folder
-    listed: Metadata
-    entries: Mapping[str, str]
-
-    @cached_property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """The header of each."""
-        found = {}
-        for name, entry in self.entries.items():
-            of: Any = self.listed.state_dict_metadata[entry]
-            dtype = str(of.properties.dtype).removeprefix("torch.")
-            found[name] = TensorInfo(tuple(of.size), _NAMES.get(dtype, dtype))
-        return found
-
-    def by_rows(self, name: str) -> bool:
-        """Parts are read as a whole."""
-        return False
-
-    def read(self, name: str, rows: slice | None, columns: slice | None = None) -> Tensor:
-        """A tensor; see ``Numbers``."""
-        with torch._C.DisableTorchFunction():
-            return cut(_tensor(self.folder, self.listed, self.entries[name]), rows, columns)
-
-
-def _tensor(folder: Folder, listed: Metadata, entry: str) -> Tensor:
-    of: Any = listed.state_dict_metadata[entry]
-    found = torch.empty(of.size, dtype=of.properties.dtype)
-    with _refusing(folder, entry):
-        plan = create_default_local_load_plan({entry: found}, listed)
-        planner = DefaultLoadPlanner(flatten_state_dict=False)
-        planner.set_up_planner({entry: found}, listed, is_coordinator=True)
-        _Reader(folder, listed).read_data(plan, planner).wait()
-    return found
-
-
-def _plain(folder: Folder, listed: Metadata, entry: str) -> Any:
+def _plain(folder: Folder, entries: Entries, entry: str) -> Any:
     """The value of an entry that is no tensor, or a tensor of one number."""
-    of = listed.state_dict_metadata[entry]
-    if not isinstance(of, BytesStorageMetadata):
-        return _number(folder, listed, entry)
-    with _refusing(folder, entry):
-        place = listed.storage_data[MetadataIndex(entry)]
+    of = entries[entry]
+    if of.shape is not None:
+        return _number(folder, entries, entry)
+    with refusing(folder, entry):
+        (place,) = of.parts
         if place.length > MOST_VALUE:
             raise ValueError(f"it has more than {MOST_VALUE:,} bytes")
-        with folder.open(str(place.relative_path)) as stream:
-            stream.seek(place.offset)
+        with folder.open(place.file) as stream:
+            stream.seek(place.begin)
             return torch.load(io.BytesIO(stream.read(place.length)), weights_only=True)
 
 
-def _number(folder: Folder, listed: Metadata, entry: str) -> float:
-    of = listed.state_dict_metadata[entry]
-    if isinstance(of, TensorStorageMetadata) and of.size.numel() != 1:
-        raise InputError(f"{entry} in {folder.path} has shape {list(of.size)}; {REMEDY}")
-    tensor = isinstance(of, TensorStorageMetadata)
-    found = _tensor(folder, listed, entry) if tensor else _plain(folder, listed, entry)
-    if not isinstance(found, Tensor | int | float):
+def _number(folder: Folder, entries: Entries, entry: str) -> float:
+    of = entries[entry]
+    if of.shape is not None and prod(of.shape) != 1:
+        raise InputError(f"{entry} in {folder.path} has shape {list(of.shape)}; {REMEDY}")
+    read = _plain if of.shape is None else _tensor
+    found = read(folder, entries, entry)
+    if not isinstance(found, int | float) and not (
+        isinstance(found, Tensor) and found.numel() == 1
+    ):
         raise InputError(f"{entry} in {folder.path} is no number; {REMEDY}")
     return float(found)
 
 
-@contextmanager
-def _refusing(folder: Folder, what: str) -> Iterator[None]:
-    """Turn whatever torch makes of damaged files into a sentence."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"{what} cannot be read from {folder.path} ({reason(error)}); {REMEDY}"
-        ) from None
-
-
-class _Entries(pickle.Unpickler):
-    """Reads the list of entries, and nothing that would do something."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name not in MADE_OF.get(module, ()):
-            raise pickle.UnpicklingError(f"{module}.{name} is nothing that such a list is made of")
-        return super().find_class(module, name)
-
-
-def _listed(folder: Folder) -> Metadata:
-    content = folder.bytes(LIST, MOST_PICKLE)
-    with _refusing(folder, LIST):
-        listed = _Entries(io.BytesIO(content)).load()
-        if not isinstance(listed, Metadata) or not isinstance(listed.storage_data, dict):
-            raise TypeError("it is no list of entries")
-        for entry, of in listed.state_dict_metadata.items():
-            if not isinstance(entry, str):
-                raise TypeError("an entry has no name")
-            if not isinstance(of, TensorStorageMetadata | BytesStorageMetadata):
-                raise TypeError(f"{entry} is of an unknown kind")
-        return listed
-
-
-def _check_complete(folder: Folder, listed: Metadata) -> None:
-    """Every part lies where the list says, and parts make up every tensor.
-
-    Raises:
-        InputError: names what is missing.
-    """
-    sizes: dict[str, int] = {}
-    for index, place in listed.storage_data.items():
-        name = str(place.relative_path)
-        with _refusing(folder, index.fqn):
-            if name not in sizes:
-                sizes[name] = folder.require(name).stat().st_size
-            if not 0 <= place.offset <= place.offset + place.length <= sizes[name]:
-                raise ValueError(f"{name} has been cut off")
-    for entry, of in listed.state_dict_metadata.items():
-        with _refusing(folder, entry):
-            if isinstance(of, BytesStorageMetadata):
-                places = [MetadataIndex(entry)]
-            else:
-                places = [MetadataIndex(entry, chunk.offsets) for chunk in of.chunks]
-                if sum(chunk.sizes.numel() for chunk in of.chunks) != of.size.numel():
-                    raise ValueError("its parts do not make it up")
-            if any(place not in listed.storage_data for place in places):
-                raise ValueError("a part of it is missing")
+def _tensor(folder: Folder, entries: Entries, entry: str) -> Tensor:
+    return Parts(folder, {entry: entries[entry]}).read(entry, None)
 
 
 def _others(
-    folder: Folder, listed: Metadata, entries: list[str], parameters: Parameters
+    folder: Folder, entries: Entries, others: list[str], parameters: Parameters
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """What else a checkpoint holds: the values that are carried over, and what is said of all."""
     values: dict[str, Any] = {}
     said: dict[str, str] = {}
-    for entry in entries:
-        of, first = listed.state_dict_metadata[entry], entry.partition(".")[0]
-        plain = isinstance(of, BytesStorageMetadata)
+    for entry in others:
+        shape, first = entries[entry].shape, entry.partition(".")[0]
         known = entry in parameters.shapes or entry.removeprefix("model.") in parameters.shapes
-        if known or (isinstance(of, TensorStorageMetadata) and of.size.numel() > 1):
+        if known or (shape is not None and prod(shape) > 1):
             said.setdefault(WEIGHTS, "left: they lie in the files of the model")
             continue
         try:
-            values[entry] = (_plain if plain else _tensor)(folder, listed, entry)
+            values[entry] = (_plain if shape is None else _tensor)(folder, entries, entry)
             said[first] = SCALED if entry.endswith("base_lrs") else said.get(first, CARRIED)
         except InputError:
             said[first] = "left: it holds more than plain values"

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.torch_file import Kind, open_saved
+from growkit.checkpoint.torch_file import Kind, open_saved, room
 from growkit.checkpoint.writing import fill
 from growkit.errors import InputError
 from growkit.optimizer.groups import Group
-from growkit.optimizer.holes import MOST_PICKLE, room, save
+from growkit.optimizer.holes import MOST_PICKLE, save
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule
-from growkit.optimizer.state import CARRIED, SCALED, STEP, Grown, State
+from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Grown, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,11 +221,8 @@ def _parts(file: Path, content: Any) -> tuple[dict[Any, Any], list[dict[str, Any
         or not all(isinstance(each, int | str) for g in groups for each in g["params"])
     ):
         raise InputError(f"{file} does not hold the state of an optimizer; {OF_TORCH}")
-    if not state:
-        raise InputError(
-            f"{file} holds an optimizer that has taken no step; there is nothing to grow, leave "
-            "--optimizer out"
-        )
+    if not any(state.values()):
+        raise InputError(f"{file} {NO_MOMENTS}")
     return state, groups
 
 
@@ -336,7 +333,8 @@ def _several(value: Any) -> bool:
 def _value(numbers: Any, key: str, value: Any) -> Any:
     """An option of a group; a rate that is a tensor is read."""
     if _several(value):
-        return tuple(_value(numbers, f"{key}.{place}", each) for place, each in enumerate(value))
+        parts = (_value(numbers, f"{key}.{place}", each) for place, each in enumerate(value))
+        return list(parts) if isinstance(value, list) else tuple(parts)
     return float(numbers.read(key, None)) if key in numbers.places else value
 
 
