@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from growkit.commands import Commands, command, heed_signals
+from growkit.commands import Commands, command
 from growkit.errors import InputError, plain
 from growkit.operations import operations
 from growkit.options import (
@@ -38,12 +38,14 @@ from growkit.options import (
     Writing,
     one_of,
     path,
+    say,
 )
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.shipped import shipped_recipe, shipped_recipes
 from growkit.recipe.steps import Step
 from growkit.settings import DEVICES, Settings
-from growkit.streams import make_patient
+from growkit.signals import heed_signals
+from growkit.streams import make_patient, unprinted
 from growkit.version import __version__
 
 if TYPE_CHECKING:
@@ -86,6 +88,11 @@ def main() -> None:
     gc.set_threshold(10_000)
     try:
         app()
+    except SystemExit as end:  # also of what is no command of ours, as of the help
+        why = unprinted()
+        if why:
+            say(f"error: {why}; let standard output lead where it can be written")
+        raise SystemExit(end.code or (2 if why else 0)) from None
     finally:
         if "triton._C.libtriton" not in sys.modules:  # else it would complain of leaks on stderr
             gc.freeze()
@@ -245,10 +252,11 @@ def verify(
     result = prove(one.folder, other.folder, settings, optimizer=optimizer, progress=Bars())
     result["source"], result["target"] = one.name, other.name
     write_report(result, other.folder, answer.report, answer.figures, inputs)
-    if answer.as_json:
-        _print_json(result)
-    else:
-        show_verdict(_console(), result)
+    with _also_in(answer.report):
+        if answer.as_json:
+            _print_json(result)
+        else:
+            show_verdict(_console(), result)
     return 0 if result["kept"] else 1
 
 
@@ -361,10 +369,11 @@ def demo(
     from growkit.report.terminal import Bars, show_demo
 
     story = tell(output, hidden, signal_heads, overwrite, Bars())
-    if as_json:
-        _print_json(story)
-    else:
-        show_demo(_console(), story)
+    with _also_in(output):
+        if as_json:
+            _print_json(story)
+        else:
+            show_demo(_console(), story)
     return 0 if story["growth"]["kept"] else 1
 
 
@@ -402,7 +411,8 @@ def recipes_copy(
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; make it first")
     write_whole(destination, file.read_text(encoding="utf-8"), new=True)
-    typer.echo(str(destination))
+    with _also_in(destination):
+        typer.echo(str(destination))
 
 
 def _recipe(source: Path, step: Step, output: Path, settings: Settings, writing: Writing) -> Recipe:
@@ -461,7 +471,7 @@ def _lead(
     check_report(report, figures, inputs, [output, rejected_name(output)])
     result = carry_out(recipe, reads=reads, ranks=ranks, **vars(running), progress=Bars())
     written = "" if running.dry_run else f"{result['output']} is written"
-    with _told(written):
+    with _told(written), _also_in(written):
         if result["verification"]:
             write_report(result["verification"], Path(result["output"]), report, figures, inputs)
         if answer.as_json:
@@ -485,6 +495,15 @@ def _told(done: str) -> Iterator[None]:
         raise InputError(f"{done}; {error}" if done else str(error)) from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt(*filter(None, [done])) from None
+
+
+@contextmanager
+def _also_in(written: Path | str | None) -> Iterator[None]:
+    """What is printed in here is no more than is written: that nobody can read it is no failure."""
+    yield
+    why = unprinted() if written else ""
+    if why:
+        say(f"warning: {why}")
 
 
 def _print_json(result: Any) -> None:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
-import sys
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -22,9 +21,15 @@ from growkit.names import did_you_mean
 from growkit.operations import operations
 from growkit.options import expanded, say
 from growkit.planning.operation import callings
+from growkit.signals import INTERRUPTED, begin_command
+from growkit.streams import unprinted
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
 """The error of a command line that is not understood: of typer or of click, by typer's version."""
+
+
+NUMBER = re.compile(r"valid (integer|int|number|float)\b")
+"""What typer says of a value that should be a number, in each of its versions."""
 
 
 class Commands(TyperGroup):
@@ -71,6 +76,10 @@ def _sentence(error: Any) -> str:
                 name, known, _called(known), otherwise=help_of, quoted=str
             )
             return f"{error.ctx.command_path} has no option {name}; {meant}"
+    wanted, parameter = NUMBER.search(error.message), getattr(error, "param", None)
+    if wanted and parameter is not None:
+        kind = "a whole number" if wanted[1].startswith("int") else "a number"
+        return f"{parameter.opts[-1]} takes {kind}; {help_of}"
     message = " ".join(error.format_message().split()).rstrip(".")
     message = f"{message[:1].lower()}{message[1:]}"
     return message if "; " in message or not help_of else f"{message}; {help_of}"
@@ -108,34 +117,6 @@ def _written(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-INTERRUPTED = "interrupted: nothing half-written is left"
-
-
-def heed_signals() -> None:
-    """Let interrupts and the like end a command as they should."""
-    handlers = {"SIGINT": _stop, "SIGTERM": _terminate, "SIGHUP": _terminate}
-    for name, handler in handlers.items():
-        signum = getattr(signal, name, None)  # Windows has no SIGHUP
-        if signum and signal.getsignal(signum) is not signal.SIG_IGN:  # nohup and & ignore some
-            signal.signal(signum, handler)
-
-
-def _stop(signum: int, frame: object) -> NoReturn:
-    """An interrupt before a command has begun: typer would end it in its own way."""
-    say(INTERRUPTED)
-    sys.exit(130)
-
-
-def _interrupt(signum: int, frame: object) -> NoReturn:
-    signal.signal(signum, signal.SIG_IGN)  # once is enough: cleaning up is not to be disturbed
-    raise KeyboardInterrupt
-
-
-def _terminate(signum: int, frame: object) -> NoReturn:
-    signal.signal(signum, signal.SIG_IGN)
-    sys.exit(128 + signum)  # unwinds, so that nothing half-written stays
-
-
 def command(verb: str | None = None) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Make a command of a function: its options, and a sentence and exit code for what goes wrong.
 
@@ -149,16 +130,35 @@ def command(verb: str | None = None) -> Callable[[Callable[..., int | None]], Ca
     return decorate
 
 
+def _printed(code: int) -> int:
+    """The exit code of a command whose result has been printed.
+
+    Raises:
+        InputError: it could not be, and there is no other trace of it.
+    """
+    why = unprinted()
+    if why and code == 0:
+        raise InputError(f"{why}; let standard output lead where it can be written")
+    if why:  # a broken promise weighs more
+        say(f"warning: {why}")
+    return code
+
+
+def _refused(error: OSError) -> str:
+    """What the system would not do, and to which file."""
+    file = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    return f"{file}{error.strerror or reason(error)}; look after that place, and run this again"
+
+
 def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
     """Turn what goes wrong inside a command into a sentence and an exit code."""
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
         code = 2
-        if signal.getsignal(signal.SIGINT) is _stop:
-            signal.signal(signal.SIGINT, _interrupt)
+        begin_command()
         try:
-            code = function(*args, **kwargs) or 0
+            code = _printed(function(*args, **kwargs) or 0)
         except KeyboardInterrupt as interrupt:
             say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
             code = 130
@@ -172,7 +172,7 @@ def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
             elif isinstance(error, MemoryError):
                 say("error: memory ran out; use a machine with more, or compare less at once")
             elif isinstance(error, OSError):
-                say(f"error: {reason(error)}")
+                say(f"error: {_refused(error)}")
             else:
                 say(traceback.format_exc())
                 say("error: this is a fault of growkit itself; please report it with the above")

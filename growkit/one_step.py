@@ -132,7 +132,7 @@ def _files(family: object) -> list[str | Path]:
 
 
 def _path(optimizer: str | Path | None) -> str | None:
-    return str(optimizer) if optimizer else None
+    return None if optimizer is None else str(optimizer)
 
 
 def _given(options: Mapping[str, Value | None]) -> dict[str, Value]:

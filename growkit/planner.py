@@ -64,7 +64,7 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
     Raises:
         InputError: a step cannot be taken.
     """
-    wide = Widened(source, recipe.dtype) if recipe.dtype else source
+    wide = source if recipe.dtype is None else Widened(source, recipe.dtype)
     grown: Weights = wide
     plans: list[Plan] = []
     promises, lost = ["exact"], []

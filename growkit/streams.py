@@ -8,6 +8,9 @@ import os
 import sys
 from typing import Any, cast
 
+_lost: list[str] = []
+"""Why something of standard output was dropped, once for every time that nobody was told yet."""
+
 
 class _Patient(io.FileIO):
     """A stream to which everything can be written; what cannot be passed on is dropped."""
@@ -18,7 +21,7 @@ class _Patient(io.FileIO):
             return super().write(data) or 0
         except OSError as error:
             if self.fileno() == 1 and error.errno != errno.EPIPE:  # nobody chose not to read this
-                sys.stderr.write(f"warning: the result cannot be printed ({error.strerror})\n")
+                _lost.append(str(error.strerror))
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(data)
 
@@ -32,11 +35,26 @@ def make_patient() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this
+            # Gets the lowest free number, which is this. Nothing can be written to what is only
+            # read, so that it shows whether anybody wanted to print.
+            os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
+    if not os.environ.get("COLUMNS", "1").strip("0"):  # a width that nobody knows
+        del os.environ["COLUMNS"]
     for name, number in (("stderr", 2), ("stdout", 1)):
         stream = getattr(sys, name)
         if stream is None or _is_standard(stream, number):
             setattr(sys, name, _patient(number, stream.encoding if stream else "utf-8"))
+
+
+def unprinted() -> str:
+    """Why something of the result did not reach standard output; empty if all did, or was told.
+
+    That a reader has left, as ``head`` does, is the reader's choice, and no reason.
+    """
+    sys.stdout.flush()
+    why = "; ".join(dict.fromkeys(_lost))
+    _lost.clear()
+    return why and f"the result cannot be printed ({why})"
 
 
 def _is_standard(stream: object, number: int) -> bool:

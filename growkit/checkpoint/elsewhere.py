@@ -17,8 +17,13 @@ HUB_ADDRESS = re.compile(
 STORE = re.compile(r"[a-z][a-z0-9+.-]+:/+[^/].*")
 """``s3://BUCKET/MODEL`` and the like; a path has one slash where two were written."""
 
+COPY_CONFIG = "the weights are there, so copy it from the model that they are of"
+
 GGUF = "is GGUF, for llama.cpp; give the folder of the model that it was made from"
 SAVE = "save the model with transformers' save_pretrained, and give that folder"
+
+SINGLE = ("model.safetensors", "pytorch_model.bin")
+"""Files with all weights, in the order in which they are preferred; each before its own index."""
 
 IN_THE_PLACE_OF_WEIGHTS = (
     ("adapter_config.json", "is that of an adapter; merge it into its base model first"),
@@ -47,6 +52,11 @@ IN_THE_PLACE_OF_WEIGHTS = (
 """Names, and what their files are and ask for; the first that fits is told."""
 
 
+def index_of(single: str) -> str:
+    """The file that says which shard holds what, where no single file holds all weights."""
+    return f"{single}.index.json"
+
+
 def no_folder(path: Path) -> str:
     """Why something that is no folder is no model, and what to give."""
     text = str(path)
@@ -73,6 +83,9 @@ def no_folder(path: Path) -> str:
 def no_model(folder: Path) -> str:
     """Why a folder without ``config.json`` is no model, and what to give."""
     missing = f"{folder / 'config.json'} does not exist"
+    if any(os.path.lexists(folder / name) for each in SINGLE for name in (each, index_of(each))):
+        adapter = os.path.lexists(folder / "adapter_config.json")
+        return f"{missing}; {told_of_weights(folder) if adapter else COPY_CONFIG}"
     inside = [file.parent for file in (*folder.glob("*/config.json"), *_snapshots(folder))]
     if inside:
         return f"{missing}; give one of the folders in there, such as {max(inside, key=_steps)}"

@@ -7,6 +7,7 @@ folder is refused: links to anywhere else, named pipes and devices are never ope
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -85,7 +86,7 @@ class Folder:
                 f"{path} leads out of the folder, to {real}; copy the file itself there"
             )
         if not stat.S_ISREG(mode):
-            raise InputError(f"{path} is no regular file; replace it by one")
+            raise _irregular(path, mode)
         return path
 
     def require(self, name: str) -> Path:
@@ -193,9 +194,10 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise InputError(f"{path} is no regular file; replace it by one")
+        raise _irregular(path, mode)
     with os.fdopen(descriptor, "rb") as stream:
         yield stream
 
@@ -225,8 +227,16 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def _irregular(path: Path, mode: int) -> InputError:
+    if stat.S_ISDIR(mode):
+        return InputError(f"{path} is a folder, where a file was expected; give the file")
+    return InputError(f"{path} is no regular file; replace it by one")
+
+
 def _unreadable(path: Path | str, error: OSError | ValueError) -> InputError:
     if isinstance(error, FileNotFoundError):
         return InputError(f"{path} cannot be read (there is no such file); check its name")
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return InputError(f"{path} cannot be read (its name is too long); check its name")
     why = error.strerror if isinstance(error, OSError) else error
     return InputError(f"{path} cannot be read ({why}); make it readable")

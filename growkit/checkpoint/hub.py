@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from growkit.checkpoint.carrying import CARRIED, READ
-from growkit.checkpoint.elsewhere import HUB_NAME
+from growkit.checkpoint.elsewhere import HUB_NAME, SINGLE, index_of
 from growkit.checkpoint.folder import Folder, check_name
-from growkit.checkpoint.weight_files import SINGLE, check_names, weight_files
+from growkit.checkpoint.weight_files import check_names, weight_files
 from growkit.errors import InputError, reason
 
 SCHEME = "hf:/"
@@ -135,7 +135,7 @@ def _fetched(name: str, revision: str | None, weights: bool) -> Path:
         if commit != about.sha:
             raise InputError(f"{name} was changed on the Hub just now; run this again")
         for single in SINGLE if weights else ():  # in the order of ``weight_files``
-            index = f"{single}.index.json"
+            index = index_of(single)
             names = [single]
             if single not in listed and index in listed:
                 mapped = folder.json(index).get("weight_map")

@@ -49,7 +49,11 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
         _check_apart(folder, inputs.inside(folder) or inputs.around(folder))
     _check_makeable(output)
     if os.path.lexists(output) and not overwrite:
-        raise InputError(f"{output} already exists; choose another name or pass --overwrite")
+        # The look at every file is left to those who ask for it.
+        replaced = output.is_dir() and not output.is_symlink()
+        replaced = replaced and (os.path.lexists(output / MANIFEST) or not any(output.iterdir()))
+        more = ", or overwrite it (--overwrite)" if replaced else ""
+        raise InputError(f"{output} already exists; choose another name{more}")
     found = {}
     for folder in (output, rejected_name(output)):
         if os.path.lexists(folder):
@@ -137,6 +141,10 @@ def writing(output: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise InputError(
                 f"the disk filled up while writing {output}; free some space"
+            ) from error
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(
+                f"{output} cannot be written, since its name is too long; choose a shorter one"
             ) from error
         where = f": {error.filename}" if error.filename else ""
         raise InputError(

@@ -11,13 +11,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from growkit.checkpoint.elsewhere import told_of_weights
+from growkit.checkpoint.elsewhere import SINGLE, index_of, told_of_weights
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
-
-SINGLE = ("model.safetensors", "pytorch_model.bin")
-"""Files with all weights, in the order in which they are preferred; each before its own index."""
 
 FOLLOWED = {
     "configuration_files": "other configs",
@@ -46,7 +43,7 @@ def weight_files(folder: Folder, config: Config) -> tuple[list[str], dict[str, s
     for single in SINGLE:
         if folder.find(single):  # transformers as well prefers it to an index
             return [single], {}
-        index = f"{single}.index.json"
+        index = index_of(single)
         if folder.find(index):
             ending = single.rpartition(".")[2]
             listed = listed_in(str(folder.path / index), folder.json(index), ending)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from growkit.checkpoint.exchange import move
 from growkit.checkpoint.flushing import flush
+from growkit.checkpoint.publishing import writing
 from growkit.checkpoint.scratch import Scratch
 
 
@@ -19,18 +20,19 @@ def write_whole(path: Path, text: str, *, new: bool = False) -> None:
         new: whether the name must be free.
 
     Raises:
-        OSError: it cannot be written, or the name is not free.
+        InputError: it cannot be written, or the name is not free; names it.
     """
     scratch = Scratch(path.with_name(f".{path.name}."))
     try:
-        scratch.make()
-        written = scratch.path / path.name
-        written.write_bytes(text.encode("utf-8", "backslashreplace"))
-        flush(written)
-        if new:
-            move(written, path)
-        else:
-            os.replace(written, path)
-        flush(path.parent)
+        with writing(path):
+            scratch.make()
+            written = scratch.path / path.name
+            written.write_bytes(text.encode("utf-8", "backslashreplace"))
+            flush(written)
+            if new:
+                move(written, path)
+            else:
+                os.replace(written, path)
+            flush(path.parent)
     finally:
         scratch.close()

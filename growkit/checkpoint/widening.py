@@ -45,6 +45,11 @@ def rounds(dtype: str, other: str) -> bool:
     return any(has > gets for has, gets in zip(_BITS[dtype], _BITS[other], strict=True))
 
 
+def too_narrow(main: str, wanted: str) -> bool:
+    """Whether weights of one dtype are not rounded to another, both by their safetensors names."""
+    return rounds(main, wanted) and FLOAT_BYTES[wanted] < NARROWEST
+
+
 def rounded(source: Weights, dtype: str | None) -> str | None:
     """The dtype to which most weights are rounded when they are stored in another; None if none.
 
@@ -74,12 +79,14 @@ class Widened:
     def __init__(self, source: Weights, dtype: str) -> None:
         names = {torch_name: name for name, torch_name in TORCH_NAMES.items()}
         if dtype not in names:
+            main = main_dtype(source.tensors)
+            chosen = [each for each, name in names.items() if not too_narrow(main, name)]
             raise InputError(
-                f"dtype {dtype!r} is not known; choose one of {', '.join(names)}"
-                f"{perhaps(dtype, names, TORCH_NAMES)}"
+                f"dtype {dtype!r} is not known; choose one of {', '.join(chosen)}"
+                f"{perhaps(dtype, chosen, TORCH_NAMES)}"
             )
         main, wanted = main_dtype(source.tensors), names[dtype]
-        if rounds(main, wanted) and FLOAT_BYTES[wanted] < NARROWEST:
+        if too_narrow(main, wanted):
             name = next(name for name, info in source.tensors.items() if info.dtype == main)
             raise InputError(
                 f"dtype {dtype} would round tensor {name} in {source.where(name)}, which is "

@@ -39,7 +39,8 @@ def read_text(path: str) -> bytes:
         ) from None
     if not documents(content):
         raise InputError(
-            f"text {file} is empty, so it has fewer than 2 tokens in a row; give a longer one"
+            f"text {file} {'holds blanks alone' if content else 'is empty'}, so it has fewer than "
+            "2 tokens in a row; give a longer one"
         )
     return content
 

@@ -34,6 +34,11 @@ def factor(name: str, size: str, current: int) -> Fraction:
         InputError: the size is not understood, or smaller than the current one.
     """
     wanted = parsed(size, current)
+    digits = size.strip().lower().lstrip("x×")
+    if wanted is None and digits.isdecimal():
+        raise InputError(
+            f"{name} {size} is too large; a number of more than 12 digits is none that a size has"
+        )
     if not wanted:
         raise InputError(
             f"{name} {size!r} is not understood; write a factor like x2, x1.5 or x3/2, or a size "
@@ -47,6 +52,13 @@ def factor(name: str, size: str, current: int) -> Fraction:
             f"choose {current} or more{meant}"
         )
     return wanted / current
+
+
+def _decimal(number: Fraction) -> str:
+    """A number that is not whole, with as many digits as show that."""
+    every = (f"{float(number):.{digits}g}" for digits in range(6, 18))
+    shown = (text for text in every if "e" not in text and not float(text).is_integer())
+    return next(shown, str(number))
 
 
 def check_whole(name: str, size: str, sizes: Mapping[str, Fraction]) -> None:
@@ -63,6 +75,6 @@ def check_whole(name: str, size: str, sizes: Mapping[str, Fraction]) -> None:
     for axis, new in sizes.items():
         if new.denominator != 1:
             raise InputError(
-                f"{name} {size} would make {axis} {float(new):g}; choose a size or a factor that "
+                f"{name} {size} would make {axis} {_decimal(new)}; choose a size or a factor that "
                 "makes it a whole number"
             )

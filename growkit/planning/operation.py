@@ -71,18 +71,19 @@ class Option:
             raise InputError(f"{self.name} is {text!r}; give {self.help} ({self.form})")
         return text
 
-    def check_kind(self, value: object, where: str) -> None:
+    def check_kind(self, value: object, where: str, shown: Callable[[object], str] = repr) -> None:
         """Refuse a value of a kind that it cannot have.
 
         Args:
             value: as it stands in a recipe or in Python.
             where: what it is, for the message.
+            shown: how values are written there.
 
         Raises:
             InputError: it is of another kind.
         """
         if not isinstance(value, self.kinds) or isinstance(value, bool):
-            raise InputError(f"{where} is {value!r}; {self.expected} was expected")
+            raise InputError(f"{where} is {shown(value)}; {self.expected} was expected")
 
     @property
     def expected(self) -> str:
@@ -103,10 +104,10 @@ class Switch(Option):
         self.check_kind(value, self.name)
         return "on" if value else None
 
-    def check_kind(self, value: object, where: str) -> None:
+    def check_kind(self, value: object, where: str, shown: Callable[[object], str] = repr) -> None:
         """See ``Option``."""
         if not isinstance(value, bool):
-            raise InputError(f"{where} is {value!r}; true or false was expected")
+            raise InputError(f"{where} is {shown(value)}; true or false was expected")
 
 
 @dataclass(frozen=True)

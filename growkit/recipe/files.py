@@ -33,7 +33,7 @@ from growkit.recipe.recipe import Recipe
 from growkit.recipe.shipped import shipped_recipes
 from growkit.recipe.steps import STEPS, Step
 from growkit.settings import Settings
-from growkit.strict_yaml import read_yaml
+from growkit.strict_yaml import in_yaml, read_yaml
 
 LISTED = "'growkit recipes list' lists those"
 
@@ -52,6 +52,11 @@ def recipe_file(name: Path) -> Path:
     """
     if os.path.isdir(name) and os.path.lexists(name / MANIFEST):
         return name / MANIFEST
+    if os.path.isdir(name):
+        raise InputError(
+            f"{name} holds no {MANIFEST}, so growkit did not make it, and it is no recipe; give a "
+            "recipe (YAML) or a folder that growkit wrote"
+        )
     known = shipped_recipes()
     if os.path.lexists(name) or len(name.parts) != 1:
         return name
@@ -164,7 +169,7 @@ def _parse_step(step: Any, where: str) -> Step:
     _known_keys(step, [verb, *known], where, callings(options), having)
     given = {key: value for key, value in step.items() if key != verb}
     for key, value in given.items():
-        known[key].check_kind(value, f"{key} in {where}")
+        known[key].check_kind(value, f"{key} in {where}", in_yaml)
     return STEPS[verb](name, given)
 
 
@@ -210,5 +215,7 @@ def _typed(content: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
         expected = dict.fromkeys(
             "a number such as 0.01" if float in kinds else names[k] for k in kinds
         )
-        raise InputError(f"{key} in {where} is {value!r}; {' or '.join(expected)} was expected")
+        raise InputError(
+            f"{key} in {where} is {in_yaml(value)}; {' or '.join(expected)} was expected"
+        )
     return value
