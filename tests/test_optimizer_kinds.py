@@ -131,6 +131,11 @@ ILLEGAL: dict[str, tuple[Callable[[Any], None], str]] = {
         lambda content: content["state"][3].__setitem__("step", torch.tensor(1e30)),
         "the step of",
     ),
+    "a step beyond floats": (
+        lambda content: content["state"][3].__setitem__("step", 10**400),
+        "the step of .* is inf",
+    ),
+    "a rate beyond floats": (option("lr", 10**400), "lr of a group"),
     "LAMB of DeepSpeed": (
         lambda content: as_deepspeed(content, max_grad_norm=0.0, max_coeff=10.0, min_coeff=0.01),
         "max_grad_norm = 0.0 in a group of parameters, an option that AdamW does not have",

@@ -276,9 +276,17 @@ def _check_options(state: State, group: Group) -> None:
             )
 
 
+def as_float(value: float) -> float:
+    """A number as a float; infinity for whole numbers that no float reaches."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
 def _is_number(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    return number and math.isfinite(as_float(value))
 
 
 def _is_label(value: Any) -> bool:

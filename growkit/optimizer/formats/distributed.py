@@ -35,7 +35,7 @@ from growkit.errors import InputError
 from growkit.optimizer.groups import Group
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule
-from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Grown, State
+from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Grown, State, as_float
 
 FOLDER = "optimizer"
 """What it is called in the folder of a model."""
@@ -217,7 +217,7 @@ def _number(folder: Folder, entries: Entries, entry: str) -> float:
         isinstance(found, Tensor) and found.numel() == 1
     ):
         raise InputError(f"{entry} in {folder.path} is no number; {REMEDY}")
-    return float(found)
+    return as_float(found) if isinstance(found, int | float) else float(found)
 
 
 def _tensor(folder: Folder, entries: Entries, entry: str) -> Tensor:

@@ -18,7 +18,7 @@ from growkit.optimizer.groups import Group
 from growkit.optimizer.holes import MOST_PICKLE, save
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule
-from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Grown, State
+from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Grown, State, as_float
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,7 +186,7 @@ def _recognised(
             if isinstance(value, torch.Tensor) and (kind != STEP or value.numel() == 1):
                 found[f"{name_of[number]}.{kind}"] = value
             elif kind == STEP and isinstance(value, int | float) and not isinstance(value, bool):
-                saved.steps[name_of[number]] = float(value)
+                saved.steps[name_of[number]] = as_float(value)
             else:
                 raise InputError(
                     f"{file} holds {kind} of {name_of[number]} in a form in which AdamW and Muon "

@@ -32,7 +32,7 @@ from growkit.optimizer.groups import Group
 from growkit.optimizer.holes import MOST_PICKLE, save
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule
-from growkit.optimizer.state import ADAMW, MASTER, SCALED, STEP, Grown, State
+from growkit.optimizer.state import ADAMW, MASTER, SCALED, STEP, Grown, State, as_float
 
 RANKS = "*model_states.pt"
 """What each of the processes kept of the model and the engine."""
@@ -296,7 +296,7 @@ def _step_in(content: Any) -> dict[str, Tensor]:
 def _inner_step(inner: Any) -> float | None:
     first = _inner({INNER: inner})
     step = first.get(STEP) if isinstance(first, dict) else None
-    return float(step) if isinstance(step, int | float) else None
+    return as_float(step) if isinstance(step, int | float) else None
 
 
 def _step(folder: Folder, name: str, files: list[Path]) -> float | None:
@@ -309,7 +309,7 @@ def _step(folder: Folder, name: str, files: list[Path]) -> float | None:
         return float(numbers.read(STEP, None))
     if isinstance(content, bool) or not isinstance(content, int | float):
         raise InputError(f"{folder.path / name} holds no number of steps; {KIND.remedy}")
-    return float(content)
+    return as_float(content)
 
 
 def _one(content: Any) -> dict[str, Tensor]:
