@@ -79,7 +79,7 @@ def no_folder(path: Path) -> str:
             "download the "
             "model, and give that folder (growkit plan reads headers where they lie)"
         )
-    if path.is_file() and path.suffix == ".gguf":
+    if os.path.isfile(path) and path.suffix == ".gguf":
         return f"{text} {GGUF}"
     if os.path.lexists(path.parent / "config.json") and os.path.lexists(path):
         return f"{text} is not a folder; give the one that it lies in, {path.parent}"
