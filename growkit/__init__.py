@@ -9,11 +9,13 @@ if getattr(sys, "argv", [""])[:1] == ["-m"] and not getattr(sys.flags, "safe_pat
     del sys.path[:1]
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from growkit.version import __version__
 
+TYPE_CHECKING = False  # a signal is heeded the sooner, the less is imported here
 if TYPE_CHECKING:
+    from typing import Any
+
     from growkit import distributed as distributed
     from growkit import results as results
     from growkit import training as training
@@ -74,7 +76,7 @@ _MODULES = ("distributed", "results", "training")
 __all__ = ["__version__", *_HOMES, *_MODULES]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     # Imported when asked for: ``growkit --help`` must not wait for torch.
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

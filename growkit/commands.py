@@ -172,7 +172,7 @@ def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
             elif isinstance(error, MemoryError):
                 say("error: memory ran out; use a machine with more, or compare less at once")
             elif isinstance(error, OSError):
-                say(f"error: {_refused(error)}")
+                say(f"error: {InputError(_refused(error))}")
             else:
                 say(traceback.format_exc())
                 say("error: this is a fault of growkit itself; please report it with the above")

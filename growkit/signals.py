@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
-from typing import NoReturn
+
+TYPE_CHECKING = False  # to import typing takes longer than all the rest
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 INTERRUPTED = "interrupted: nothing half-written is left"
 
@@ -36,8 +38,10 @@ def _heeded() -> list[int]:
 
 def _stop(signum: int, frame: object) -> NoReturn:
     if signum == signal.SIGINT:
-        with suppress(OSError):  # nobody listens
+        try:  # noqa: SIM105 - as for typing
             os.write(2, f"{INTERRUPTED}\n".encode())
+        except OSError:  # nobody listens
+            pass
     os._exit(128 + signum)
 
 

@@ -1,4 +1,7 @@
-"""Standard streams that may be closed: whether someone listens changes nothing of what was done."""
+"""Standard streams that may be closed: whether someone listens changes nothing of what was done.
+
+What could not be printed is remembered, for those commands of which nothing else remains.
+"""
 
 from __future__ import annotations
 

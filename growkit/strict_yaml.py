@@ -118,7 +118,7 @@ class _Loader(yaml.SafeLoader):
         for key_node, value_node in node.value:
             key = key_node.value
             if key_node.tag != "tag:yaml.org,2002:str":
-                told = repr(key[:100]) if isinstance(key, str) else f"that is a {key_node.id}"
+                told = repr(key[:100]) if isinstance(key, str) else f"that holds a {key_node.id}"
                 raise NotTakenError(
                     f"{_place(key_node)}key {told} is no text; the name of a key was expected"
                 )

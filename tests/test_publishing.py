@@ -598,8 +598,26 @@ def test_who_listens_changes_no_verdict(how: str, kept: bool, source: Path, plac
 
 @pytest.mark.parametrize("how", CLOSED)
 @pytest.mark.parametrize("arguments", ["inspect {}", "recipes list", "--help", "inspect {}/no"])
-def test_who_listens_changes_no_exit_code(how: str, arguments: str, source: Path) -> None:
-    assert ended(how, arguments.format(source)) == (2 if "/no" in arguments else 0)
+def test_a_result_that_can_only_be_read_is_printed_or_missed(
+    how: str, arguments: str, source: Path
+) -> None:
+    """That a reader leaves is the reader's choice, as with ``head``."""
+    expected = 2 if "/no" in arguments or how != "pipe" else 0
+    assert ended(how, arguments.format(source)) == expected
+
+
+def test_what_is_written_is_also_to_be_read_there(source: Path, place: Path) -> None:
+    """A growth has done its work; one that was only to be shown has not."""
+    grow_it = f"{sys.executable} -m growkit grow {source} {place / 'out'} --hidden x2 --no-verify"
+
+    def told(more: str) -> tuple[int, str]:
+        command = ["bash", "-c", f"{grow_it} {more} >/dev/full"]
+        done = subprocess.run(command, stderr=-1, text=True)
+        return done.returncode, done.stderr.partition(" (")[0]
+
+    assert told("--dry-run") == (2, "error: the result cannot be printed")
+    assert told("") == (0, "warning: the result cannot be printed")
+    assert (place / "out" / "growkit.json").exists()
 
 
 def ended(how: str, arguments: str) -> int:

@@ -217,6 +217,19 @@ def test_snippets_run_as_printed(block: Block, workplace: Workplace) -> None:
         exec(compile(block.text, str(block), "exec"), {})
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_reads_a_checkpoint_reads_ties_as_well(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = (each for each in of("python") if "HuggingFaceStorageReader(" in each.text)
+    source = save_model(tmp_path / "source", "llama", tie_word_embeddings=tied)
+    growkit.grow(source, "my-larger-llama", hidden="x2", verify=False)
+    assert ("lm_head.weight" in load_file("my-larger-llama/model.safetensors")) is not tied
+    exec(compile(block.text, str(block), "exec"), {})
+
+
 def needed(program: str) -> set[str]:
     """What it imports; transformers' Trainer wants accelerate beside it."""
     modules = set(re.findall(r"^(?:from|import) (\w+)", program, re.MULTILINE))

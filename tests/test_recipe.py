@@ -68,7 +68,7 @@ def test_a_recipe_survives_being_written() -> None:
         (("source: a", ""), r"has no source"),
         (("output: b", ""), r"has no output"),
         (("seed: 3", "seed: three"), r"seed .* is 'three'; a whole number was expected"),
-        (("seed: 3", "seed: true"), r"seed .* is True"),
+        (("seed: 3", "seed: true"), r"seed .* is true"),
         (("hidden: x2", "hidden: 2.5"), r"hidden .* is 2.5"),
         (("symmetry: keep", "symmetry: kept"), r"'kept'"),
         (("verify: {", "verify: [{"), r"not valid YAML"),

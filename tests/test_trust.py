@@ -317,10 +317,14 @@ MERGES = "a0: &a0 {k: v}\n" + "".join(
     [
         *((LAUGHS, "values"), (MERGES, "'<<'"), ("a: 1\na: 2", "'a' stands twice")),
         *(("a: &a [*a]", "deep"), ("[" * 5000, "deep"), ("1: 2", "no text"), ("yes: 1", "no text")),
-        *(("a: 0x" + "f" * 5000, "64 bits"), ("a: .nan", "64 bits"), ("a: !!set {b}", "tag")),
+        *(
+            ("a: 0x" + "f" * 5000, "64 bits"),
+            ("a: .nan", "a finite number"),
+            ("a: !!set {b}", "tag"),
+        ),
         *(("a: " + "9" * 5000, "digits"), ("a: !!python/object/apply:os.system [ls]", "tag")),
         *(("a: !!timestamp x", "group"), ("a: !!map [1]", "unpack"), ("a: !!int ''", "range")),
-        ("\x00", "#x0000"),
+        ("\x00", "x00"),
     ],
     ids=lambda text: text[:12],
 )

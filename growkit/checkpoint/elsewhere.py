@@ -52,6 +52,11 @@ IN_THE_PLACE_OF_WEIGHTS = (
 """Names, and what their files are and ask for; the first that fits is told."""
 
 
+def address_in(path: Path | str) -> str:
+    """An address with the slashes that a path has lost."""
+    return re.sub(r"^([a-z][a-z0-9+.-]+):/+", r"\1://", str(path))
+
+
 def index_of(single: str) -> str:
     """The file that says which shard holds what, where no single file holds all weights."""
     return f"{single}.index.json"
@@ -70,10 +75,11 @@ def no_folder(path: Path) -> str:
         )
     if STORE.fullmatch(text):
         return (
-            f"{text} is not a folder, and what is to be proved must be one here; download the "
+            f"{address_in(text)} is not a folder, and what is to be proved must be one here; "
+            "download the "
             "model, and give that folder (growkit plan reads headers where they lie)"
         )
-    if path.is_file() and path.suffix == ".gguf":
+    if os.path.isfile(path) and path.suffix == ".gguf":
         return f"{text} {GGUF}"
     if os.path.lexists(path.parent / "config.json") and os.path.lexists(path):
         return f"{text} is not a folder; give the one that it lies in, {path.parent}"

@@ -229,7 +229,9 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 def _irregular(path: Path, mode: int) -> InputError:
     if stat.S_ISDIR(mode):
-        return InputError(f"{path} is a folder, where a file was expected; give the file")
+        return InputError(
+            f"{path} is a folder, and a file was expected; have the file in its place"
+        )
     return InputError(f"{path} is no regular file; replace it by one")
 
 

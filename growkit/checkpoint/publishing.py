@@ -52,7 +52,7 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
         # The look at every file is left to those who ask for it.
         replaced = output.is_dir() and not output.is_symlink()
         replaced = replaced and (os.path.lexists(output / MANIFEST) or not any(output.iterdir()))
-        more = ", or overwrite it (--overwrite)" if replaced else ""
+        more = ", or overwrite it (--overwrite, in Python overwrite=True)" if replaced else ""
         raise InputError(f"{output} already exists; choose another name{more}")
     found = {}
     for folder in (output, rejected_name(output)):

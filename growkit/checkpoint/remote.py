@@ -9,13 +9,12 @@ version, ends in a sentence, and never in wrong weights.
 from __future__ import annotations
 
 import io
-import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from growkit.checkpoint.elsewhere import STORE
+from growkit.checkpoint.elsewhere import STORE, address_in
 from growkit.checkpoint.folder import MOST_JSON
 from growkit.checkpoint.reading import MOST_DIGITS, check_finite
 from growkit.checkpoint.safetensors_file import places_in
@@ -53,7 +52,7 @@ class Store:
     """
 
     def __init__(self, address: Path | str) -> None:
-        self.address = re.sub(r":/+", "://", str(address).rstrip("/"), count=1)
+        self.address = address_in(str(address).rstrip("/"))
         try:
             import fsspec
 

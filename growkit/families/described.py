@@ -31,7 +31,7 @@ from growkit.errors import InputError
 from growkit.families.description import Multiple, Norm, Tensor, always
 from growkit.families.family import LISTS, Family
 from growkit.names import did_you_mean
-from growkit.strict_yaml import read_yaml
+from growkit.strict_yaml import in_yaml, read_yaml
 
 KEYS: dict[str, type] = {
     "family": str,
@@ -229,7 +229,7 @@ def _check(content: Mapping[Any, Any], kinds: Mapping[str, type], where: str) ->
 def _check_kind(value: Any, kind: type, what: str) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (number if kind is float else isinstance(value, kind)):
-        raise InputError(f"{what} is {value!r}; {KINDS[kind]} was expected")
+        raise InputError(f"{what} is {in_yaml(value)}; {KINDS[kind]} was expected")
 
 
 def _mapping(content: Mapping[str, Any], key: str, kind: type, where: str) -> dict[str, Any]:

@@ -251,4 +251,9 @@ def stored_family(weights: Weights) -> Family:
         InputError: see ``family_of``.
     """
     family = family_of(weights.config, weights.where())
-    return family.as_stored(weights.config, weights.tensors.keys())
+    stored = family.as_stored(weights.config, weights.tensors.keys())
+    try:
+        stored.complete(weights.config)
+    except InputError as error:  # which knows of no folder
+        raise InputError(f"{weights.where()} is no such model: {error}") from None
+    return stored

@@ -53,26 +53,26 @@ def check_report(
         raise InputError(f"report {file} cannot be written; name it .html or .json")
     if file and figures and os.path.realpath(file) == os.path.realpath(figures):
         raise InputError(f"{file} cannot be both the report and the folder of the figures")
-    for folder in (file.parent if file else None, figures.parent if figures else None):
-        if folder is not None and not folder.is_dir():
-            raise InputError(f"{folder} is not a folder; make it before a report goes there")
+    for path, what in ((file, "a report goes"), (figures, "figures go")):
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"{path.parent} is not a folder; make it before {what} there")
     if figures is not None and os.path.lexists(figures) and not figures.is_dir():
         raise InputError(f"{figures} is a file; name a folder for the figures")
-    for path in (file, figures):
+    for path, what in ((file, "report"), (figures, "figures")):
         if path is not None:
-            _check_outside(path, inputs, outputs)
+            _check_outside(path, what, inputs, outputs)
     charts = sorted(figures.glob("[0-9][0-9].svg")) if figures and figures.is_dir() else []
     for path in ([file] if file else []) + charts:
         _check_free(path, inputs)
 
 
-def _check_outside(path: Path, inputs: Inputs, outputs: Sequence[Path]) -> None:
+def _check_outside(path: Path, what: str, inputs: Inputs, outputs: Sequence[Path]) -> None:
     real = Path(os.path.realpath(path))
     made = (output for output in outputs if real.is_relative_to(os.path.realpath(output)))
     model = inputs.around(path) or next(made, None)
     if model is not None:
         raise InputError(
-            f"{path} would become part of the model in {model}; write the report elsewhere"
+            f"{path} would become part of the model in {model}; write the {what} elsewhere"
         )
 
 
