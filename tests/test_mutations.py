@@ -986,9 +986,9 @@ def test_saved_again(pair: str, pairs: Callable[[str], Path], tmp_path: Path) ->
     assert result["weights_recovered"]
 
 
-# A sample; ``python -m tests.mutations`` takes as many as one likes. On 108 and 199 the rarest
+# A sample; ``python -m tests.mutations`` takes as many as one likes. On 85, 108 and 199 the rarest
 # kinds are drawn, and on 979 another prompt than the first rounds worst.
-SEEDS = [*range(100), 108, 199, 979]
+SEEDS = [*range(60), 85, 108, 199, 979]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
