@@ -135,7 +135,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("grow", "SRC", OUT, "--" + "h" * 10**5, "x2"), "[…]"),
     (("grow", "SRC"), "missing argument 'OUT'"),
     (("grow", "SRC", OUT, "--hidden"), "'--hidden' requires an argument"),
-    (("grow", "SRC", OUT, "--prompts", "many"), "'--prompts'"),
+    (("grow", "SRC", OUT, "--prompts", "many"), "--prompts takes a whole number"),
     (("grow", "SRC", OUT, "and\nmore"), "unexpected extra argument"),
     (("convert", "SRC", OUT), "missing option '--to'"),
     (("grow", "SRC", OUT, "--method", "hyperclonning"), "did you mean 'hypercloning'?"),

@@ -24,11 +24,14 @@ runpy.run_module("growkit", run_name="__main__")
 """
 """growkit, to which a signal is sent while it imports a module."""
 
+HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""As Python begins, unless it runs in the background."""
+
 
 @pytest.mark.parametrize("module", ["growkit.cli", "typer", "growkit.families.llama"])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_imports_are_ended_without_a_traceback(module: str, signum: signal.Signals) -> None:
-    done = ended(DURING.format(module=module, signum=int(signum)))
+    done = ended(HEEDING + DURING.format(module=module, signum=int(signum)))
     assert done.returncode == 128 + signum
     said = "interrupted: nothing half-written is left\n"
     assert (done.stdout, done.stderr) == ("", said if signum == signal.SIGINT else "")
