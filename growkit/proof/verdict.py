@@ -339,11 +339,11 @@ def _mode_results(
         running = native.compared.distances[mode.name]
         limit = native.tolerance if running.usable else None
         kept = found < strict.tolerance and (limit is None or running.relative <= limit)
-        silent = "" if running.usable else f"; in {native.dtype} {NO_NUMBERS}"
+        silent = "" if running.usable else f"in {native.dtype} {NO_NUMBERS}"
         results.append(
             result(
                 mode.name,
-                mode.note + silent,
+                "; ".join(filter(None, (mode.note, silent))),
                 relative=finite(found),
                 tolerance=strict.tolerance if exact else None,
                 native=finite(running.relative),
