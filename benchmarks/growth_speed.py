@@ -82,22 +82,24 @@ def measure(
     whole, writing, copying, memory = [], [], [], []
     before: list[float] = []
     for number in range(runs + 1):
-        # Each writes where as much was freed just before: memory that went back to the host of a
-        # virtual machine costs more to get than to write.
+        # Each writes where as much was freed, as long before: memory that went back to the host of
+        # a virtual machine costs more to get than to write.
         shutil.rmtree(grown, ignore_errors=True)
         command = [sys.executable, "-m", "growkit", "grow", str(source), str(grown)]
         command += ["--hidden", "x2", "--symmetry", symmetry, "--no-verify", "--json"]
         growth = run(command)
+        written = json.loads(growth.output)["write_seconds"]
+        before_writing = growth.seconds - written
         shutil.rmtree(copied, ignore_errors=True)
-        copy = run(["cp", "-r", str(grown), str(copied)])
+        copy = run(["sh", "-c", f'sleep {before_writing}; cp -r "{grown}" "{copied}"'])
         earlier = None
         if checkout:
             shutil.rmtree(grown)
             earlier = json.loads(run(command, checkout).output)["write_seconds"]
         if number:  # the first pair only warms up
             whole.append(growth.seconds)
-            writing.append(json.loads(growth.output)["write_seconds"])
-            copying.append(copy.seconds)
+            writing.append(written)
+            copying.append(copy.seconds - before_writing)
             memory.append(growth.mebibytes)
             before += [earlier] if checkout else []
     middle = statistics.median
