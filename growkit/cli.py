@@ -224,26 +224,24 @@ def verify(
     ] = None,
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
-    from growkit.checkpoint.hub import find
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
-    from growkit.engine.inside import pair
     from growkit.proof.beforehand import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
+    from growkit.sources.source import find, pair
 
     reads = [each for each in (settings.text, optimizer) if each]
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
     sweep([one.folder, other.folder], inputs)
     check_report(answer.report, answer.figures, inputs)
-    before, after = pair(one.folder, other.folder)
+    before, after = pair(one, other)
     check_settings(settings, before)
     check_vocabularies(before, after)
-    from growkit.proof.verdict import verify as prove  # which takes seconds
+    from growkit.proof.verdict import verify_found  # which takes seconds
 
-    result = prove(one.folder, other.folder, settings, optimizer=optimizer, progress=Bars())
-    result["source"], result["target"] = one.name, other.name
+    result = verify_found(one, other, settings, optimizer, Bars())
     write_report(result, other.folder, answer.report, answer.figures, inputs)
     if answer.as_json:
         _print_json(result)
@@ -294,8 +292,8 @@ def run(
     optimizer: Optimizer = None,
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
-    from growkit.checkpoint.hub import address_of
     from growkit.recipe.files import load_recipe, recipe_file
+    from growkit.sources.source import is_address
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)
@@ -310,7 +308,7 @@ def run(
         chosen = replace(chosen, base_model=base_model)
     if optimizer is not None:
         chosen = replace(chosen, optimizer=str(optimizer))
-    if source is None and not os.path.isdir(chosen.source) and not address_of(chosen.source):
+    if source is None and not os.path.isdir(chosen.source) and not is_address(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )

@@ -42,6 +42,11 @@ def is_remote(source: Path | str) -> bool:
     return bool(STORE.fullmatch(str(source)))
 
 
+def written_out(address: Path | str) -> str:
+    """The address of a folder with the slashes that a path has lost."""
+    return re.sub(r":/+", "://", str(address).rstrip("/"), count=1)
+
+
 class Store:
     """A folder on a store.
 
@@ -53,7 +58,7 @@ class Store:
     """
 
     def __init__(self, address: Path | str) -> None:
-        self.address = re.sub(r":/+", "://", str(address).rstrip("/"), count=1)
+        self.address = written_out(address)
         try:
             import fsspec
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from growkit.algebra.axes import Pattern
-from growkit.checkpoint.hub import find
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError
 from growkit.families.described import described
@@ -27,6 +26,7 @@ from growkit.inference.trial import Trial, Trials
 from growkit.inference.writing import as_yaml
 from growkit.planning.plan import unused_tensors
 from growkit.results.result import Result
+from growkit.sources.source import find
 
 MOST_TRIED = 12
 """Descriptions that are tried, if more than one is possible."""
@@ -81,7 +81,7 @@ def infer(folder: str | Path) -> Inference:
     Raises:
         InputError: there is no such class, or it has parts that cannot be described; says which.
     """
-    checkpoint = Checkpoint(find(folder).folder)
+    checkpoint = find(folder).whole()
     check_quantised(checkpoint)
     where = str(checkpoint.folder / "config.json")
     asked = ModelClass(checkpoint.config, where)

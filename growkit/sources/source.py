@@ -1,0 +1,146 @@
+"""A source, from what people write to a checkpoint that is read.
+
+Everything that reads a model asks here for it. What is given is an address of some kind, or else a
+folder on this machine. A new kind is one new file beside this one, which defines ``KIND``; a kind
+whose files are read in another way returns a ``Source`` of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import Weights
+from growkit.checkpoint.weight_files import check_names, weight_files
+from growkit.engine.inside import alone
+from growkit.errors import InputError
+from growkit.families.headers import Headers
+from growkit.paths import ADDRESS
+from growkit.registry import members
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that was found, and of which nothing is read yet.
+
+    Attributes:
+        name: the address that leads to it from anywhere, or the path as it was given.
+        folder: where its files lie.
+        base_model: what a model card calls it; None for a folder, or without an organisation.
+        warning: what should be known of it; empty for nothing.
+    """
+
+    name: str
+    folder: Path
+    base_model: str | None = None
+    warning: str = ""
+
+    @property
+    def by_address(self) -> bool:
+        """Whether its name is an address, not the path of its folder."""
+        return ADDRESS.match(self.name) is not None
+
+    def whole(self) -> Checkpoint:
+        """The checkpoint.
+
+        Raises:
+            InputError: see ``Checkpoint``.
+        """
+        return Checkpoint(self.folder)
+
+    def open(self) -> Checkpoint:
+        """The checkpoint; of a model that sees or hears as well, the language model inside of it.
+
+        Raises:
+            InputError: see ``whole``; or transformers does not take its config.
+        """
+        return alone(self.whole())
+
+    def headers(self) -> Weights:
+        """The checkpoint, for a plan; where there are no weights, what its config says of them.
+
+        Raises:
+            InputError: see ``whole``, or ``Headers``.
+        """
+        folder = Folder(self.folder)
+        config = folder.json("config.json")
+        check_names(str(folder), os.listdir(folder.path))
+        try:
+            weight_files(folder, config)
+        except InputError:
+            return Headers(folder)
+        return self.whole()
+
+
+class Kind(Protocol):
+    """What the file of a kind defines."""
+
+    def knows(self, given: str, *, weights: bool) -> bool:
+        """Whether something that was given is an address of this kind.
+
+        Args:
+            given: by people.
+            weights: whether weights are to be read, or headers alone.
+
+        Raises:
+            InputError: it can be nothing else, but is malformed.
+        """
+        ...
+
+    def find(self, given: str, *, weights: bool) -> Source:
+        """The model of an address.
+
+        Raises:
+            InputError: there is none, or it cannot be had.
+        """
+        ...
+
+
+def kinds() -> list[Kind]:
+    """All kinds, found by being there."""
+    return cast("list[Kind]", list(members("growkit.sources", "KIND").values()))
+
+
+def find(given: Path | str, *, weights: bool = True) -> Source:
+    """The model that was given, fetched first if it is not on this machine.
+
+    Args:
+        given: a path or an address.
+        weights: whether weights are needed, or only what stands beside them.
+
+    Raises:
+        InputError: an address leads nowhere. Of a path, opening it says so.
+    """
+    kind = _kind_of(str(given), weights=weights)
+    return kind.find(str(given), weights=weights) if kind else Source(str(Path(given)), Path(given))
+
+
+def is_address(given: str) -> bool:
+    """Whether a model with weights is given by an address, not by a path.
+
+    Raises:
+        InputError: see ``Kind.knows``.
+    """
+    return _kind_of(given, weights=True) is not None
+
+
+def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
+    """Two models to be compared: a language model alone with that inside of its source.
+
+    Raises:
+        InputError: see ``Source.open``.
+    """
+    after = target.whole()
+    stands_alone = "text_config" not in after.config
+    return source.open() if stands_alone else source.whole(), after
+
+
+def _kind_of(given: str, *, weights: bool) -> Kind | None:
+    """The kind of an address; None for a path."""
+    found = [kind for kind in kinds() if kind.knows(given, weights=weights)]
+    assert len(found) <= 1, f"{given} is an address of several kinds"
+    return found[0] if found else None

@@ -1,0 +1,36 @@
+"""Models on object stores and web servers, of which headers can be planned with where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from growkit.checkpoint.remote import RemoteWeights, is_remote, written_out
+from growkit.checkpoint.tensors import Weights
+from growkit.sources.source import Source, kinds
+
+
+@dataclass(frozen=True)
+class Stored(Source):
+    """A model on a store."""
+
+    def headers(self) -> Weights:
+        """See ``Source``."""
+        return RemoteWeights(self.name)
+
+
+class Store:
+    """Addresses that are of no other kind, such as ``s3://BUCKET/MODEL``."""
+
+    def knows(self, given: str, *, weights: bool) -> bool:
+        """See ``Kind``."""
+        others = (kind for kind in kinds() if kind is not self)
+        taken = any(kind.knows(given, weights=weights) for kind in others)
+        return not weights and is_remote(given) and not taken
+
+    def find(self, given: str, *, weights: bool) -> Source:
+        """See ``Kind``."""
+        return Stored(written_out(given), Path(given))
+
+
+KIND = Store()
