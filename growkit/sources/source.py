@@ -18,7 +18,7 @@ from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.weight_files import check_names, weight_files
 from growkit.engine.inside import alone
 from growkit.errors import InputError
-from growkit.families.headers import Headers
+from growkit.families.headers import headers_of
 from growkit.paths import ADDRESS
 from growkit.registry import members
 
@@ -64,7 +64,7 @@ class Source:
         """The checkpoint, for a plan; where there are no weights, what its config says of them.
 
         Raises:
-            InputError: see ``whole``, or ``Headers``.
+            InputError: see ``whole``, or ``headers_of``.
         """
         folder = Folder(self.folder)
         config = folder.json("config.json")
@@ -72,7 +72,7 @@ class Source:
         try:
             weight_files(folder, config)
         except InputError:
-            return Headers(folder)
+            return headers_of(folder)
         return self.whole()
 
 
