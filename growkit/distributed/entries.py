@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo
 from growkit.planning.plan import AT_A_TIME
-from growkit.planning.transforms import Slices
+from growkit.planning.transform import Slices
 
 if TYPE_CHECKING:
     import torch

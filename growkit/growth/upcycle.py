@@ -43,7 +43,8 @@ from growkit.growth.routing import (
 from growkit.planning.operation import Change, Option
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.sections import Section, Stacked
-from growkit.planning.transforms import Computed, Constant, Kept, Transform
+from growkit.planning.transform import Transform
+from growkit.planning.transforms import Computed, Constant, Kept
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,7 +20,8 @@ from growkit.families.sizes import MOST_SIZE
 from growkit.growth.sizes import check_whole, factor
 from growkit.planning.operation import Option, SizeOption
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
-from growkit.planning.transforms import Mapped, Slices
+from growkit.planning.transform import Slices
+from growkit.planning.transforms import Mapped
 
 if TYPE_CHECKING:
     from torch import Tensor

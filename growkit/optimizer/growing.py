@@ -17,7 +17,8 @@ from growkit.optimizer.state import MASTER, ORDERS, STEP, State
 from growkit.planning.factors import Factors
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import AT_A_TIME, Plan, Planned, Rule
-from growkit.planning.transforms import Constant, Slices
+from growkit.planning.transform import Slices
+from growkit.planning.transforms import Constant
 
 if TYPE_CHECKING:
     from torch import Tensor

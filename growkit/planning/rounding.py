@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import TORCH_NAMES, Weights
-from growkit.planning.transforms import Mapped, Slices
+from growkit.planning.transform import Slices
+from growkit.planning.transforms import Mapped
 
 if TYPE_CHECKING:
     from torch import Tensor

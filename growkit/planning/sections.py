@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import Weights
-from growkit.planning.transforms import Slices, Transform
+from growkit.planning.transform import Slices, Transform
 
 if TYPE_CHECKING:
     from torch import Tensor
