@@ -258,7 +258,7 @@ def check(
     ],
     as_json: Json = False,
 ) -> int:
-    """Hold OUT against the hashes in its manifest: on any later day, wherever it was copied."""
+    """Check OUT against the hashes in its manifest: on any later day, wherever it was copied."""
     from growkit.checking import check as hold
     from growkit.report.terminal import Bars, show_check
 
@@ -284,7 +284,7 @@ def run(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Replaces where the proof runs.", autocompletion=one_of(lambda: DEVICES)),
+        typer.Option(help="Replaces the recipe's device.", autocompletion=one_of(lambda: DEVICES)),
     ] = None,
     max_kl: MaxKL = None,
     steps: Steps = None,
@@ -325,13 +325,14 @@ def plan(
     bandwidth: Annotated[
         str | None,
         typer.Option(
-            metavar="BYTES", help="What all of them read and write in a second, such as 2GB."
+            metavar="BYTES",
+            help="Bytes per second that all of them read and write together, such as 2GB.",
         ),
     ] = None,
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a recipe takes: files, disk, memory and time, from headers or config.json alone."""
+    """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
     from growkit.ahead import plan as look_ahead
     from growkit.recipe.files import load_recipe
     from growkit.report.plan import show_large

@@ -44,22 +44,22 @@ def _is_place(text: str) -> bool:
 OPTIONS: tuple[Option, ...] = (
     SizeOption(
         "layers",
-        "number of layers; x1.5 makes three of two",
+        "number of layers; x1.5 turns 2 into 3",
         axes=("layers",),
         accepts=_is_size,
     ),
     Option(
         "blocks",
-        "what new layers are: they hand on what they are given, so that the function stays the "
-        "same (identity); the whole model once more on top (stack), without its middle (overlap); "
-        "or copies of the layer before them (interpose)",
+        "what new layers do: pass on what they are given, so that the function stays the same "
+        "(identity); repeat the whole model on top (stack), or without its middle (overlap); or "
+        "repeat the layer before them (interpose)",
         ("identity", "stack", "overlap", "interpose"),
         kinds=(str,),
     ),
     Option(
         "place",
-        "where new layers of identity and interpose go: evenly between the others (even), behind "
-        "them (end), or behind these, counted from 0, each as often as it is named",
+        "where new layers of identity and interpose go: evenly between the others (even), after "
+        "them (end), or after these, counted from 0, each as often as it is named",
         form="even|end|N,N,…",
         accepts=_is_place,
         kinds=(str, int, list),

@@ -16,7 +16,7 @@ from growkit.planning.operation import Switch
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Kept
 
-UNTIE = Switch("untie", "give a model whose output head is its embedding a head of its own")
+UNTIE = Switch("untie", "give a model whose output head is its embedding a separate head")
 
 
 def untied(source: Weights, options: Mapping[str, str]) -> Plan | None:

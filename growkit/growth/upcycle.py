@@ -75,15 +75,15 @@ class Upcycle(WithExperts):
         TOP_K,
         Option(
             "granularity",
-            "pieces into which the MLP is cut, with a copy of each in every group of experts; 1 "
-            "without, where every expert is the whole MLP",
+            "pieces into which the MLP is cut, with a copy of each in every group of experts; 1 by "
+            "default, where every expert is the whole MLP",
             form="N",
             accepts=is_count,
             kinds=(str, int),
         ),
         Option(
             "drop",
-            "part of the hidden units of every expert that is drawn anew (Drop-Upcycling), which "
+            "the part of the hidden units of every expert to draw anew (Drop-Upcycling), which "
             "makes another function; 0.5 in the paper",
             form="PART",
             accepts=_is_part,

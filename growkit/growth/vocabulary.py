@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from growkit.algebra.expansion import IndexMap
     from growkit.algebra.law import Rows
 
-VOCAB = SizeOption("vocab", "vocabulary; logits of the old tokens stay", axes=("vocab",))
+VOCAB = SizeOption("vocab", "vocabulary; logits of the old tokens stay the same", axes=("vocab",))
 NEW_TOKENS = Option(
     "new_tokens",
-    "what embedding and head have for new tokens: the mean of all others, or zero",
+    "what embedding and head hold for new tokens: the mean of all others, or zero",
     ("mean", "zero"),
     kinds=(str,),
 )
