@@ -1,4 +1,4 @@
-"""What a recipe takes on a machine that is not there yet: from headers, or a config alone."""
+"""Estimate a recipe before there is a machine for it: from headers, or a config alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_RANKS = 100_000
 
 
 def plan(recipe: Recipe | str | Path, *, ranks: int = 1, bandwidth: str | None = None) -> LargePlan:
-    """Say what a recipe will take: files, disk, memory and time. Nothing is written.
+    """Estimate the files, disk, memory and time of a recipe. Nothing is written.
 
     Args:
         recipe: as in ``growkit.run``. Of its source only headers are read, and where it has no

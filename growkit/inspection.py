@@ -1,4 +1,4 @@
-"""What a checkpoint is, from its config and headers."""
+"""Describe a checkpoint from its config and headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of commands: each stands here once, whichever commands have it."""
+"""Options of commands, each written once, whichever commands have it."""
 
 from __future__ import annotations
 

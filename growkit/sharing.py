@@ -1,4 +1,4 @@
-"""The weights of an output: written by one process, or shared out among ranks, shard by shard."""
+"""Write the weights of an output, in one process or divided among ranks, shard by shard."""
 
 from __future__ import annotations
 

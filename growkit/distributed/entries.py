@@ -1,4 +1,4 @@
-"""Tensors that are made when they are asked for, a slab at a time."""
+"""Tensors that are made on demand, a slab at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that a recipe makes, of which any part is had without the rest being written."""
+"""A model that a recipe makes, any part of which can be computed without writing the rest."""
 
 from __future__ import annotations
 

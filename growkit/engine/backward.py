@@ -1,4 +1,4 @@
-"""The way back through a stack of layers: gradients, of one layer at a time, that nobody keeps."""
+"""Backward through a stack of layers: gradients of one layer at a time, none of which are kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Look = Callable[[str, Tensor], None]
 
 
 class Backward:
-    """Gradients of a stack, which go to who looks at them as they are made.
+    """Gradients of a stack, each given to ``look`` as soon as it is made.
 
     Args:
         stack: the model.

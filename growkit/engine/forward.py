@@ -1,8 +1,7 @@
-"""Calls on their way through a stack of layers.
+"""Forward through a stack of layers: all calls through one layer, then all through the next.
 
-The class's own ``forward`` runs up to the layers, which stand aside and note what they are called
-with. Then one layer after the other runs all calls, and at last ``forward`` runs from behind the
-layers to the logits.
+The class's own ``forward`` runs first; the layers do nothing but note their arguments. Then each
+layer in turn runs all calls. At last ``forward`` runs again, from the last layer to the logits.
 """
 
 from __future__ import annotations

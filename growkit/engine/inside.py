@@ -1,7 +1,7 @@
-"""The language model inside of another that sees or hears as well, as if it stood alone.
+"""The language model inside a multimodal model, as if it stood alone.
 
-Its config is what the config of the whole resolves to in transformers, its tensors those of the
-whole that files keep under a name of its own. Towers and projectors stay where they are.
+transformers resolves its config from that of the whole; its tensors are those that the files of the
+whole keep under its prefix. Towers and projectors are left out.
 """
 
 from __future__ import annotations

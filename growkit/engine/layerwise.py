@@ -1,9 +1,8 @@
-"""Run a model one layer at a time, out of its files: memory for a layer or two, whatever its size.
+"""Run a model one layer at a time from its files, in memory for a layer or two.
 
-The model is built without weights (``stack.py``). Layers run all calls, one after the other, and
-have their weights only meanwhile (``forward.py``); gradients go the same way back
-(``backward.py``). All arithmetic is that of the transformers class, and nothing is known of it here
-but where its decoder layers are.
+The model is built without weights (``stack.py``). Each layer runs all calls, and has its weights
+only while it does (``forward.py``); gradients go back in the same way (``backward.py``). All
+arithmetic is that of the transformers class. Nothing is assumed of it but where its layers are.
 """
 
 from __future__ import annotations

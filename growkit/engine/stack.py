@@ -1,7 +1,7 @@
 """A model of transformers as a stack of layers, each of which has its weights only while it runs.
 
-The model is built without weights. Whoever runs a part of it borrows the weights of that part; the
-layers can stand aside while the rest of the class's own ``forward`` runs.
+The model is built without weights. Whoever runs a part of it borrows the weights of that part. The
+layers can be replaced for a while, so that the rest of the class's own ``forward`` runs alone.
 """
 
 from __future__ import annotations

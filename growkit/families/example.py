@@ -1,4 +1,4 @@
-"""A small model of a family as headers alone, for questions that need no weights."""
+"""A small example of a family, for questions that need headers and no weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models as headers alone: what their configs say that the headers of their weights would say."""
+"""Models without weights: their headers, as their configs imply them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Growth by copies: from what people ask of sizes to plans.
+"""Growth by copies: from the sizes that people ask for to plans.
 
-Shared by every method whose growth is a choice of copies (``growkit.algebra.law``).
+Shared by all methods that grow by choosing copies (``growkit.algebra.law``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Growth in depth: new layers that change nothing yet, or layers that are computed once more.
+"""Growth in depth: new layers that change nothing at first, or layers that are repeated.
 
 Identity blocks, Wu et al., "LLaMA Pro: Progressive LLaMA with Block Expansion", arXiv 2401.02415: a
-new layer is the one before it, but what it writes is zero. What is zero gets a gradient at once,
-the rest of the layer from the first step on.
+new layer is a copy of the one before it whose output is zero. The zeros get a gradient at once, the
+rest of the layer after the first step.
 
 Stacks, Du et al., "Stacking Your Transformers", arXiv 2405.15319, stacks that overlap, Kim et al.,
 "SOLAR 10.7B", arXiv 2312.15166, and layers beside copies of themselves are another function.

@@ -1,4 +1,4 @@
-"""What growths into experts and of experts share: numbers of experts, and where these stand."""
+"""Shared by growth into experts and of experts: numbers of experts, and where they are."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ arXiv 2212.05055. The weights of the chosen experts sum to one, Σ w_i = 1.
 
 - Experts that all are the dense MLP f compute Σ w_i f = f, whatever a router says, and nothing else
   does: if any choice and any weights are to give the same, all experts are the same function. They
-  part because they see different tokens. Until they have, a router changes nothing, and has no
-  gradient: that is zero in the first step, and grows with the experts' differences.
+  diverge because they see different tokens. Until then the router has no effect, and its gradient
+  is zero: it grows with the differences of the experts.
 - Finer experts hold one of G pieces of the hidden units, f = Σ_p f_p, each in several copies. They
   are chosen in groups of one copy of every piece, since the router's rows are equal within a group
   (He et al., "Upcycling Large Language Models into Mixture of Experts", arXiv 2410.07524, who call

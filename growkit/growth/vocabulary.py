@@ -1,8 +1,8 @@
 """More tokens: new rows of the embedding and of the head, the old ones as they are.
 
-Logits of the old tokens stay what they are. The softmax does not: what it gives to new tokens, it
-takes from the old ones. At the mean of all rows, the logit of a new token is the mean of all
-logits, so that it is never the largest. At zero it is zero, which may well be more than all others.
+Logits of the old tokens do not change. The softmax does: what it gives to new tokens, it takes from
+the old ones. With the mean of all rows, the logit of a new token is the mean of all logits, so that
+it is never the largest. With zero it is zero, which may well be more than all others.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A family that nobody has described, as its class of transformers shows it.
+"""Describe a family that growkit does not know, from its class in transformers.
 
-Shapes of a checkpoint propose axes, but 4096 may be many sizes. So the class is asked: with small
-configs, what changes with which key (``shapes``); while a small model runs, what is given to whom
-(``running``). What is left open, and whether it all is true, is tried: the small model is grown as
-described and must compute the same in strict float64 (``trial``). What does not, is described as
-fixed.
+The shapes of a checkpoint suggest axes, but 4096 may be many sizes. So the class is examined: small
+configs show which shapes change with which key (``shapes``), and a small model, while it runs, what
+each module is given (``running``). What is still open, and whether all of it is true, is tried: the
+small model is grown as described and must compute the same in strict float64 (``trial``). Sizes for
+which it does not are described as fixed.
 """
 
 from __future__ import annotations

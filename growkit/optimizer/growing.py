@@ -1,4 +1,4 @@
-"""From the state of a source's optimizer to that of the target's, through the same transforms."""
+"""Grow the state of the source's optimizer through the transforms of the weights."""
 
 from __future__ import annotations
 

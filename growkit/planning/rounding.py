@@ -1,4 +1,4 @@
-"""What rounds: tensors that grow, and are multiplied by a number that is no power of two."""
+"""Tensors that round as they grow: they are multiplied by a number that is no power of two."""
 
 from __future__ import annotations
 

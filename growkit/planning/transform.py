@@ -1,6 +1,6 @@
-"""What a transform is: how one tensor is made from others, as an object that can be asked.
+"""The contract of a transform, an object that says how one tensor is made from others.
 
-It says what it computes for any slice of its target, how that is undone, and what its copies are.
+It computes any slice of its target, undoes what it did, and says what its copies are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The transforms that there are.
+"""All transforms.
 
-Growth and layouts are made of ``Mapped`` and ``Kept``, which give back what they were made from;
-``Computed`` holds nothing of it that could be read off.
+Growth and layouts use ``Mapped`` and ``Kept``, from which the source can be recovered. It cannot be
+read off what ``Computed`` makes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Models on the Hub as sources: found by their id, at a commit, through the cache of the Hub.
+"""Models on the Hub: found by their id, at a commit, in the cache of the Hub.
 
-The only place that uses a network, and only where a source is named by an id. What is fetched is
-what growkit reads, into the cache where transformers looks as well; from there on it is a folder
-like any other (``folder.py``).
+Only the files that growkit reads are fetched, into the cache that transformers uses as well; from
+then on the model is a folder like any other (``growkit.checkpoint.folder``).
 """
 
 from __future__ import annotations

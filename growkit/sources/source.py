@@ -1,8 +1,8 @@
-"""A source, from what people write to a checkpoint that is read.
+"""Find and open a source, from the path or address that people write to a checkpoint.
 
-Everything that reads a model asks here for it. What is given is an address of some kind, or else a
-folder on this machine. A new kind is one new file beside this one, which defines ``KIND``; a kind
-whose files are read in another way returns a ``Source`` of its own.
+Everything that reads a model asks for it here. An address belongs to one kind of source; anything
+else is a folder on this machine. A new kind is one new file beside this one, which defines
+``KIND``. If its files are read in another way, it returns a subclass of ``Source``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from growkit.registry import members
 
 @dataclass(frozen=True)
 class Source:
-    """A model that was found, and of which nothing is read yet.
+    """A model that was found but not read.
 
     Attributes:
         name: the address that leads to it from anywhere, or the path as it was given.
         folder: where its files lie.
         base_model: what a model card calls it; None for a folder, or without an organisation.
-        warning: what should be known of it; empty for nothing.
+        warning: what people should know of it; empty for nothing.
     """
 
     name: str
@@ -106,7 +106,7 @@ def kinds() -> list[Kind]:
 
 
 def find(given: Path | str, *, weights: bool = True) -> Source:
-    """The model that was given, fetched first if it is not on this machine.
+    """Find a model, and fetch it if it is not on this machine.
 
     Args:
         given: a path or an address.

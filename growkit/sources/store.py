@@ -1,4 +1,4 @@
-"""Models on object stores and web servers, of which headers can be planned with where they lie."""
+"""Models on object stores and web servers: only their headers are read, to plan with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """DIFF to Shared DIFF: queries and keys as shared bases with low-rank updates.
 
-The best base and updates for the weights as they are (``low_rank``), or for the
-weights on what a text makes them read; computed in float64.
+The base and updates are the best ones for the weights alone (``low_rank``), or for the inputs that
+a text gives them; computed in float64.
 
 Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
 """
