@@ -293,7 +293,7 @@ def run(
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
     from growkit.recipe.files import load_recipe, recipe_file
-    from growkit.sources.source import is_address
+    from growkit.sources.source import leads_to_folder
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)
@@ -308,7 +308,7 @@ def run(
         chosen = replace(chosen, base_model=base_model)
     if optimizer is not None:
         chosen = replace(chosen, optimizer=str(optimizer))
-    if source is None and not os.path.isdir(chosen.source) and not is_address(chosen.source):
+    if source is None and not os.path.isdir(chosen.source) and not leads_to_folder(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )

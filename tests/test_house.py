@@ -99,7 +99,9 @@ from growkit.sources.source import Source
 
 
 class Shelf:
-    def knows(self, given, *, weights):
+    folders = True
+
+    def knows(self, given):
         return given.startswith("shelf:/")
 
     def find(self, given, *, weights):

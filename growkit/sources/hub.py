@@ -39,7 +39,9 @@ class Hub:
     ``ORG/NAME@REVISION`` and there is no folder ``ORG``.
     """
 
-    def knows(self, given: str, *, weights: bool) -> bool:
+    folders = True
+
+    def knows(self, given: str) -> bool:
         """See ``Kind``."""
         return address_of(given) is not None
 

@@ -79,12 +79,13 @@ class Source:
 class Kind(Protocol):
     """What the file of a kind defines."""
 
-    def knows(self, given: str, *, weights: bool) -> bool:
-        """Whether something that was given is an address of this kind.
+    @property
+    def folders(self) -> bool:
+        """Whether its models are folders on this machine in the end, as a proof needs them."""
+        ...
 
-        Args:
-            given: by people.
-            weights: whether weights are to be read, or headers alone.
+    def knows(self, given: str) -> bool:
+        """Whether something that people gave is an address of this kind.
 
         Raises:
             InputError: it can be nothing else, but is malformed.
@@ -93,6 +94,10 @@ class Kind(Protocol):
 
     def find(self, given: str, *, weights: bool) -> Source:
         """The model of an address.
+
+        Args:
+            given: the address.
+            weights: whether weights are needed, or only what lies beside them.
 
         Raises:
             InputError: there is none, or it cannot be had.
@@ -110,22 +115,23 @@ def find(given: Path | str, *, weights: bool = True) -> Source:
 
     Args:
         given: a path or an address.
-        weights: whether weights are needed, or only what stands beside them.
+        weights: see ``Kind.find``.
 
     Raises:
         InputError: an address leads nowhere. Of a path, opening it says so.
     """
-    kind = _kind_of(str(given), weights=weights)
+    kind = _kind_of(str(given))
     return kind.find(str(given), weights=weights) if kind else Source(str(Path(given)), Path(given))
 
 
-def is_address(given: str) -> bool:
-    """Whether a model with weights is given by an address, not by a path.
+def leads_to_folder(given: str) -> bool:
+    """Whether something is an address that leads to a folder.
 
     Raises:
         InputError: see ``Kind.knows``.
     """
-    return _kind_of(given, weights=True) is not None
+    kind = _kind_of(given)
+    return kind is not None and kind.folders
 
 
 def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
@@ -139,8 +145,8 @@ def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
     return source.open() if stands_alone else source.whole(), after
 
 
-def _kind_of(given: str, *, weights: bool) -> Kind | None:
+def _kind_of(given: str) -> Kind | None:
     """The kind of an address; None for a path."""
-    found = [kind for kind in kinds() if kind.knows(given, weights=weights)]
+    found = [kind for kind in kinds() if kind.knows(given)]
     assert len(found) <= 1, f"{given} is an address of several kinds"
     return found[0] if found else None

@@ -22,11 +22,12 @@ class Stored(Source):
 class Store:
     """Addresses that are of no other kind, such as ``s3://BUCKET/MODEL``."""
 
-    def knows(self, given: str, *, weights: bool) -> bool:
+    folders = False
+
+    def knows(self, given: str) -> bool:
         """See ``Kind``."""
         others = (kind for kind in kinds() if kind is not self)
-        taken = any(kind.knows(given, weights=weights) for kind in others)
-        return not weights and is_remote(given) and not taken
+        return is_remote(given) and not any(kind.knows(given) for kind in others)
 
     def find(self, given: str, *, weights: bool) -> Source:
         """See ``Kind``."""
