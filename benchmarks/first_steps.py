@@ -173,6 +173,25 @@ def runs(
             yield run(name, order, model, optimizer)
 
 
+def about() -> dict[str, Any]:
+    """On what this runs, and how it trains."""
+    return {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "growkit": growkit.__version__,
+        "lr": RATE,
+        "betas": BETAS,
+        "weight_decay": DECAY,
+        "eps": EPS,
+        "batch": [BATCH, LENGTH],
+        "steps_before": BEFORE,
+        "warmup": WARMUP,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
@@ -194,22 +213,7 @@ def main() -> None:
             lines.write(json.dumps(line) + "\n")
             lines.flush()
 
-        about = {
-            "date": datetime.now(timezone.utc).date().isoformat(),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU",
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "growkit": growkit.__version__,
-            "lr": RATE,
-            "betas": BETAS,
-            "weight_decay": DECAY,
-            "eps": EPS,
-            "batch": [BATCH, LENGTH],
-            "steps_before": BEFORE,
-            "warmup": WARMUP,
-        }
-        write({"model": name, "about": about})
+        write({"model": name, "about": about()})
         with tempfile.TemporaryDirectory() as scratch:
             for each in runs(folder, data, chosen.steps, chosen.orders, Path(scratch)):
                 write({"model": name, **each})

@@ -19,26 +19,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import tempfile
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from first_steps import (
-    BATCH,
     BEFORE,
-    BETAS,
     DECAY,
     EPS,
-    LENGTH,
     RATE,
     WARMUP,
     Data,
+    about,
     adamw,
     held_out,
     load,
@@ -151,25 +145,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--orders", type=int, default=2)
     chosen = parser.parse_args()
-    about = {
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "growkit": growkit.__version__,
-        "lr": RATE,
-        "betas": BETAS,
-        "weight_decay": DECAY,
-        "eps": EPS,
-        "batch": [BATCH, LENGTH],
-        "steps_before": BEFORE,
-        "warmup": WARMUP,
-        "rewarmed": REWARMED,
-    }
     data = Data(AutoTokenizer.from_pretrained(MODEL), training_text(), held_out_text())
     with chosen.output.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps({"about": about}) + "\n")
+        lines.write(json.dumps({"about": about() | {"rewarmed": REWARMED}}) + "\n")
         with tempfile.TemporaryDirectory() as scratch:
             for each in runs(data, chosen.steps, chosen.orders, Path(scratch)):
                 lines.write(json.dumps(each) + "\n")

@@ -1,16 +1,11 @@
-"""What a recipe takes on a machine that is not there yet: from headers, or a config alone."""
+"""Estimate a recipe before there is a machine for it: from headers, or a config alone."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from heapq import heapify, heapreplace
 from pathlib import Path
 
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.hub import address_of, find
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.remote import RemoteWeights, is_remote
 from growkit.checkpoint.tensors import (
     TORCH_NAMES,
     Weights,
@@ -18,22 +13,21 @@ from growkit.checkpoint.tensors import (
     total_bytes,
     total_parameters,
 )
-from growkit.checkpoint.weight_files import check_names, weight_files
 from growkit.checkpoint.writing import parse_bytes, shards_of
 from growkit.errors import InputError
 from growkit.estimate import BASIS, ROOM, memory_to_write, proof_seconds, seconds_to_write
 from growkit.families.added import knowing
-from growkit.families.headers import Headers
 from growkit.planner import plan as planned
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import Recipe
 from growkit.results.planned import LargePlan
+from growkit.sources.source import find
 
 MOST_RANKS = 100_000
 
 
 def plan(recipe: Recipe | str | Path, *, ranks: int = 1, bandwidth: str | None = None) -> LargePlan:
-    """Say what a recipe will take: files, disk, memory and time. Nothing is written.
+    """Estimate the files, disk, memory and time of a recipe. Nothing is written.
 
     Args:
         recipe: as in ``growkit.run``. Of its source only headers are read, and where it has no
@@ -52,24 +46,8 @@ def plan(recipe: Recipe | str | Path, *, ranks: int = 1, bandwidth: str | None =
     if isinstance(recipe, str | Path):
         recipe = load_recipe(recipe_file(Path(recipe)))
     with knowing(recipe.family):
-        name, source = _source(recipe)
-        return _plan(replace(recipe, source=name), source, ranks, limit)
-
-
-def _source(recipe: Recipe) -> tuple[str, Weights]:
-    """What the source is called, and its headers."""
-    if is_remote(recipe.source) and not address_of(recipe.source):
-        remote = RemoteWeights(recipe.source)
-        return remote.where(), remote
-    found = find(recipe.source, weights=False)
-    folder = Folder(found.folder)
-    config = folder.json("config.json")
-    check_names(str(folder), os.listdir(folder.path))
-    try:
-        weight_files(folder, config)
-    except InputError:
-        return found.name, Headers(folder)
-    return found.name, Checkpoint(found.folder)
+        source = find(recipe.source, weights=False)
+        return _plan(replace(recipe, source=source.name), source.headers(), ranks, limit)
 
 
 def _plan(recipe: Recipe, source: Weights, ranks: int, limit: int | None) -> LargePlan:

@@ -231,26 +231,24 @@ def verify(
     ] = None,
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
-    from growkit.checkpoint.hub import find
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
-    from growkit.engine.inside import pair
     from growkit.proof.beforehand import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
+    from growkit.sources.source import find, pair
 
     reads = [each for each in (settings.text, optimizer) if each]
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
     sweep([one.folder, other.folder], inputs)
     check_report(answer.report, answer.figures, inputs)
-    before, after = pair(one.folder, other.folder)
+    before, after = pair(one, other)
     check_settings(settings, before)
     check_vocabularies(before, after)
-    from growkit.proof.verdict import verify as prove  # which takes seconds
+    from growkit.proof.verdict import verify_found  # which takes seconds
 
-    result = prove(one.folder, other.folder, settings, optimizer=optimizer, progress=Bars())
-    result["source"], result["target"] = one.name, other.name
+    result = verify_found(one, other, settings, optimizer, Bars())
     write_report(result, other.folder, answer.report, answer.figures, inputs)
     with _also_in(answer.report):
         if answer.as_json:
@@ -268,7 +266,7 @@ def check(
     ],
     as_json: Json = False,
 ) -> int:
-    """Hold OUT against the hashes in its manifest: on any later day, wherever it was copied."""
+    """Check OUT against the hashes in its manifest: on any later day, wherever it was copied."""
     from growkit.checking import check as hold
     from growkit.report.terminal import Bars, show_check
 
@@ -294,7 +292,7 @@ def run(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Replaces where the proof runs.", autocompletion=one_of(lambda: DEVICES)),
+        typer.Option(help="Replaces the recipe's device.", autocompletion=one_of(lambda: DEVICES)),
     ] = None,
     max_kl: MaxKL = None,
     steps: Steps = None,
@@ -302,8 +300,8 @@ def run(
     optimizer: Optimizer = None,
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
-    from growkit.checkpoint.hub import address_of
     from growkit.recipe.files import load_recipe, recipe_file
+    from growkit.sources.source import leads_to_folder
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)
@@ -318,7 +316,7 @@ def run(
         chosen = replace(chosen, base_model=base_model)
     if optimizer is not None:
         chosen = replace(chosen, optimizer=str(optimizer))
-    if source is None and not os.path.isdir(chosen.source) and not address_of(chosen.source):
+    if source is None and not os.path.isdir(chosen.source) and not leads_to_folder(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )
@@ -335,13 +333,14 @@ def plan(
     bandwidth: Annotated[
         str | None,
         typer.Option(
-            metavar="BYTES", help="What all of them read and write in a second, such as 2GB."
+            metavar="BYTES",
+            help="Bytes per second that all of them read and write together, such as 2GB.",
         ),
     ] = None,
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a recipe takes: files, disk, memory and time, from headers or config.json alone."""
+    """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
     from growkit.ahead import plan as look_ahead
     from growkit.recipe.files import load_recipe
     from growkit.report.plan import show_large

@@ -1,4 +1,4 @@
-"""What a checkpoint is, from its config and headers."""
+"""Describe a checkpoint from its config and headers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from growkit.checkpoint.hub import Found, find
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
     TORCH_NAMES,
@@ -15,7 +14,7 @@ from growkit.checkpoint.tensors import (
     total_bytes,
     total_parameters,
 )
-from growkit.engine.inside import Inside, opened
+from growkit.engine.inside import Inside
 from growkit.errors import InputError
 from growkit.families.added import knowing
 from growkit.families.described import load_description
@@ -25,6 +24,7 @@ from growkit.families.family import Family, stored_family
 from growkit.planning.layouts import LAMBDA_VECTORS, as_diff_transformer, is_differential
 from growkit.planning.plan import unused_tensors
 from growkit.results.result import Result
+from growkit.sources.source import Source, find
 
 
 class Attention(Result):
@@ -105,8 +105,8 @@ def inspect(
         return _inspected(find(folder))
 
 
-def _inspected(found: Found) -> Inspection:
-    checkpoint = opened(found.folder)
+def _inspected(source: Source) -> Inspection:
+    checkpoint = source.open()
     family = stored_family(checkpoint)
     dropped, _ = unused_tensors(checkpoint, family)
     rest = checkpoint.dropped if isinstance(checkpoint, Inside) else {}
@@ -114,7 +114,7 @@ def _inspected(found: Found) -> Inspection:
     architectures = checkpoint.config.get("architectures") or None
     used = {name: info for name, info in checkpoint.tensors.items() if name not in dropped}
     return Inspection(
-        folder=found.name,
+        folder=source.name,
         family=family.name,
         model_class=str(architectures[0]) if isinstance(architectures, list) else None,
         config_sizes={key: complete[key] for key in family.axes_of(complete)},

@@ -1,4 +1,4 @@
-"""Options of commands: each stands here once, whichever commands have it."""
+"""Options of commands, each written once, whichever commands have it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Family = Annotated[
         "--family",
         parser=path,
         metavar="FILE",
-        help="YAML that describes SRC's family, where growkit knows none.",
+        help="YAML that describes SRC's family, if growkit does not know it.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
@@ -75,7 +75,7 @@ SETTLED = "every weight was recovered"
 Steps = Annotated[
     int | None,
     typer.Option(
-        help="Also train both models for so many steps in float64, and compare what they learn.",
+        help="Also train both models for this many steps in float64, and compare what they learn.",
         show_default=False,
     ),
 ]
@@ -84,14 +84,16 @@ MaxKL = Annotated[
     typer.Option(
         "--max-kl",
         metavar="NATS",
-        help="Most KL that OUT may lose, in nats per token; exit code 1 above it.",
+        help="Largest KL that OUT may cost, in nats per token; exit code 1 above it.",
     ),
 ]
 
 BaseModel = Annotated[
     str | None,
     typer.Option(
-        "--base-model", metavar="ORG/NAME", help="What the model card calls SRC, on the Hub."
+        "--base-model",
+        metavar="ORG/NAME",
+        help="What the model card calls SRC: its name on the Hub.",
     ),
 ]
 
@@ -100,7 +102,7 @@ Optimizer = Annotated[
     typer.Option(
         parser=path,
         metavar="PATH",
-        help="State of SRC's optimizer (optimizer.pt, a checkpoint folder); it grows along.",
+        help="State of SRC's optimizer (optimizer.pt, a checkpoint folder), to be grown as well.",
     ),
 ]
 
@@ -164,10 +166,10 @@ class Running:
         bool,
         typer.Option(
             "--resume",
-            help="Go on with what a run of the same plan has finished of OUT before it was killed.",
+            help="Continue with what a killed run of the same plan finished of OUT.",
         ),
     ] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, touch nothing.")] = (
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; write nothing.")] = (
         False
     )
 

@@ -1,4 +1,4 @@
-"""The weights of an output: written by one process, or shared out among ranks, shard by shard."""
+"""Write the weights of an output, in one process or divided among ranks, shard by shard."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from growkit.checkpoint.hub import find
 from growkit.checkpoint.journal import Finished, Journal, Plan, journal
 from growkit.checkpoint.publishing import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.resuming import take_over
 from growkit.checkpoint.writing import Shard, parse_bytes, shards_of, write_index, write_shards
-from growkit.engine.inside import opened
 from growkit.errors import InputError
 from growkit.families.added import knowing
 from growkit.planner import plan
@@ -26,6 +24,7 @@ from growkit.ranks import Ranks, Task
 from growkit.recipe.places import inputs_of, output_path
 from growkit.recipe.recipe import Recipe
 from growkit.report.progress import Progress
+from growkit.sources.source import find
 from growkit.version import __version__
 
 
@@ -155,7 +154,7 @@ def follow(recipe: Recipe, ranks: Ranks, reads: Sequence[str | Path] = ()) -> No
             return
         output, found = output_path(recipe), find(recipe.source)
         inputs = inputs_of(replace(recipe, source=str(found.folder)), reads)
-        source = opened(found.folder)
+        source = found.open()
         if task.read != _read(source):
             raise InputError(
                 f"{recipe.source} is another one for rank {ranks.rank}; all ranks must read the "

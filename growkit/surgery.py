@@ -16,21 +16,20 @@ from typing import TYPE_CHECKING
 
 from growkit.checkpoint.carrying import carried, carry_over, check_carried
 from growkit.checkpoint.hashing import hashing
-from growkit.checkpoint.hub import Found, find
 from growkit.checkpoint.journal import journal
 from growkit.checkpoint.leftovers import sweep
 from growkit.checkpoint.publishing import check_output, check_space, staged, writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import parse_bytes
 from growkit.companions import write_config, write_documents
-from growkit.engine.inside import Inside, opened, pair
+from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
 from growkit.estimate import estimate, room
 from growkit.families.added import knowing
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors, trained
 from growkit.planning.lineage import Lineage
-from growkit.proof.beforehand import check_settings, rehearse
+from growkit.proof.beforehand import bytes_of, check_settings, rehearse
 from growkit.ranks import ALONE, Ranks
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.places import inputs_of, output_path
@@ -40,6 +39,7 @@ from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
 from growkit.settings import Settings, settings_of
 from growkit.sharing import OutputWeights, files_of
+from growkit.sources.source import Source, find, pair
 
 if TYPE_CHECKING:
     from growkit.optimizer.optimizer import Optimizer
@@ -96,8 +96,8 @@ def _carried_out(
     inputs = inputs_of(replace(recipe, source=str(found.folder)), reads)
     if not dry_run:
         sweep([output], inputs, output if resume else None)
-    source = opened(found.folder)
-    if found.on_hub:
+    source = found.open()
+    if found.by_address:
         base_model = recipe.base_model or found.base_model
         recipe = replace(recipe, source=found.name, base_model=base_model)
     replaceable = check_output(output, inputs, overwrite)
@@ -192,15 +192,15 @@ def _optimizer(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> Optimize
 
 
 def _prove(
-    recipe: Recipe, found: Found, folder: Path, progress: Progress, prepared: Prepared
+    recipe: Recipe, found: Source, folder: Path, progress: Progress, prepared: Prepared
 ) -> VerifyResult | None:
     """The verdict on the written files."""
     if recipe.verify is None:
         return None
-    from growkit.proof.verdict import proof_bytes, prove
+    from growkit.proof.verdict import prove
 
-    source, written = pair(found.folder, folder)
-    with progress.bytes("proving", proof_bytes(found.folder, folder)) as advance:
+    source, written = pair(found, find(folder))
+    with progress.bytes("proving", bytes_of(source, written)) as advance:
         state = Path(recipe.optimizer) if recipe.optimizer else None
         verdict = prove(source, written, recipe.verify, recipe, advance, state)
     verdict["kl_by_rank"] = [

@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +22,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 import growkit
 from tests.conftest import relative_error, save_random, seeded
 from tests.families import FAMILIES, MOE, SIZES, coin, softmax
+from tests.sweeping import sweep
 
 Config = dict[str, Any]
 
@@ -208,9 +208,8 @@ def check(kind: str, seed: int, folder: Path) -> None:
         assert "configs differ" not in str(place["cause"]), found["fault"]
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+def _options(kind: str, seed: int) -> object:
+    return Case(kind, seed).options
 
 
 def main() -> None:
@@ -220,18 +219,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
     wrong = 0
     for kind in arguments.kinds or list(KINDS):
-        begin = time.time()
-        for seed in range(arguments.first, arguments.first + arguments.seeds):
-            with tempfile.TemporaryDirectory() as folder:
-                try:
-                    check(kind, seed, Path(folder))
-                except Exception as problem:
-                    case = Case(kind, seed)
-                    _say(f"{kind} seed {seed}: {type(problem).__name__}: {problem} {case.options}")
-                    wrong += 1
-        _say(f"{kind:16} {time.time() - begin:.1f} s")
+        wrong += sweep(kind, seeds, partial(check, kind), partial(_options, kind))
     sys.exit(bool(wrong))
 
 

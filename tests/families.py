@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +21,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from tests.conftest import relative_error, save_random, seeded
+from tests.sweeping import sweep
 
 Config = dict[str, Any]
 
@@ -366,9 +366,8 @@ def grow_any(kind: str, seed: int, folder: Path) -> float:
     return relative_error(source, out)
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+def _sizes(kind: str, seed: int) -> object:
+    return Case(FAMILIES[kind], seeded(seed)).sizes
 
 
 def main() -> None:
@@ -378,23 +377,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
     wrong = 0
     for kind in arguments.kinds or list(FAMILIES):
-        largest, begin = 0.0, time.time()
-        for seed in range(arguments.first, arguments.first + arguments.seeds):
-            with tempfile.TemporaryDirectory() as folder:
-                try:
-                    error = grow_any(kind, seed, Path(folder))
-                except Exception as problem:
-                    case = Case(FAMILIES[kind], seeded(seed))
-                    _say(f"{kind} seed {seed}: {type(problem).__name__}: {problem} {case.sizes}")
-                    wrong += 1
-                    continue
-            if error >= 1e-12:
-                _say(f"{kind} seed {seed}: {error:.2g} {Case(FAMILIES[kind], seeded(seed)).sizes}")
-                wrong += 1
-            largest = max(largest, error)
-        _say(f"{kind:12} {largest:.1e}  {time.time() - begin:.1f} s")
+        wrong += sweep(kind, seeds, partial(grow_any, kind), partial(_sizes, kind))
     sys.exit(bool(wrong))
 
 

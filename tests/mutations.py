@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +16,7 @@ import growkit
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep, Step
 from tests.conftest import save_model, seeded
+from tests.sweeping import sweep
 from tests.test_diffllama import draw as draw_diffllama
 from tests.test_group_diff import draw_factors, draw_source, legal
 from tests.test_llama import DTYPES
@@ -86,16 +86,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    lost = 0
-    for seed in range(arguments.seed, arguments.seed + arguments.count):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                check_sound(seed, Path(folder))
-            except Exception as problem:
-                lost += 1
-                sys.stdout.write(f"seed {seed}: {type(problem).__name__}: {problem}\n")
-    sys.stdout.write(f"{arguments.count - lost} of {arguments.count} sound pairs are kept\n")
-    sys.exit(bool(lost))
+    seeds = range(arguments.seed, arguments.seed + arguments.count)
+    sys.exit(bool(sweep("sound pairs", seeds, check_sound)))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ from growkit.modeling.configuration_diff_transformer import DiffTransformerConfi
 from growkit.planner import plan
 from growkit.planning.lineage import Lineage
 from growkit.planning.sections import Section, Stacked
-from growkit.planning.transforms import Constant, Mapped, Slices, Transform
+from growkit.planning.transform import Slices, Transform
+from growkit.planning.transforms import Constant, Mapped
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.recipe import Recipe
 from tests.conftest import save_random

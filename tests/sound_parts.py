@@ -9,7 +9,6 @@ import argparse
 import re
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from growkit.proof.weights import ComparedWeights, compare_weights
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep, Step
 from tests.conftest import save_model, seeded
+from tests.sweeping import sweep
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SCOPES = ["head", "layer", "all_heads"]
@@ -109,18 +109,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    wrong = 0
-    for seed in range(arguments.seed, arguments.seed + arguments.count):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                check_sound_parts(seed, Path(folder))
-            except Exception as problem:
-                wrong += 1
-                sys.stdout.write(f"seed {seed}: {type(problem).__name__}: {problem}\n")
-    sys.stdout.write(
-        f"no fault is found in {arguments.count - wrong} of {arguments.count} models\n"
-    )
-    sys.exit(bool(wrong))
+    seeds = range(arguments.seed, arguments.seed + arguments.count)
+    sys.exit(bool(sweep("sound parts", seeds, check_sound_parts)))
 
 
 if __name__ == "__main__":

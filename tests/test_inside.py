@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 import growkit
-from growkit.engine.inside import Inside, opened, pair
+from growkit.engine.inside import Inside
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
+from growkit.sources.source import find, pair
 from tests.conftest import TOKENS, load_strict, randomise
 
 QUICK = growkit.Settings(prompts=1, length=12)
@@ -163,8 +164,8 @@ def test_what_ties_them_is_the_whole(tied: bool, tmp_path: Path) -> None:
 def test_two_wholes_are_compared_as_wholes(tmp_path: Path) -> None:
     """Nothing of either is passed over, since both hold it."""
     source = save_whole(tmp_path / "source", "gemma3")
-    assert isinstance(opened(source), Inside)
-    before, after = pair(source, source)
+    assert isinstance(find(source).open(), Inside)
+    before, after = pair(find(source), find(source))
     assert before.stands_alone
     assert after.stands_alone
     assert any("vision_tower" in name for name in before.tensors)

@@ -121,7 +121,7 @@ def test_keys_and_values_go_with_their_layer(make: Callable[..., Path]) -> None:
     )
     calls = [Call(ids(7), cached=True), Call(ids(2), cached=True, continues=0)]
     for stage in model.stages(calls):
-        for index, layer in enumerate(model._caches[0].layers):
+        for index, layer in enumerate(model._forward.caches[0].layers):
             states = [layer.keys, layer.values] if layer.is_initialized else []
             assert bool(states) == (stage.layer is not None and index <= stage.layer)
             for state in states:

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import growkit
-from growkit.checkpoint import hub
 from growkit.distributed import GrownStorageReader
 from growkit.distributed.entries import slabs
 from growkit.errors import InputError
+from growkit.sources import hub
 from tests.conftest import save_model
 from tests.loading import differing
 

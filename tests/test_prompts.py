@@ -78,7 +78,7 @@ def test_a_batch_gives_what_its_prompts_give_alone(
         with strict_float64():
             layerwise = Layerwise(model, torch.float64, torch.device("cpu"), None)
             *_, last = layerwise.stages([*prompts, *placed])
-            assert bool(layerwise._batches) == (together > 7)
+            assert bool(layerwise._forward.batches) == (together > 7)
         return list(last.after)
 
     alone = states(1)

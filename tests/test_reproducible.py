@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import growkit
 from growkit.engine import layerwise
-from growkit.engine.layerwise import Layerwise
+from growkit.engine.forward import Forward
 from growkit.engine.reproducible import MKL_FUNCTIONS, choose_kernels, reproducible
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -39,13 +39,13 @@ def test_every_product_is_a_full_one(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: set[str] = set()
-    call = Layerwise._call
+    call = Forward._call
 
-    def noted(self: Layerwise, *args: Any, **kwargs: Any) -> Any:
+    def noted(self: Forward, *args: Any, **kwargs: Any) -> Any:
         found.add(torch.get_float32_matmul_precision())
         return call(self, *args, **kwargs)
 
-    monkeypatch.setattr(Layerwise, "_call", noted)
+    monkeypatch.setattr(Forward, "_call", noted)
     torch.set_float32_matmul_precision("medium")
     assert growkit.verify(*pair, **AMOUNT)["kept"]
     assert found == {"highest"}

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +20,7 @@ from transformers import CONFIG_MAPPING
 import growkit
 from tests.conftest import relative_error, save_random, seeded
 from tests.families import FAMILIES, MOE, Config, coin, latent, softmax, with_class_names
+from tests.sweeping import sweep
 
 DENSE = {
     "llama": "mixtral",
@@ -108,11 +108,6 @@ def copy_any(kind: str, seed: int, folder: Path) -> float:
     return relative_error(source, out)
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -120,23 +115,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
     wrong = 0
     for tried, kinds in ((upcycle_any, DENSE), (copy_any, SPARSE)):
         for kind in (each for each in kinds if each in (arguments.kinds or kinds)):
-            largest, begin = 0.0, time.time()
-            for seed in range(arguments.first, arguments.first + arguments.seeds):
-                with tempfile.TemporaryDirectory() as folder:
-                    try:
-                        error = tried(kind, seed, Path(folder))
-                    except Exception as problem:
-                        _say(f"{kind} seed {seed}: {type(problem).__name__}: {problem}")
-                        wrong += 1
-                        continue
-                if error >= 1e-12:
-                    _say(f"{kind} seed {seed}: {error:.2g}")
-                    wrong += 1
-                largest = max(largest, error)
-            _say(f"{tried.__name__:12} {kind:12} {largest:.1e}  {time.time() - begin:.1f} s")
+            wrong += sweep(f"{tried.__name__} {kind}", seeds, partial(tried, kind))
     sys.exit(bool(wrong))
 
 

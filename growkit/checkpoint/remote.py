@@ -1,9 +1,9 @@
 """Weights on an object store or a web server, read where they lie: by ranges, through fsspec.
 
 Nothing is downloaded but the config, the index, headers and the parts of tensors that are asked
-for. Headers go through the checks of local files (``safetensors_file.py``). A store that drops a
-connection is asked again a few times for what is missing; what then is not there, or is of another
-version, ends in a sentence, and never in wrong weights.
+for. Headers are checked like those of local files (``safetensors_file.py``). If a store drops a
+connection, the missing part is requested again a few times. A part that is still missing, or of
+another version, ends in an error, never in wrong weights.
 """
 
 from __future__ import annotations

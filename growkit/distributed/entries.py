@@ -1,4 +1,4 @@
-"""Tensors that are made when they are asked for, a slab at a time."""
+"""Tensors that are made on demand, a slab at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo
 from growkit.planning.plan import AT_A_TIME
-from growkit.planning.transforms import Slices
+from growkit.planning.transform import Slices
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""A model that a recipe makes, of which any part is had without the rest being written."""
+"""A model that a recipe makes, any part of which can be computed without writing the rest."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from growkit.checkpoint.carrying import check_carried
-from growkit.checkpoint.hub import find
 from growkit.checkpoint.outline import outlined
-from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.distributed.entries import ANYWHERE, Entries, Entry
 from growkit.distributed.recorded import check_recorded
-from growkit.engine.inside import opened
 from growkit.errors import InputError
 from growkit.families.added import knowing
 from growkit.families.family import family_of
@@ -22,6 +19,7 @@ from growkit.planner import plan
 from growkit.planning.lineage import Lineage
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import Recipe
+from growkit.sources.source import find
 
 if TYPE_CHECKING:
     from growkit.optimizer.growing import GrownState
@@ -50,7 +48,7 @@ class Grown:
         file = None if isinstance(recipe, Recipe) else recipe_file(Path(recipe))
         self.recipe = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe))
         with knowing(self.recipe.family):
-            self.source: Checkpoint = opened(find(self.recipe.source).folder)
+            self.source = find(self.recipe.source).open()
             check_carried(self.source.opened)
             if file and file.suffix == ".json":
                 check_recorded(file, self.source)

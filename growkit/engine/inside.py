@@ -1,7 +1,7 @@
-"""The language model inside of another that sees or hears as well, as if it stood alone.
+"""The language model inside a multimodal model, as if it stood alone.
 
-Its config is what the config of the whole resolves to in transformers, its tensors those of the
-whole that files keep under a name of its own. Towers and projectors stay where they are.
+transformers resolves its config from that of the whole; its tensors are those that the files of the
+whole keep under its prefix. Towers and projectors are left out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from growkit.checkpoint.reading import Checkpoint
@@ -32,7 +31,7 @@ class Inside(Checkpoint):
     """The language model inside of a checkpoint.
 
     Args:
-        folder: of the whole.
+        checkpoint: the whole.
         config: of the language model.
 
     Attributes:
@@ -43,8 +42,9 @@ class Inside(Checkpoint):
 
     stands_alone = False
 
-    def __init__(self, folder: Path | str, config: Config) -> None:
-        super().__init__(folder)
+    def __init__(self, checkpoint: Checkpoint, config: Config) -> None:
+        self.__dict__.update(checkpoint.__dict__)  # the same folder, opened once
+        self._checkpoint = checkpoint
         self.whole, self.inner = self.config["model_type"], config["model_type"]
         self._stored = tensors_inside(self.tensors)
         kept = {*self._stored.values()}
@@ -54,15 +54,15 @@ class Inside(Checkpoint):
 
     def where(self, name: str | None = None) -> str:
         """See ``Checkpoint``."""
-        return super().where(name and self._stored.get(name, name))
+        return self._checkpoint.where(name and self._stored.get(name, name))
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
         """See ``Checkpoint``."""
-        return super().read(self._stored[name], rows, columns)
+        return self._checkpoint.read(self._stored[name], rows, columns)
 
     def by_rows(self, name: str) -> bool:
         """See ``Checkpoint``."""
-        return super().by_rows(self._stored[name])
+        return self._checkpoint.by_rows(self._stored[name])
 
     @property
     def dropped(self) -> dict[str, str]:
@@ -81,30 +81,20 @@ class Inside(Checkpoint):
         )
 
 
-def opened(folder: Path | str) -> Checkpoint:
-    """A checkpoint; of one that sees or hears as well, the language model inside of it.
+def alone(checkpoint: Checkpoint) -> Checkpoint:
+    """The language model inside of a checkpoint that sees or hears as well; any other as it is.
 
     Raises:
-        InputError: see ``Checkpoint``; or transformers does not take the config of the whole.
+        InputError: transformers does not take the config of the whole.
     """
-    checkpoint = Checkpoint(folder)
     known = {kind for family in families().values() for kind in family.model_types}
     inner, kind = checkpoint.config.get("text_config"), checkpoint.config.get("model_type")
     if not isinstance(inner, dict) or kind in known or not tensors_inside(checkpoint.tensors):
         return checkpoint
     config = _config_inside(checkpoint)
-    return Inside(folder, config) if config and config.get("model_type") in known else checkpoint
-
-
-def pair(source: Path | str, target: Path | str) -> tuple[Checkpoint, Checkpoint]:
-    """Two checkpoints to be compared: a language model alone with that inside of its source.
-
-    Raises:
-        InputError: see ``opened``.
-    """
-    after = Checkpoint(target)
-    alone = "text_config" not in after.config
-    return opened(source) if alone else Checkpoint(source), after
+    if not config or config.get("model_type") not in known:
+        return checkpoint
+    return Inside(checkpoint, config)
 
 
 def tensors_inside(names: Iterable[str]) -> dict[str, str]:

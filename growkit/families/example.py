@@ -1,17 +1,12 @@
-"""A small model of a family as headers alone, for questions that need no weights."""
+"""A small example of a family, for questions that need headers and no weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
-from growkit.checkpoint.tensors import Config, TensorInfo
+from growkit.checkpoint.tensors import Config
 from growkit.families.family import Family
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from growkit.families.headers import Headers
 
 SIZES = {
     "vocab": 64,
@@ -30,43 +25,20 @@ SIZES = {
 OTHER = 8
 
 
-@dataclass(frozen=True)
-class Example:
-    """A model that nobody has: a config, and the headers that its family expects.
+class Example(Headers):
+    """A model that nobody has.
 
-    Attributes:
+    Args:
         family: of the model.
         config: its ``config.json``.
     """
 
-    family: Family
-    config: Config
+    def __init__(self, family: Family, config: Config) -> None:
+        super().__init__(family, config, f"an example of {family.name}")
 
-    @cached_property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """See ``growkit.checkpoint.tensors.Weights``."""
-        sizes = self.family.sizes(self.config)
-        patterns = self.family.patterns(self.config)
-        return {name: TensorInfo(each.shape(sizes), "F32") for name, each in patterns.items()}
-
-    def where(self, name: str | None = None) -> str:
-        """What messages call it."""
-        return f"an example of {self.family.name}"
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """There are no numbers."""
-        self._no_numbers(name)
-
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """There are no numbers."""
-        self._no_numbers(name)
-
-    def by_rows(self, name: str) -> bool:
-        """There are no numbers."""
-        return True
-
-    def _no_numbers(self, name: str) -> NoReturn:
-        raise AssertionError(f"{name} of {self.where()} is asked for its numbers")
+    def lacking(self, name: str) -> Exception:
+        """Nobody is to ask."""
+        return AssertionError(f"{name} of {self.where()} is asked for its numbers")
 
 
 def example(family: Family, **switches: Any) -> Example:

@@ -1,35 +1,33 @@
-"""A model folder without its weights: what its config says that their headers would say."""
+"""Models without weights: their headers, as their configs imply them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import MOST_DIGITS
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo
 from growkit.errors import InputError
-from growkit.families.family import family_of
+from growkit.families.family import Family, family_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class Headers:
-    """A model as its ``config.json`` describes it: every tensor that its family expects.
+    """A model of which there are no numbers: every tensor that its family expects.
 
     Args:
-        folder: with that file.
-
-    Raises:
-        InputError: it has none, or no family knows it.
+        family: of the model.
+        config: its ``config.json``.
+        where: what messages call it.
     """
 
-    def __init__(self, folder: Folder) -> None:
-        self._where = str(folder.path / "config.json")
-        self.config: Config = folder.json("config.json", MOST_DIGITS)
-        self._family = family_of(self.config, self._where)
+    def __init__(self, family: Family, config: Config, where: str) -> None:
+        self.config = config
+        self._family, self._where = family, where
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -52,18 +50,30 @@ class Headers:
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """There are no numbers."""
-        self._no_numbers(name)
+        raise self.lacking(name)
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
         """There are no numbers."""
-        self._no_numbers(name)
+        raise self.lacking(name)
 
     def by_rows(self, name: str) -> bool:
         """There are no numbers."""
         return True
 
-    def _no_numbers(self, name: str) -> NoReturn:
-        raise InputError(
+    def lacking(self, name: str) -> Exception:
+        """What is said where a tensor is asked for its numbers."""
+        return InputError(
             f"this recipe is planned with the numbers of {name}, and {self._where} lies there "
             "without weights; plan it where they are"
         )
+
+
+def headers_of(folder: Folder) -> Headers:
+    """A model folder without its weights.
+
+    Raises:
+        InputError: it has no ``config.json``, or no family knows it.
+    """
+    where = str(folder.path / "config.json")
+    config: Config = folder.json("config.json", MOST_DIGITS)
+    return Headers(family_of(config, where), config, where)

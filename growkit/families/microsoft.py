@@ -25,7 +25,12 @@ from growkit.families.llama import ATTENTION, MLP_WITHOUT_BIAS, SKELETON_AXES, s
 from growkit.families.llama import FAMILY as LLAMA
 
 HEAD_NORM_EPS = 1e-5
-STRIPED_QUERIES = in_groups("signal_heads", "noise_heads", "head_dim", interleaved=True)
+QUERIES = Tensor(
+    ATTENTION + "q_proj.weight",
+    "signal_heads.head_dim + noise_heads.head_dim <- hidden",
+    order=in_groups("signal_heads", "noise_heads", "head_dim", interleaved=True),
+)
+"""Striped: the noise heads of a group beside its signal heads."""
 
 FAMILY = Family(
     name="Microsoft DIFF",
@@ -47,11 +52,7 @@ FAMILY = Family(
     },
     tensors=skeleton(
         (
-            Tensor(
-                ATTENTION + "q_proj.weight",
-                "signal_heads.head_dim + noise_heads.head_dim <- hidden",
-                order=STRIPED_QUERIES,
-            ),
+            QUERIES,
             Tensor(
                 ATTENTION + "k_proj.weight",
                 "kv_heads.head_dim + kv_heads.head_dim <- hidden",

@@ -16,7 +16,7 @@ from growkit.families.description import DiffForm, Tensor
 from growkit.families.diff_transformer import lambda_projection
 from growkit.families.llama import ATTENTION, MLP_WITHOUT_BIAS, skeleton
 from growkit.families.microsoft import FAMILY as MICROSOFT
-from growkit.families.microsoft import STRIPED_QUERIES
+from growkit.families.microsoft import QUERIES
 
 FAMILY = replace(
     MICROSOFT,
@@ -28,11 +28,7 @@ FAMILY = replace(
     },
     tensors=skeleton(
         (
-            Tensor(
-                ATTENTION + "q_proj.weight",
-                "signal_heads.head_dim + noise_heads.head_dim <- hidden",
-                order=STRIPED_QUERIES,
-            ),
+            QUERIES,
             Tensor(
                 ATTENTION + "k_proj.weight",
                 "kv_heads.head_dim <- hidden",

@@ -1,6 +1,6 @@
-"""Growth by copies: from what people ask of sizes to plans.
+"""Growth by copies: from the sizes that people ask for to plans.
 
-Shared by every method whose growth is a choice of copies (``growkit.algebra.law``).
+Shared by all methods that grow by choosing copies (``growkit.algebra.law``).
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ def _is_snr(text: str) -> bool:
 
 SYMMETRY = Option(
     "symmetry",
-    "how weights are split among copies: at random (break), so that these can part in training; "
-    "evenly (keep), as HyperCloning was published, so that they stay equal; or in fixed shares of "
-    "1, 3, 5 and so on (uneven), so that they part, in the same way in every run",
+    "how weights are split among copies: at random (break), so that copies can diverge in "
+    "training; evenly (keep), as HyperCloning was published, so that they stay equal; or in fixed "
+    "shares of 1, 3, 5 and so on (uneven), so that they diverge in the same way in every run",
     ("break", "keep", "uneven"),
     kinds=(str,),
 )
 MOMENTS = Option(
     "moments",
-    "with what an optimizer's state (--optimizer) begins for copies: with that of what they are "
-    "copies of (copy), or, for all but the first, with none (reset), so that also even copies part",
+    "what an optimizer's state (--optimizer) starts with for copies: the moments of what they copy "
+    "(copy), or, for all but the first, none (reset), so that even copies diverge too",
     ("copy", "reset"),
     kinds=(str,),
 )
 GROUPS = Option(
     "groups",
-    "what a copy of a KV head serves: copies of its whole group (whole), so that all copies of it "
-    "train alike, or of a part of the group (part), so that they train apart; auto is whole where "
-    "--symmetry is keep",
+    "what a copy of a KV head serves: copies of its whole group (whole), so that all of its copies "
+    "train alike, or of a part of the group (part), so that they diverge; auto is whole with "
+    "--symmetry keep",
     ("auto", "whole", "part"),
     kinds=(str,),
 )
 PROMISE = Option(
     "promise",
-    "what may become of the function: nothing (exact); or, where a size can be had in no other "
-    "way, one rounding of some tensors (bounded)",
+    "what may happen to the function: nothing (exact); or, for a size that cannot be had "
+    "otherwise, one rounding of some tensors (bounded)",
     ("exact", "bounded"),
     kinds=(str,),
 )
 SNR_DB = Option(
     "snr_db",
     "how even random splits are, as a signal-to-noise ratio in dB: the higher, the more alike the "
-    f"parts; {DEFAULT_SNR_DB:g} without",
+    f"parts; {DEFAULT_SNR_DB:g} by default",
     form="DB",
     accepts=_is_snr,
     kinds=(str, int, float),

@@ -1,8 +1,8 @@
-"""Growth in depth: new layers that change nothing yet, or layers that are computed once more.
+"""Growth in depth: new layers that change nothing at first, or layers that are repeated.
 
 Identity blocks, Wu et al., "LLaMA Pro: Progressive LLaMA with Block Expansion", arXiv 2401.02415: a
-new layer is the one before it, but what it writes is zero. What is zero gets a gradient at once,
-the rest of the layer from the first step on.
+new layer is a copy of the one before it whose output is zero. The zeros get a gradient at once, the
+rest of the layer after the first step.
 
 Stacks, Du et al., "Stacking Your Transformers", arXiv 2405.15319, stacks that overlap, Kim et al.,
 "SOLAR 10.7B", arXiv 2312.15166, and layers beside copies of themselves are another function.
@@ -44,22 +44,22 @@ def _is_place(text: str) -> bool:
 OPTIONS: tuple[Option, ...] = (
     SizeOption(
         "layers",
-        "number of layers; x1.5 makes three of two",
+        "number of layers; x1.5 turns 2 into 3",
         axes=("layers",),
         accepts=_is_size,
     ),
     Option(
         "blocks",
-        "what new layers are: they hand on what they are given, so that the function stays the "
-        "same (identity); the whole model once more on top (stack), without its middle (overlap); "
-        "or copies of the layer before them (interpose)",
+        "what new layers do: pass on what they are given, so that the function stays the same "
+        "(identity); repeat the whole model on top (stack), or without its middle (overlap); or "
+        "repeat the layer before them (interpose)",
         ("identity", "stack", "overlap", "interpose"),
         kinds=(str,),
     ),
     Option(
         "place",
-        "where new layers of identity and interpose go: evenly between the others (even), behind "
-        "them (end), or behind these, counted from 0, each as often as it is named",
+        "where new layers of identity and interpose go: evenly between the others (even), after "
+        "them (end), or after these, counted from 0, each as often as it is named",
         form="even|end|N,N,…",
         accepts=_is_place,
         kinds=(str, int, list),

@@ -33,7 +33,8 @@ from growkit.growth.routing import EXPERTS, NUMBER, TOP_K, Place, WithExperts, a
 from growkit.planning.operation import Change, Option, Value
 from growkit.planning.plan import Plan, Rule, unused_tensors
 from growkit.planning.sections import Section
-from growkit.planning.transforms import Kept, Mapped, Transform
+from growkit.planning.transform import Transform
+from growkit.planning.transforms import Kept, Mapped
 
 if TYPE_CHECKING:
     from torch import Tensor

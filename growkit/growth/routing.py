@@ -1,4 +1,4 @@
-"""What growths into experts and of experts share: numbers of experts, and where these stand."""
+"""Shared by growth into experts and of experts: numbers of experts, and where they are."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ NUMBER = SizeOption(
 )
 TOP_K = Option(
     "top_k",
-    "experts that a token goes through; without, two groups of pieces under upcycle, and as many "
-    "times as many as there are experts under experts",
+    "experts that a token goes through; by default two groups of pieces under upcycle, and under "
+    "experts as many times as many as the experts",
     form="N",
     accepts=is_count,
     kinds=(str, int),

@@ -1,7 +1,7 @@
 """Untying: a head that is the embedding becomes a tensor of its own, with the same weights.
 
-Nothing changes but what training may do: a head of its own can part from the embedding. Where no
-norm can take back what a tied head reads more than once, this is what lets the model grow.
+The function stays the same, but in training the head can now diverge from the embedding. Where no
+norm can make up for what a tied head reads more than once, only an untied model can grow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from growkit.planning.operation import Switch
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Kept
 
-UNTIE = Switch("untie", "give a model whose output head is its embedding a head of its own")
+UNTIE = Switch("untie", "give a model whose output head is its embedding a separate head")
 
 
 def untied(source: Weights, options: Mapping[str, str]) -> Plan | None:

@@ -5,8 +5,8 @@ arXiv 2212.05055. The weights of the chosen experts sum to one, Σ w_i = 1.
 
 - Experts that all are the dense MLP f compute Σ w_i f = f, whatever a router says, and nothing else
   does: if any choice and any weights are to give the same, all experts are the same function. They
-  part because they see different tokens. Until they have, a router changes nothing, and has no
-  gradient: that is zero in the first step, and grows with the experts' differences.
+  diverge because they see different tokens. Until then the router has no effect, and its gradient
+  is zero: it grows with the differences of the experts.
 - Finer experts hold one of G pieces of the hidden units, f = Σ_p f_p, each in several copies. They
   are chosen in groups of one copy of every piece, since the router's rows are equal within a group
   (He et al., "Upcycling Large Language Models into Mixture of Experts", arXiv 2410.07524, who call
@@ -43,7 +43,8 @@ from growkit.growth.routing import (
 from growkit.planning.operation import Change, Option
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.sections import Section, Stacked
-from growkit.planning.transforms import Computed, Constant, Kept, Transform
+from growkit.planning.transform import Transform
+from growkit.planning.transforms import Computed, Constant, Kept
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,15 +75,15 @@ class Upcycle(WithExperts):
         TOP_K,
         Option(
             "granularity",
-            "pieces into which the MLP is cut, with a copy of each in every group of experts; 1 "
-            "without, where every expert is the whole MLP",
+            "pieces into which the MLP is cut, with a copy of each in every group of experts; 1 by "
+            "default, where every expert is the whole MLP",
             form="N",
             accepts=is_count,
             kinds=(str, int),
         ),
         Option(
             "drop",
-            "part of the hidden units of every expert that is drawn anew (Drop-Upcycling), which "
+            "the part of the hidden units of every expert to draw anew (Drop-Upcycling), which "
             "makes another function; 0.5 in the paper",
             form="PART",
             accepts=_is_part,

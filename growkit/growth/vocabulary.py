@@ -1,8 +1,8 @@
 """More tokens: new rows of the embedding and of the head, the old ones as they are.
 
-Logits of the old tokens stay what they are. The softmax does not: what it gives to new tokens, it
-takes from the old ones. At the mean of all rows, the logit of a new token is the mean of all
-logits, so that it is never the largest. At zero it is zero, which may well be more than all others.
+Logits of the old tokens do not change. The softmax does: what it gives to new tokens, it takes from
+the old ones. With the mean of all rows, the logit of a new token is the mean of all logits, so that
+it is never the largest. With zero it is zero, which may well be more than all others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from growkit.families.sizes import MOST_SIZE
 from growkit.growth.sizes import check_whole, factor
 from growkit.planning.operation import Option, SizeOption
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
-from growkit.planning.transforms import Mapped, Slices
+from growkit.planning.transform import Slices
+from growkit.planning.transforms import Mapped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from growkit.algebra.expansion import IndexMap
     from growkit.algebra.law import Rows
 
-VOCAB = SizeOption("vocab", "vocabulary; logits of the old tokens stay", axes=("vocab",))
+VOCAB = SizeOption("vocab", "vocabulary; logits of the old tokens stay the same", axes=("vocab",))
 NEW_TOKENS = Option(
     "new_tokens",
-    "what embedding and head have for new tokens: the mean of all others, or zero",
+    "what embedding and head hold for new tokens: the mean of all others, or zero",
     ("mean", "zero"),
     kinds=(str,),
 )

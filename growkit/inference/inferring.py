@@ -1,10 +1,10 @@
-"""A family that nobody has described, as its class of transformers shows it.
+"""Describe a family that growkit does not know, from its class in transformers.
 
-Shapes of a checkpoint propose axes, but 4096 may be many sizes. So the class is asked: with small
-configs, what changes with which key (``shapes``); while a small model runs, what is given to whom
-(``running``). What is left open, and whether it all is true, is tried: the small model is grown as
-described and must compute the same in strict float64 (``trial``). What does not, is described as
-fixed.
+The shapes of a checkpoint suggest axes, but 4096 may be many sizes. So the class is examined: small
+configs show which shapes change with which key (``shapes``), and a small model, while it runs, what
+each module is given (``running``). What is still open, and whether all of it is true, is tried: the
+small model is grown as described and must compute the same in strict float64 (``trial``). Sizes for
+which it does not are described as fixed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from growkit.algebra.axes import Pattern
-from growkit.checkpoint.hub import find
 from growkit.checkpoint.reading import Checkpoint
 from growkit.errors import InputError
 from growkit.families.described import described
@@ -27,6 +26,7 @@ from growkit.inference.trial import Trial, Trials
 from growkit.inference.writing import as_yaml
 from growkit.planning.plan import unused_tensors
 from growkit.results.result import Result
+from growkit.sources.source import find
 
 MOST_TRIED = 12
 """Descriptions that are tried, if more than one is possible."""
@@ -81,7 +81,7 @@ def infer(folder: str | Path) -> Inference:
     Raises:
         InputError: there is no such class, or it has parts that cannot be described; says which.
     """
-    checkpoint = Checkpoint(find(folder).folder)
+    checkpoint = find(folder).whole()
     check_quantised(checkpoint)
     where = str(checkpoint.folder / "config.json")
     asked = ModelClass(checkpoint.config, where)

@@ -1,4 +1,4 @@
-"""From the state of a source's optimizer to that of the target's, through the same transforms."""
+"""Grow the state of the source's optimizer through the transforms of the weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from growkit.optimizer.state import MASTER, ORDERS, STEP, State
 from growkit.planning.factors import Factors
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import AT_A_TIME, Plan, Planned, Rule
-from growkit.planning.transforms import Constant, Slices
+from growkit.planning.transform import Slices
+from growkit.planning.transforms import Constant
 
 if TYPE_CHECKING:
     from torch import Tensor

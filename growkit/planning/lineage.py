@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import Weights
 from growkit.planning.plan import Plan, Planned, Rule
-from growkit.planning.transforms import Kept, Mapped, Slices, Transform
+from growkit.planning.transform import Slices, Transform
+from growkit.planning.transforms import Kept, Mapped
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,8 @@ from growkit.algebra.axes import Pattern
 from growkit.checkpoint.tensors import FLOAT_BYTES, Config, TensorInfo, Weights, cut, parts
 from growkit.errors import InputError
 from growkit.families.family import Family
-from growkit.planning.transforms import Kept, Transform
+from growkit.planning.transform import Transform
+from growkit.planning.transforms import Kept
 
 if TYPE_CHECKING:
     from torch import Tensor

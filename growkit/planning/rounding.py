@@ -1,4 +1,4 @@
-"""What rounds: tensors that grow, and are multiplied by a number that is no power of two."""
+"""Tensors that round as they grow: they are multiplied by a number that is no power of two."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import TORCH_NAMES, Weights
-from growkit.planning.transforms import Mapped, Slices
+from growkit.planning.transform import Slices
+from growkit.planning.transforms import Mapped
 
 if TYPE_CHECKING:
     from torch import Tensor

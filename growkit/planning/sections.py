@@ -1,8 +1,8 @@
 """Sections and stacks: tensors that are a part of what a transform makes, or several of these.
 
-What a source holds in one tensor, a target may hold in several: the pieces of an MLP, or parts that
-sum to it. Or the other way round. None of them gives a source back alone, so a proof makes them
-again and compares.
+A target may hold in several tensors what its source holds in one: the pieces of an MLP, or parts
+that sum to it. Or the other way round. No single one of them gives a source tensor back, so a proof
+makes them again and compares.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import Weights
-from growkit.planning.transforms import Slices, Transform
+from growkit.planning.transform import Slices, Transform
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,7 +1,7 @@
 """Can the new capacity train? Copies that receive equal gradients stay equal for ever.
 
-What is compared must be more than rounding. A number that is added to all keys changes no softmax:
-without rotation, the gradient of a bias of keys is nothing but what rounding leaves over.
+Only gradients above rounding are compared. A number that is added to all keys changes no softmax:
+without rotation, the gradient of a key bias is nothing but rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from growkit.algebra.expansion import IndexMap
 from growkit.algebra.law import zeros_in
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.sections import Section
-from growkit.planning.transforms import Kept, Mapped, Transform
+from growkit.planning.transform import Transform
+from growkit.planning.transforms import Kept, Mapped
 from growkit.results.proof import CopyDistance, Trainability
 
 EQUAL = 1e-9

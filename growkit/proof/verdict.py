@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from growkit.checkpoint.hub import find
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
     Weights,
@@ -19,7 +18,6 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.engine import devices
-from growkit.engine.inside import pair
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import check_config
@@ -50,6 +48,7 @@ from growkit.results.proof import LayerError, ModeResult, VerifyResult
 from growkit.results.sentences import trainability_sentence
 from growkit.results.versions import versions
 from growkit.settings import Settings
+from growkit.sources.source import Source, find, pair
 
 FEW = 100
 """Predictions below which a verdict says how few there were."""
@@ -117,13 +116,25 @@ def verify(
         "steps": steps,
     }
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
+    state = Path(optimizer) if optimizer is not None else None
+    return verify_found(find(source), find(target), settings, state, progress, advance)
+
+
+def verify_found(
+    source: Source,
+    target: Source,
+    settings: Settings,
+    optimizer: Path | None,
+    progress: Progress,
+    advance: Callable[[int], None] = lambda count: None,
+) -> VerifyResult:
+    """See ``verify``; the two models are found already."""
     if optimizer is not None and settings.steps is None:
         raise InputError(
             f"{optimizer} is for the training of both models, and no steps of it were asked for; "
             "add --steps"
         )
-    one, other = find(source), find(target)
-    before, after = pair(one.folder, other.folder)
+    before, after = pair(source, target)
     record = read_record(after)
     with progress.bytes("proving", bytes_of(before, after)) as shown:
 
@@ -131,10 +142,9 @@ def verify(
             shown(count)
             advance(count)
 
-        state = Path(optimizer) if optimizer is not None else None
-        verdict = prove(before, after, settings, record.recipe, both, state)
+        verdict = prove(before, after, settings, record.recipe, both, optimizer)
     verdict["kl_by_rank"] = list(record.kl_by_rank)
-    verdict["source"], verdict["target"] = one.name, other.name
+    verdict["source"], verdict["target"] = source.name, target.name
     return verdict
 
 
@@ -324,7 +334,7 @@ def proof_bytes(source: str | Path, target: str | Path) -> int:
     Raises:
         InputError: a folder is no checkpoint.
     """
-    return bytes_of(*pair(source, target))
+    return bytes_of(*pair(find(source), find(target)))
 
 
 def _mode_results(

@@ -23,7 +23,7 @@ class Recipe:
     """Everything that ``growkit run`` needs.
 
     Attributes:
-        source: model folder, or the name of a model on the Hub (``growkit.checkpoint.hub``).
+        source: model folder, or the name of a model on the Hub (``growkit.sources.hub``).
         steps: in order; they run as one pass over the files.
         output: folder to make.
         verify: what the proof compares; None for no proof.

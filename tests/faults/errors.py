@@ -21,9 +21,7 @@ from tests.faults.world import (
     REFUSED,
     Hook,
     World,
-    count_calls,
     in_child,
-    without_exchange,
 )
 
 ERRORS = (
@@ -66,7 +64,6 @@ class Errors:
     def __init__(self, place: Path) -> None:
         self.world = World(place)
         self.seen: Counter[str] = Counter()
-        self._counts: dict[tuple[str, bool, bool], int] = {}
 
     def one(self, chance: random.Random) -> None:
         """Let one run fail, at random.
@@ -79,17 +76,10 @@ class Errors:
         inside = chance.choice(["", "publishing"])
         code = chance.choice([*ERRORS, CTRL_C, CTRL_C])
         lasting = code != CTRL_C and chance.random() < 0.4
-
-        def grow() -> None:
-            world.grow(1)
-
-        run = grow if exchanging else without_exchange(grow)
         key = inside, overwrite, exchanging
-        if key not in self._counts:
-            world.reset(overwrite=overwrite)
-            self._counts[key] = count_calls(run, inside) // 2
+        count = world.calls(inside, overwrite=overwrite, exchanging=exchanging) // 2
         world.reset(overwrite=overwrite)
-        number = chance.randrange(self._counts[key])
+        number, run = chance.randrange(count), world.growing(exchanging)
         end, said = in_child(run, fail_at(world.place.parent, number, code, lasting), inside)
         what = f"{errno.errorcode.get(code, 'Ctrl-C')} at {number} {inside} {key} {lasting}: {said}"
         state = world.state()

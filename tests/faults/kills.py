@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ import pytest
 from growkit import InputError, grow
 from tests.faults.moments import kill_after, kill_at
 from tests.faults.resumed import Resumed
-from tests.faults.world import World, count_calls, in_child, without_exchange
+from tests.faults.world import World, in_child
 
 ANYWHERE, PUBLISHING, ANY_TIME = "anywhere", "publishing", "any time"
 
@@ -36,7 +35,6 @@ class Kills:
     def __init__(self, place: Path) -> None:
         self.world = World(place)
         self.seen: Counter[str] = Counter()
-        self._counts: dict[tuple[str, bool, bool], int] = {}
 
     def one(self, chance: random.Random, where: str) -> None:
         """Kill one run, at random.
@@ -68,11 +66,7 @@ class Kills:
             proved: whether the run has a proof.
         """
         world = self.world
-
-        def grow() -> None:
-            world.grow(1, proved=proved)
-
-        run = grow if exchanging else without_exchange(grow)
+        run = world.growing(exchanging, proved=proved)
         world.reset(overwrite=overwrite)
         if where == ANY_TIME:
             seconds = 0.001 + moment * (3.0 if proved else 0.15)
@@ -95,13 +89,8 @@ class Kills:
 
     def calls(self, where: str, overwrite: bool, exchanging: bool) -> int:
         """The number of moments there are."""
-        key = where, overwrite, exchanging
-        if key not in self._counts:
-            run: Callable[[], None] = lambda: self.world.grow(1)  # noqa: E731
-            run = run if exchanging else without_exchange(run)
-            self.world.reset(overwrite=overwrite)
-            self._counts[key] = count_calls(run, where if where == PUBLISHING else "")
-        return self._counts[key]
+        inside = where if where == PUBLISHING else ""
+        return self.world.calls(inside, overwrite=overwrite, exchanging=exchanging)
 
     def check_finished(self) -> None:
         """The next run finishes what was begun, also one that refuses to overwrite."""

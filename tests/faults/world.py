@@ -61,6 +61,7 @@ class World:
         self._grown(1)
         self.new = folder_bytes(self.out)
         shutil.rmtree(self.out)
+        self._calls: dict[tuple[str, bool, bool], int] = {}
 
     def _grown(self, seed: int) -> None:
         code, said = in_child(lambda: self.grow(seed))
@@ -98,6 +99,22 @@ class World:
             follow(recipe, ranks)
         else:
             growkit.run(recipe, overwrite=True, resume=resume, ranks=ranks)
+
+    def calls(self, inside: str, *, overwrite: bool, exchanging: bool) -> int:
+        """The number of moments at which a run can fail; see ``count_calls``."""
+        key = inside, overwrite, exchanging
+        if key not in self._calls:
+            self.reset(overwrite=overwrite)
+            self._calls[key] = count_calls(self.growing(exchanging), inside)
+        return self._calls[key]
+
+    def growing(self, exchanging: bool, *, proved: bool = False) -> Callable[[], None]:
+        """One run, on a file system that can or cannot exchange names."""
+
+        def grow() -> None:
+            self.grow(1, proved=proved)
+
+        return grow if exchanging else without_exchange(grow)
 
     def state(self) -> str:
         """``none``, ``old`` or ``new``; anything else is what may not be.

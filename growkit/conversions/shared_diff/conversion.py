@@ -1,7 +1,7 @@
 """DIFF to Shared DIFF: queries and keys as shared bases with low-rank updates.
 
-The best base and updates for the weights as they are (``low_rank``), or for the
-weights on what a text makes them read; computed in float64.
+The base and updates are the best ones for the weights alone (``low_rank``), or for the inputs that
+a text gives them; computed in float64.
 
 Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
 """
@@ -80,21 +80,22 @@ class SharedDiff(OnDiffTransformer):
         ),
         Option(
             "energy",
-            "what rank auto keeps in every layer of the differences between heads that share a "
-            "base, as a share of their squares, e.g. 0.99",
+            "the share of the squared differences between heads with one base that rank auto keeps "
+            "in every layer, e.g. 0.99",
             form="SHARE",
             accepts=lambda text: _is_share(text) and float(text) > 0,
         ),
         Option(
             "calibration",
-            "a UTF-8 text; inputs then count as often as it has them, and rank auto is tried on it",
+            "a UTF-8 text; inputs then count as often as they occur in it, and rank auto is tried "
+            "on it",
             form="TEXT",
             kinds=(str,),
         ),
         Option(
             "shrinkage",
-            "how little the calibration text is trusted, from 0 (inputs count as often as it has "
-            "them) to 1 (all count alike); if it is left out, what costs least on the text",
+            "how little to trust the calibration text, from 0 (inputs count as often as they occur "
+            "in it) to 1 (all count alike); by default, what costs least on the text",
             form="SHARE",
             accepts=_is_share,
         ),

@@ -1,8 +1,7 @@
-"""Models on the Hub as sources: found by their id, at a commit, through the cache of the Hub.
+"""Models on the Hub: found by their id, at a commit, in the cache of the Hub.
 
-The only place that uses a network, and only where a source is named by an id. What is fetched is
-what growkit reads, into the cache where transformers looks as well; from there on it is a folder
-like any other (``folder.py``).
+Only the files that growkit reads are fetched, into the cache that transformers uses as well; from
+then on the model is a folder like any other (``growkit.checkpoint.folder``).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
@@ -22,6 +20,7 @@ from growkit.checkpoint.elsewhere import HUB_NAME, SINGLE, address_in, index_of
 from growkit.checkpoint.folder import Folder, check_name
 from growkit.checkpoint.weight_files import check_names, weight_files
 from growkit.errors import InputError, reason
+from growkit.sources.source import Source
 
 SCHEME = "hf:/"
 """A path has one slash where two were written."""
@@ -33,60 +32,46 @@ NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 """Of a model without an organisation, which is only looked for where ``hf://`` says so."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """A source, wherever it is.
+class Hub:
+    """Addresses of models on the Hub: ``hf://ORG/NAME@REVISION``, and names without ``hf://``.
 
-    Attributes:
-        name: ``hf://ORG/NAME@COMMIT`` for a model on the Hub, else the path as it was given.
-        folder: where its files lie.
-        base_model: what a model card calls it; None for a folder, or without an organisation.
-        warning: what should be known of it; empty for nothing.
-    """
-
-    name: str
-    folder: Path
-    base_model: str | None = None
-    warning: str = ""
-
-    @property
-    def on_hub(self) -> bool:
-        """Whether it is a model on the Hub."""
-        return self.name.startswith(SCHEME)
-
-
-def find(source: Path | str, *, weights: bool = True) -> Found:
-    """The folder of a source, which is fetched first if it is a model on the Hub.
-
-    Args:
-        source: a path or an address.
-        weights: whether weights are needed, or only what stands beside them.
-
-    It is taken for one if it begins with ``hf://``, or has the form ``ORG/NAME`` or
+    Something is taken for one of these if it begins with ``hf://``, or has the form ``ORG/NAME`` or
     ``ORG/NAME@REVISION`` and there is no folder ``ORG``.
-
-    Raises:
-        InputError: there is no such model or revision, or it can be had neither from the Hub nor
-            from the cache. A path that leads nowhere is none of this: opening it says so.
     """
-    address = address_of(source)
-    if address is None:
-        return Found(str(Path(source)), Path(source))
-    name, revision = address
-    failed: Exception | None = None
-    try:
-        folder = _fetched(name, revision, weights)
-    except InputError:
-        raise
-    except Exception as error:  # whatever goes wrong, the cache may have it
-        failed = error
-        folder = _cached(name, revision, address_in(source), error, weights)
-    warning = failed and (
-        f"{name} was taken from the cache of the Hub as it is, since {_why(failed)}; what is not "
-        "in there, such as a tokenizer, is missing"
-    )
-    base_model = name if "/" in name else None
-    return Found(f"hf://{name}@{folder.name}", folder, base_model, warning or "")
+
+    folders = True
+
+    def knows(self, given: str) -> bool:
+        """See ``Kind``."""
+        return address_of(given) is not None
+
+    def find(self, given: str, *, weights: bool) -> Source:
+        """See ``Kind``; the folder is in the cache.
+
+        Raises:
+            InputError: there is no such model or revision, or it can be had neither from the Hub
+                nor from the cache.
+        """
+        address = address_of(given)
+        assert address is not None
+        name, revision = address
+        failed: Exception | None = None
+        try:
+            folder = _fetched(name, revision, weights)
+        except InputError:
+            raise
+        except Exception as error:  # whatever goes wrong, the cache may have it
+            failed = error
+            folder = _cached(name, revision, address_in(given), error, weights)
+        warning = failed and (
+            f"{name} was taken from the cache of the Hub as it is, since {_why(failed)}; what is "
+            "not in there, such as a tokenizer, is missing"
+        )
+        base_model = name if "/" in name else None
+        return Source(f"hf://{name}@{folder.name}", folder, base_model, warning or "")
+
+
+KIND = Hub()
 
 
 def address_of(source: Path | str) -> tuple[str, str | None] | None:
@@ -160,7 +145,7 @@ def _cached(name: str, revision: str | None, given: str, error: Exception, weigh
         revision: its branch, tag or commit; None for the default one.
         given: what people wrote.
         error: why the Hub did not give it.
-        weights: see ``find``.
+        weights: see ``Kind``.
 
     Raises:
         InputError: it is not there, or not whole; says what the Hub said.

@@ -1,0 +1,203 @@
+"""Every variant of attention, the same on whole maps, and transformers' DiffLlama."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DiffLlamaConfig
+from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
+from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
+
+DIFFLLAMA = "DiffLlama, sdpa"
+
+
+@dataclass
+class Shape:
+    """Sizes that depend on the device."""
+
+    hidden: int
+    head_dim: int
+    dtype: torch.dtype
+    tolerance: float
+    """Largest ‖difference‖ / ‖output‖ of two ways to compute the same."""
+
+
+SHAPES = {
+    "cpu": Shape(512, 32, torch.float32, 1e-4),
+    "cuda": Shape(2048, 128, torch.bfloat16, 3e-2),
+}
+
+
+@dataclass
+class Variant:
+    """Numbers of heads, and what differs from DIFF."""
+
+    signal: int = 8
+    noise: int = 8
+    keys: int = 8
+    """Of signal and noise together."""
+    value_width: int = 2
+    """Of a value head, in multiples of head_dim."""
+    switches: dict[str, Any] = field(default_factory=dict)
+
+
+PLAIN = {"head_norm": "none", "output_multiplier": "none"}
+CAUSAL = {"integral": "causal"}
+SHARED = {"qk_projection": "shared", "shared_scope": "head"}
+VARIANTS = {
+    "softmax": Variant(16, 0, 8, 1, PLAIN),
+    "DIFF": Variant(),
+    "grouped DIFF 4:1": Variant(8, 2, 4),
+    "V2": Variant(8, 8, 4, 1, PLAIN | {"noise_keys": "shared", "lambda_type": "projected"}),
+    "Shared DIFF, head scope": Variant(switches=SHARED),
+    "DINT causal, unified": Variant(switches=CAUSAL),
+    "DINT causal, gated": Variant(switches=CAUSAL | {"gamma": "gated"}),
+    "DINT column mean": Variant(switches={"integral": "column_mean"}),
+    "grouped shared DINT 4:1": Variant(8, 2, 4, switches=SHARED | CAUSAL),
+}
+
+
+def make(variant: Variant, shape: Shape, device: str) -> DiffTransformerAttention:
+    config = DiffTransformerConfig(
+        hidden_size=shape.hidden,
+        num_hidden_layers=1,
+        num_attention_heads=variant.signal + variant.noise,
+        num_noise_heads=variant.noise,
+        num_key_value_heads=variant.keys,
+        head_dim=shape.head_dim,
+        value_head_dim=variant.value_width * shape.head_dim,
+        shared_rank=shape.head_dim // 4,
+        **variant.switches,
+    )
+    module = DiffTransformerAttention(config, layer_idx=0)
+    for name, parameter in module.named_parameters():
+        if name.startswith("lambda_") and parameter.dim() == 1:
+            nn.init.normal_(parameter, 0, config.lambda_std_dev)
+        elif name == "gamma_gate":
+            nn.init.constant_(parameter, 0.5)
+    return module.to(device, shape.dtype)
+
+
+def make_diffllama(shape: Shape, device: str) -> DiffLlamaAttention:
+    config = DiffLlamaConfig(
+        hidden_size=shape.hidden,
+        num_hidden_layers=1,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=shape.head_dim,
+        rms_norm_eps=1e-6,
+        attn_implementation="sdpa",
+    )
+    return DiffLlamaAttention(config, layer_idx=0).to(device, shape.dtype)
+
+
+def copy_of_diff(module: DiffTransformerAttention, copy: DiffLlamaAttention) -> None:
+    """Give DiffLlama, which cuts each value head in two and puts all second halves last, DIFF's."""
+    weights = {name: tensor for name, tensor in module.state_dict().items() if "norm" not in name}
+    value = weights["v_proj.weight"]
+    halves = value.view(-1, 2, module.config.head_dim, value.shape[1]).transpose(0, 1)
+    copy.load_state_dict(weights | {"v_proj.weight": halves.reshape(value.shape)}, strict=True)
+
+
+Positions = tuple[Tensor, Tensor]
+
+
+def eager(module: DiffTransformerAttention, hidden: Tensor, positions: Positions) -> Tensor:
+    """(A₁ - λ A₂ + γ H) V with whole maps; [1, N, hidden] to the same."""
+    config = module.config
+    batch, rows = hidden.shape[:2]
+    later = torch.ones(rows, rows, dtype=torch.bool, device=hidden.device).triu(1)
+
+    def heads(projected: Tensor, width: int) -> Tensor:
+        return projected.view(batch, rows, -1, width).transpose(1, 2)
+
+    def softmax_map(query: Tensor, key: Tensor) -> Tensor:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        scores = query @ key.transpose(-1, -2) * module.scaling
+        weights: Tensor = scores.masked_fill(later, -torch.inf).softmax(-1, dtype=torch.float32)
+        return weights
+
+    query = heads(module.q_proj(hidden), config.head_dim)
+    key = heads(module.k_proj(hidden), config.head_dim)
+    value = heads(module.v_proj(hidden), config.value_head_dim)
+    query, key = apply_rotary_pos_emb(query, key, *positions)
+    signal, noise = config.num_signal_heads, config.num_noise_heads
+    lambda_init = (config.lambda_init or [0.0])[0]
+    maps = softmax_map(query[:, :signal], key[:, : config.num_value_heads])
+    weights = maps
+    if noise:
+        lambda_: Tensor
+        if config.lambda_type == "projected":
+            lambda_ = module.lambda_proj(hidden).float().sigmoid().transpose(1, 2)[..., None]
+        else:
+            lambda_ = (
+                (module.lambda_q1.float() @ module.lambda_k1.float()).exp()
+                - (module.lambda_q2.float() @ module.lambda_k2.float()).exp()
+                + lambda_init
+            )
+        noise_maps = softmax_map(query[:, signal:], key[:, -config.num_value_heads :])
+        weights = weights - lambda_ * noise_maps.repeat_interleave(signal // noise, dim=1)
+        gamma = lambda_ * module.gamma_gate.float() if config.gamma == "gated" else lambda_
+        if config.integral == "causal":
+            counts = torch.arange(1, rows + 1, device=hidden.device)[:, None]
+            means = maps.cumsum(-2) / counts
+            weights = weights + gamma * means.masked_fill(later, -torch.inf).softmax(-1)
+        elif config.integral == "column_mean":
+            weights = weights + gamma * maps.mean(-2, keepdim=True)
+    value = value.repeat_interleave(signal // config.num_value_heads, dim=1)
+    output = (weights.to(value.dtype) @ value).float()
+    if module.head_norm is not None:
+        output = nn.functional.rms_norm(output, output.shape[-1:], eps=config.head_norm_eps)
+        output = output * module.head_norm.weight.float()
+    if config.output_multiplier != "none":
+        output = output * (1 - lambda_init)
+    output = output.to(hidden.dtype).transpose(1, 2).reshape(batch, rows, -1)
+    projected: Tensor = module.o_proj(output)
+    return projected
+
+
+Attend = Callable[[Tensor, Positions], Tensor]
+"""[1, N, hidden] and cosines and sines to [1, N, hidden]."""
+
+
+@dataclass
+class Contender:
+    """One way to attend."""
+
+    module: nn.Module
+    attend: Attend
+    reference: bool = False
+    """Whether it is a variant's eager version."""
+
+
+def contenders(shape: Shape, device: str) -> dict[str, Contender]:
+    """DiffLlama right before DIFF, and each variant right before its eager version."""
+    every = {}
+    modules = {name: make(variant, shape, device) for name, variant in VARIANTS.items()}
+    diffllama = make_diffllama(shape, device)
+    copy_of_diff(modules["DIFF"], diffllama)
+
+    def of_diffllama(hidden: Tensor, positions: Positions) -> Tensor:
+        output: Tensor = diffllama(hidden, positions)[0]
+        return output
+
+    def of_eager(module: DiffTransformerAttention) -> Attend:
+        return lambda hidden, positions: eager(module, hidden, positions)
+
+    for name, module in modules.items():
+        if name == "DIFF":
+            every[DIFFLLAMA] = Contender(diffllama, of_diffllama)
+        every[name] = Contender(module, module)
+        every[eager_of(name)] = Contender(module, of_eager(module), reference=True)
+    return every
+
+
+def eager_of(name: str) -> str:
+    return f"{name}, eager"

@@ -1,0 +1,1 @@
+"""Where models come from: one file for every kind of source."""
