@@ -17,7 +17,7 @@ from growkit.checkpoint.tensors import TORCH_NAMES
 from growkit.errors import InputError, plain
 from growkit.operations import operations
 from growkit.planning.operation import SizeOption, Switch
-from growkit.recipe.recipe import DEFAULT_SHARD_SIZE
+from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS
 from growkit.settings import DEVICES, FEW, LONG, MANY, SHORT, Settings
 
 
@@ -153,6 +153,13 @@ class Writing:
     ] = True
     base_model: BaseModel = None
     optimizer: Optimizer = None
+    format: Annotated[
+        str,
+        typer.Option(
+            help="Files of weights: safetensors, or dcp for torch.distributed.checkpoint.",
+            autocompletion=one_of(lambda: FORMATS),
+        ),
+    ] = FORMATS[0]
 
 
 @dataclass(frozen=True)

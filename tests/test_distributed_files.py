@@ -36,6 +36,7 @@ from growkit.checkpoint.weight_file import WeightFile
 from growkit.cli import app
 from growkit.errors import InputError
 from tests.conftest import folder_bytes, save_model, seeded
+from tests.test_going_on import OPTIONS, left
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -306,3 +307,57 @@ def test_reading_a_list_changes_no_class(state: Any, whole: Path, tmp_path: Path
     with pytest.raises(InputError):
         Checkpoint(folder)
     assert Metadata.version is None
+
+
+def test_what_is_written_is_loaded_by_torch(tmp_path: Path) -> None:
+    """Into the model of transformers, with a head that is tied as well; and it is proved."""
+    tied: dict[str, Any] = {"tie_word_embeddings": True, "dtype": torch.bfloat16}
+    source = save_model(tmp_path / "source", "llama", **tied)
+    recipe = growkit.Recipe(
+        str(source),
+        (growkit.GrowStep("hypercloning", hidden="x2"),),
+        str(tmp_path / "out"),
+        growkit.Settings(prompts=2, length=12),
+        shard_size="8KB",
+        format="dcp",
+    )
+    assert growkit.run(recipe)["kept"]
+    growkit.run(replace(recipe, output=str(tmp_path / "plain"), format="safetensors"), verify=False)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype="auto")
+    model = AutoModelForCausalLM.from_config(expected.config, dtype=expected.dtype)
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path / "out")
+    for name, tensor in expected.state_dict().items():
+        assert state[name].equal(tensor), name
+    assert len(list((tmp_path / "out").glob("*.distcp"))) > 3
+    assert growkit.check(tmp_path / "out")["whole"]
+    manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
+    assert manifest["recipe"]["format"] == "dcp"
+    checkpoint = Checkpoint(tmp_path / "out")
+    assert checkpoint.tensors == Checkpoint(tmp_path / "plain").tensors
+    place = checkpoint.read(UP)[0, 0].view(1).view(torch.uint8).numpy().tobytes()
+    for file in (tmp_path / "out").glob("*.distcp"):  # the control
+        content = file.read_bytes()
+        file.write_bytes(content.replace(place, bytes([place[0] ^ 1]) + place[1:]))
+    assert not growkit.verify(source, tmp_path / "out", recipe.verify or growkit.Settings())["kept"]
+
+
+def test_a_run_that_was_killed_goes_on_in_this_format(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    options: dict[str, Any] = {**OPTIONS, "format": "dcp"}
+    growkit.grow(source, tmp_path / "whole", **options)
+    left(source, tmp_path / "out", format="dcp")
+    growkit.grow(source, tmp_path / "out", resume=True, **options)
+    one, other = (folder_bytes(tmp_path / name) for name in ("whole", "out"))
+    changing = {"growkit.json", "README.md"}
+    assert {n: one[n] for n in one.keys() - changing} == {
+        n: other[n] for n in other.keys() - changing
+    }
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    words = ["grow", str(source), str(tmp_path / "out"), "--hidden", "x2", "--format", "dpc"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "there is no format 'dpc' of weights; did you mean 'dcp'?" in done.stderr

@@ -130,6 +130,15 @@ def open_part(folder: Folder, name: str, tensor: str, begin: int, length: int) -
         return WeightFile(folder, name, stream, {tensor: replace(place, begin=begin + place.begin)})
 
 
+def room(info: TensorInfo) -> Tensor:
+    """What stands for a tensor in what is saved; it takes no memory."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.empty(info.shape, dtype=getattr(torch, STORED_NAMES[info.dtype]))
+
+
 @contextmanager
 def _refusing(path: Path, kind: Kind) -> Iterator[None]:
     try:
