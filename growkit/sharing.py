@@ -1,4 +1,4 @@
-"""The weights of an output: written by one process, or shared out among ranks, shard by shard."""
+"""The weights of an output, written and looked at by one process or shared out among ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.resuming import take_over
 from growkit.checkpoint.writing import Shard, parse_bytes, shards_of, write_index, write_shards
 from growkit.engine.class_names import class_names
-from growkit.engine.inside import opened
+from growkit.engine.inside import opened, pair
 from growkit.errors import InputError
 from growkit.families.added import knowing
 from growkit.families.family import family_of
@@ -158,7 +158,7 @@ class OutputWeights:
 
 
 def follow(recipe: Recipe, ranks: Ranks, reads: Sequence[str | Path] = ()) -> None:
-    """Write some of the shards of an output for another process, which does all the rest.
+    """Write some of the shards of an output, and look at some of its tensors, for another process.
 
     Args:
         recipe: the same as that of the other.
@@ -169,7 +169,7 @@ def follow(recipe: Recipe, ranks: Ranks, reads: Sequence[str | Path] = ()) -> No
         InputError: this or another process cannot go on.
     """
     with knowing(recipe.family), ranks.following() as (task, share):
-        if not task.shards:
+        if not task.shards and recipe.verify is None:
             share.report({})
             return
         output, found = output_path(recipe), find(recipe.source)
@@ -198,6 +198,12 @@ def follow(recipe: Recipe, ranks: Ranks, reads: Sequence[str | Path] = ()) -> No
 
             weights.write_some(share.take(task.shards), folder, kept, counted)
             share.report(kept.finished())
+        names = share.asked()
+        if names:
+            from growkit.proof.verdict import look_at
+
+            lost = look_at(*pair(found.folder, folder), recipe, names, share.heed)
+            share.tell_lost(filter(None, [lost]))
 
 
 def files_of(source: Checkpoint) -> dict[str, Path]:

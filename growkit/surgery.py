@@ -152,7 +152,10 @@ def _carried_out(
         beside_weights = {name: made[name] for name in made.keys() - weights.names}
         # Not while the weights are written, which keeps every core and the disk busy.
         with hashing(beside_weights, flushed=True) as written, hashing(texts) as more:
-            result["verification"] = _prove(recipe, found, staging.folder, progress, prepared)
+            result["verification"] = _prove(
+                recipe, found, staging.folder, progress, prepared, ranks
+            )
+            ranks.let_go()
             if result["verification"]:
                 result["kept"] = result["verification"]["kept"]
             manifest = manifest_of(recipe, result, kept.hashes(), more.result())
@@ -192,7 +195,12 @@ def _optimizer(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> Optimize
 
 
 def _prove(
-    recipe: Recipe, found: Found, folder: Path, progress: Progress, prepared: Prepared
+    recipe: Recipe,
+    found: Found,
+    folder: Path,
+    progress: Progress,
+    prepared: Prepared,
+    ranks: Ranks,
 ) -> VerifyResult | None:
     """The verdict on the written files."""
     if recipe.verify is None:
@@ -202,7 +210,7 @@ def _prove(
     source, written = pair(found.folder, folder)
     with progress.bytes("proving", proof_bytes(found.folder, folder)) as advance:
         state = Path(recipe.optimizer) if recipe.optimizer else None
-        verdict = prove(source, written, recipe.verify, recipe, advance, state)
+        verdict = prove(source, written, recipe.verify, recipe, advance, state, ranks)
     verdict["kl_by_rank"] = [
         RankCost(rank=rank, kl_nats_per_token=cost) for rank, cost in prepared.kl_by_rank.items()
     ]

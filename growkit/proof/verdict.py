@@ -22,7 +22,7 @@ from growkit.engine import devices
 from growkit.engine.inside import pair
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import check_config
+from growkit.engine.oracle import CPU, check_config
 from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
 from growkit.errors import InputError
@@ -44,6 +44,8 @@ from growkit.proof.parts import Parts
 from growkit.proof.states import NOWHERE, places_of
 from growkit.proof.training import check_room, prove_training
 from growkit.proof.usage import used
+from growkit.proof.weights import first_unsound
+from growkit.ranks import ALONE, Ranks
 from growkit.recipe.recipe import Recipe
 from growkit.report.progress import Progress, Silent
 from growkit.results.proof import LayerError, ModeResult, VerifyResult
@@ -145,6 +147,7 @@ def prove(
     recipe: Recipe | None,
     advance: Callable[[int], None],
     optimizer: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> VerifyResult:
     """See ``verify``.
 
@@ -155,11 +158,12 @@ def prove(
         recipe: how the target was made, if that is known.
         advance: see ``verify``.
         optimizer: the state of the source's optimizer, where that is known.
+        ranks: processes that look at the weights together, of which this one leads.
     """
     check_vocabularies(before, after)
     place = devices.chosen(settings.device)
     with knowing(recipe.family if recipe else None), reproducible(place):
-        return _proved(before, after, settings, recipe, advance, place, optimizer)
+        return _proved(before, after, settings, recipe, advance, place, optimizer, ranks)
 
 
 def _proved(
@@ -170,6 +174,7 @@ def _proved(
     advance: Callable[[int], None],
     place: torch.device,
     optimizer: Path | None,
+    ranks: Ranks,
 ) -> VerifyResult:
     started = time.perf_counter()
     loads, loaded = loading(before), loading(after)
@@ -191,7 +196,7 @@ def _proved(
     )
     known = question(before, max(map(len, prompts.windows)))
     proof = Parts(before, after, place, origin, advance, known, trainability=settings.trainability)
-    weights = proof.weights(beside, rests_on(before, after, loads, loaded, beside))
+    weights = proof.weights(beside, rests_on(before, after, loads, loaded, beside), ranks)
     exact = origin.promise == "exact"
     if exact and weights.settled:
         prompts = prompts.cut(*settings.settled.amount)
@@ -284,6 +289,27 @@ def _proved(
         seconds=round(time.perf_counter() - started, 3),
         versions=versions(),
     )
+
+
+def look_at(
+    before: Checkpoint,
+    after: Checkpoint,
+    recipe: Recipe,
+    names: Sequence[str],
+    heed: Callable[[], None],
+) -> str | None:
+    """The first of some tensors that is not what it should be: the part of another process.
+
+    Args:
+        before: the source.
+        after: the target.
+        recipe: how the target was made.
+        names: of the tensors.
+        heed: called after each.
+    """
+    with knowing(recipe.family), reproducible(CPU):
+        lineage = origin_of(before, after, recipe).lineage
+        return first_unsound(lineage, after, names, heed) if lineage else None
 
 
 def _limit(
