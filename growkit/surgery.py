@@ -23,6 +23,7 @@ from growkit.checkpoint.publishing import check_output, check_space, staged, wri
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import parse_bytes
 from growkit.companions import write_config, write_documents
+from growkit.dates import given
 from growkit.engine.inside import Inside, opened, pair
 from growkit.engine.texts import read_text
 from growkit.estimate import estimate, room
@@ -91,6 +92,7 @@ def _carried_out(
     dry_run: bool,
 ) -> GrowResult:
     """See ``run``; the source's family is known."""
+    given()  # before anything that takes time
     output = output_path(recipe)
     found = find(recipe.source)
     inputs = inputs_of(replace(recipe, source=str(found.folder)), reads)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from growkit.checkpoint.tensors import (
     total_bytes,
     total_parameters,
 )
+from growkit.dates import given, today
 from growkit.engine import devices
 from growkit.engine.inside import pair
 from growkit.engine.loader import loading
@@ -160,6 +160,7 @@ def prove(
         optimizer: the state of the source's optimizer, where that is known.
         ranks: processes that look at the weights together, of which this one leads.
     """
+    given()  # before anything that takes time
     check_vocabularies(before, after)
     place = devices.chosen(settings.device)
     with knowing(recipe.family if recipe else None), reproducible(place):
@@ -285,7 +286,7 @@ def _proved(
         bytes=total_bytes(after.tensors),
         tensors_recovered=weights.recovered[0] if weights.recovered else None,
         source_tensors=weights.recovered[1] if weights.recovered else None,
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        created=today(),
         seconds=round(time.perf_counter() - started, 3),
         versions=versions(),
     )
