@@ -31,6 +31,7 @@ def grow(
     verify: Settings | bool = True,
     overwrite: bool = False,
     resume: bool = False,
+    proof_only: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
     **options: Value | None,
@@ -59,6 +60,8 @@ def grow(
         overwrite: replace an output that growkit wrote.
         resume: go on with what a run of the same plan has finished of this output before it was
             killed; what is finished also stays if this run fails.
+        proof_only: once the output has kept its promise, delete its weights and keep the rest: the
+            proof of a recipe by which ``growkit.load`` makes them of the source again.
         dry_run: plan only, touch nothing.
         progress: where progress is shown.
         **options: the method's sizes, e.g. ``hidden="x2"`` or ``hidden=2048``, and its other
@@ -81,6 +84,7 @@ def grow(
         reads=_files(family),
         overwrite=overwrite,
         resume=resume,
+        proof_only=proof_only,
         dry_run=dry_run,
         progress=progress,
     )
@@ -99,6 +103,7 @@ def convert(
     verify: Settings | bool = True,
     overwrite: bool = False,
     resume: bool = False,
+    proof_only: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
     **options: Value | None,
@@ -117,6 +122,7 @@ def convert(
         verify: see there.
         overwrite: see there.
         resume: see there.
+        proof_only: see there.
         dry_run: see there.
         progress: see there.
         **options: the conversion's options, e.g. ``gamma="gated"``.
@@ -124,7 +130,14 @@ def convert(
     step = ConvertStep(to, _given(options))
     written = dtype, shard_size, base_model, None, _path(optimizer), format
     recipe = Recipe(str(source), (step,), str(output), settings_of(verify), 0, *written)
-    return run(recipe, overwrite=overwrite, resume=resume, dry_run=dry_run, progress=progress)
+    return run(
+        recipe,
+        overwrite=overwrite,
+        resume=resume,
+        proof_only=proof_only,
+        dry_run=dry_run,
+        progress=progress,
+    )
 
 
 def _description(family: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -174,6 +174,13 @@ class Running:
             help="Go on with what a run of the same plan has finished of OUT before it was killed.",
         ),
     ] = False
+    proof_only: Annotated[
+        bool,
+        typer.Option(
+            "--proof-only",
+            help="Keep the proof without the weights, for growkit.load to make them of SRC again.",
+        ),
+    ] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, touch nothing.")] = (
         False
     )

@@ -165,8 +165,14 @@ def test_ranks_of_torchrun_write_what_one_process_writes(source: Path, tmp_path:
 
 
 @pytest.mark.parametrize("spoiled", [None, 1])
-def test_ranks_look_at_tensors_together(spoiled: int | None, source: Path, tmp_path: Path) -> None:
-    """A fault in what another process looks at is told as one process tells it."""
+def test_ranks_look_at_tensors_together(
+    spoiled: int | None, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault in what another process looks at is told as one process tells it.
+
+    On a given date, everything that they write is what one process writes.
+    """
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1767225600")
     quick = growkit.Settings(prompts=1, length=8)
     recipe = growkit.Recipe(
         str(source),

@@ -46,6 +46,11 @@ IN_THE_PLACE_OF_WEIGHTS = (
     ("*.pt", f"is not read; {SAVE}"),
     ("*.bin", f"is not read; {SAVE}"),
     ("*.ckpt", f"is not read; {SAVE}"),
+    (
+        "growkit.json",
+        "is a proof whose weights were not kept; growkit.load makes them of the source while it "
+        "loads, and growkit run writes them again",
+    ),
 )
 """Names, and what their files are and ask for; the first that fits is told."""
 
