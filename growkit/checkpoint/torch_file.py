@@ -14,11 +14,11 @@ import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from pickletools import genops
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 from growkit.checkpoint.folder import Folder, read
@@ -58,6 +58,7 @@ class Kind:
 
 
 WEIGHTS = Kind("plain weights", "save the model as safetensors")
+PART = Kind("a part of a distributed checkpoint", "copy the checkpoint again")
 
 
 def open_torch_file(folder: Folder, name: str) -> WeightFile:
@@ -106,6 +107,36 @@ def open_saved(
             raise ValueError("it is no archive of torch")
         content, storages = _archived(stream, path, most_pickle, also)
         return content, WeightFile(folder, name, stream, storages.places(path, tensors(content)))
+
+
+def open_part(folder: Folder, name: str, tensor: str, begin: int, length: int) -> WeightFile:
+    """Read what a tensor says of itself that ``torch.save`` wrote into a part of a file.
+
+    Args:
+        folder: where the file lies.
+        name: of the file.
+        tensor: what it is called.
+        begin: of the part, in bytes.
+        length: of the part.
+
+    Raises:
+        InputError: there is no whole tensor.
+    """
+    path = folder.path / name
+    with folder.open(name) as stream, _refusing(path, PART):
+        part = cast("IO[bytes]", _Part(stream, begin, length))
+        content, storages = _archived(part, path, MOST_PICKLE)
+        (place,) = storages.places(path, _plain({tensor: content}, path)).values()
+        return WeightFile(folder, name, stream, {tensor: replace(place, begin=begin + place.begin)})
+
+
+def room(info: TensorInfo) -> Tensor:
+    """What stands for a tensor in what is saved; it takes no memory."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.empty(info.shape, dtype=getattr(torch, STORED_NAMES[info.dtype]))
 
 
 @contextmanager
@@ -228,7 +259,7 @@ Records = Mapping[str, tuple[int, int]]
 
 
 def _records(stream: IO[bytes]) -> Records:
-    size = os.fstat(stream.fileno()).st_size
+    size = stream.seek(0, os.SEEK_END)
     records: dict[str, tuple[int, int]] = {}
     with zipfile.ZipFile(_Bounded(stream)) as archive:
         for record in archive.infolist():
@@ -283,6 +314,33 @@ class _Bounded(io.RawIOBase):
         data = self._stream.read(MOST_AT_ONCE + 1 if size < 0 else min(size, MOST_AT_ONCE + 1))
         if len(data) > MOST_AT_ONCE:
             raise ValueError(f"its list of records has more than {MOST_AT_ONCE:,} bytes")
+        return data
+
+
+class _Part(io.RawIOBase):
+    """A part of a file, as if it were one of its own."""
+
+    def __init__(self, stream: IO[bytes], begin: int, length: int) -> None:
+        self._stream, self._begin, self._length, self._at = stream, begin, length, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._length)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._length - self._at)
+        self._stream.seek(self._begin + self._at)
+        data = self._stream.read(left if size < 0 else min(size, left))
+        self._at += len(data)
         return data
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo
 from growkit.checkpoint.torch_file import Kind, open_saved
 
 if TYPE_CHECKING:
@@ -15,15 +14,6 @@ if TYPE_CHECKING:
 
 MOST_PICKLE = 1 << 25
 """Bytes of what a state holds beside numbers; fifty thousand parameters take as many."""
-
-
-def room(info: TensorInfo) -> Tensor:
-    """What stands for a tensor in what is saved; it takes no memory."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        return torch.empty(info.shape, dtype=getattr(torch, TORCH_NAMES[info.dtype]))
 
 
 def save(

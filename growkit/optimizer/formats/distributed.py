@@ -2,18 +2,16 @@
 
 ``optimizer.state.NAME.exp_avg`` and ``optimizer.param_groups.NAME.lr`` are what transformers,
 torchtitan and everything else writes that asks torch to flatten an optimizer's state. Tensors may
-lie in any number of parts. torch reads and writes them, but for the list of all entries: that is a
-pickle, of which nothing is taken but what such a list is made of.
+lie in any number of parts. torch reads and writes them, but for the list of all entries, which is a
+pickle (``growkit.checkpoint.distributed_list``).
 """
 
 from __future__ import annotations
 
 import io
-import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,22 +26,28 @@ from torch.distributed.checkpoint.default_planner import (
     DefaultSavePlanner,
     create_default_local_load_plan,
 )
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,
+)
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
+    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     StorageMeta,
+    TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from growkit.checkpoint.distributed_list import LIST, REMEDY, read_list, refusing
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo, cut
-from growkit.errors import InputError, reason
+from growkit.errors import InputError
 from growkit.optimizer.groups import Group
-from growkit.optimizer.holes import MOST_PICKLE
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule
 from growkit.optimizer.state import CARRIED, SCALED, STEP, Grown, State
@@ -51,34 +55,16 @@ from growkit.optimizer.state import CARRIED, SCALED, STEP, Grown, State
 FOLDER = "optimizer"
 """What it is called in the folder of a model."""
 
-LIST = ".metadata"
-
 WEIGHTS = "weights"
 """What tensors are called that are not the optimizer's."""
 
 ENTRY = re.compile(r"(?P<before>(?:\w+\.)?)(?P<part>state|param_groups)\.(?P<of>.+)\.(?P<key>\w+)")
 """What an entry of an optimizer is called."""
 
-MADE_OF = {
-    "torch.distributed.checkpoint.metadata": {
-        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata"),
-        *("BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
-        "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.serialization": {"_get_layout"},
-    "torch": {"Size", *STORED_NAMES.values()},
-    "collections": {"OrderedDict"},
-    "pathlib": {"Path", "PurePath", "PosixPath", "PurePosixPath"},
-}
-"""What the list of entries is made of."""
-
 MOST_VALUE = 1 << 20
 """Bytes of an entry that is no tensor."""
 
 _NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
-
-REMEDY = "copy the checkpoint again, or save it again with torch.distributed.checkpoint"
 
 
 @dataclass(frozen=True)
@@ -107,7 +93,6 @@ class _Distributed:
         folder = Folder(path)
         listed = _listed(folder)
         files = {LIST} | {str(each.relative_path) for each in listed.storage_data.values()}
-        _check_complete(folder, listed)
         options: dict[str, dict[str, Any]] = {}
         steps: dict[str, float] = {}
         tensors: dict[str, str] = {}
@@ -259,7 +244,7 @@ class _Numbers:
 def _tensor(folder: Folder, listed: Metadata, entry: str) -> Tensor:
     of: Any = listed.state_dict_metadata[entry]
     found = torch.empty(of.size, dtype=of.properties.dtype)
-    with _refusing(folder, entry):
+    with refusing(folder, entry):
         plan = create_default_local_load_plan({entry: found}, listed)
         planner = DefaultLoadPlanner(flatten_state_dict=False)
         planner.set_up_planner({entry: found}, listed, is_coordinator=True)
@@ -272,7 +257,7 @@ def _plain(folder: Folder, listed: Metadata, entry: str) -> Any:
     of = listed.state_dict_metadata[entry]
     if not isinstance(of, BytesStorageMetadata):
         return _number(folder, listed, entry)
-    with _refusing(folder, entry):
+    with refusing(folder, entry):
         place = listed.storage_data[MetadataIndex(entry)]
         if place.length > MOST_VALUE:
             raise ValueError(f"it has more than {MOST_VALUE:,} bytes")
@@ -292,66 +277,25 @@ def _number(folder: Folder, listed: Metadata, entry: str) -> float:
     return float(found)
 
 
-@contextmanager
-def _refusing(folder: Folder, what: str) -> Iterator[None]:
-    """Turn whatever torch makes of damaged files into a sentence."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"{what} cannot be read from {folder.path} ({reason(error)}); {REMEDY}"
-        ) from None
-
-
-class _Entries(pickle.Unpickler):
-    """Reads the list of entries, and nothing that would do something."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name not in MADE_OF.get(module, ()):
-            raise pickle.UnpicklingError(f"{module}.{name} is nothing that such a list is made of")
-        return super().find_class(module, name)
-
-
 def _listed(folder: Folder) -> Metadata:
-    content = folder.bytes(LIST, MOST_PICKLE)
-    with _refusing(folder, LIST):
-        listed = _Entries(io.BytesIO(content)).load()
-        if not isinstance(listed, Metadata) or not isinstance(listed.storage_data, dict):
-            raise TypeError("it is no list of entries")
-        for entry, of in listed.state_dict_metadata.items():
-            if not isinstance(entry, str):
-                raise TypeError("an entry has no name")
-            if not isinstance(of, TensorStorageMetadata | BytesStorageMetadata):
-                raise TypeError(f"{entry} is of an unknown kind")
-        return listed
-
-
-def _check_complete(folder: Folder, listed: Metadata) -> None:
-    """Every part lies where the list says, and parts make up every tensor.
-
-    Raises:
-        InputError: names what is missing.
-    """
-    sizes: dict[str, int] = {}
-    for index, place in listed.storage_data.items():
-        name = str(place.relative_path)
-        with _refusing(folder, index.fqn):
-            if name not in sizes:
-                sizes[name] = folder.require(name).stat().st_size
-            if not 0 <= place.offset <= place.offset + place.length <= sizes[name]:
-                raise ValueError(f"{name} has been cut off")
-    for entry, of in listed.state_dict_metadata.items():
-        with _refusing(folder, entry):
-            if isinstance(of, BytesStorageMetadata):
-                places = [MetadataIndex(entry)]
-            else:
-                places = [MetadataIndex(entry, chunk.offsets) for chunk in of.chunks]
-                if sum(chunk.sizes.numel() for chunk in of.chunks) != of.size.numel():
-                    raise ValueError("its parts do not make it up")
-            if any(place not in listed.storage_data for place in places):
-                raise ValueError("a part of it is missing")
+    """The list of entries, as torch has it."""
+    entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    stored: dict[MetadataIndex, _StorageInfo] = {}
+    for name, entry in read_list(folder).items():
+        for part in entry.parts:
+            offsets = None if entry.shape is None else part.offsets
+            place = _StorageInfo(part.file, part.begin, part.length)
+            stored[MetadataIndex(name, offsets)] = place
+        if entry.shape is None:
+            entries[name] = BytesStorageMetadata()
+            continue
+        chunks = [
+            ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.sizes))
+            for part in entry.parts
+        ]
+        properties = TensorProperties(getattr(torch, str(entry.dtype)))
+        entries[name] = TensorStorageMetadata(properties, torch.Size(entry.shape), chunks)
+    return Metadata(entries, storage_data=stored)
 
 
 def _others(

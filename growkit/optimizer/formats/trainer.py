@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.torch_file import Kind, open_saved
+from growkit.checkpoint.torch_file import Kind, open_saved, room
 from growkit.checkpoint.writing import fill
 from growkit.errors import InputError
 from growkit.optimizer.groups import Group
-from growkit.optimizer.holes import MOST_PICKLE, room, save
+from growkit.optimizer.holes import MOST_PICKLE, save
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule
 from growkit.optimizer.state import CARRIED, SCALED, STEP, Grown, State

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import TensorInfo
-from growkit.checkpoint.torch_file import Kind, open_saved
+from growkit.checkpoint.torch_file import Kind, open_saved, room
 from growkit.checkpoint.weight_file import Place, WeightFile, row_by_row
 from growkit.checkpoint.writing import fill
 from growkit.errors import InputError, foreign
 from growkit.optimizer.groups import Group
-from growkit.optimizer.holes import MOST_PICKLE, room, save
+from growkit.optimizer.holes import MOST_PICKLE, save
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule
 from growkit.optimizer.state import ADAMW, MASTER, SCALED, STEP, Grown, State
