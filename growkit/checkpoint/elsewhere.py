@@ -55,6 +55,11 @@ IN_THE_PLACE_OF_WEIGHTS = (
 """Names, and what their files are and ask for; the first that fits is told."""
 
 
+def address_in(path: Path | str) -> str:
+    """An address with the slashes that a path has lost."""
+    return re.sub(r"^([a-z][a-z0-9+.-]+):/+", r"\1://", str(path))
+
+
 def no_folder(path: Path) -> str:
     """Why something that is no folder is no model, and what to give."""
     text = str(path)

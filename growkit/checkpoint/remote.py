@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from growkit.checkpoint.elsewhere import STORE
+from growkit.checkpoint.elsewhere import STORE, address_in
 from growkit.checkpoint.folder import MOST_JSON
 from growkit.checkpoint.reading import MOST_DIGITS, check_finite
 from growkit.checkpoint.safetensors_file import places_in
@@ -47,11 +46,6 @@ def is_remote(source: Path | str) -> bool:
     return bool(STORE.fullmatch(str(source)))
 
 
-def written_out(address: Path | str) -> str:
-    """The address of a folder with the slashes that a path has lost."""
-    return re.sub(r":/+", "://", str(address).rstrip("/"), count=1)
-
-
 class Store:
     """A folder on a store.
 
@@ -63,7 +57,7 @@ class Store:
     """
 
     def __init__(self, address: Path | str) -> None:
-        self.address = written_out(address)
+        self.address = address_in(str(address).rstrip("/"))
         try:
             import fsspec
 

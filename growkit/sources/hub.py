@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from growkit.checkpoint.carrying import CARRIED, READ
-from growkit.checkpoint.elsewhere import HUB_NAME
+from growkit.checkpoint.elsewhere import HUB_NAME, address_in
 from growkit.checkpoint.folder import Folder, check_name
 from growkit.checkpoint.weight_files import SINGLE, check_names, weight_files
 from growkit.errors import InputError, reason
@@ -62,7 +62,7 @@ class Hub:
             raise
         except Exception as error:  # whatever goes wrong, the cache may have it
             failed = error
-            folder = _cached(name, revision, _as_written(given), error, weights)
+            folder = _cached(name, revision, address_in(given), error, weights)
         warning = failed and (
             f"{name} was taken from the cache of the Hub as it is, since {_why(failed)}; what is "
             "not in there, such as a tokenizer, is missing"
@@ -88,17 +88,12 @@ def address_of(source: Path | str) -> tuple[str, str | None] | None:
     if text.startswith(SCHEME):
         if not match or ".." in text or not (usable or NAME.fullmatch(name)):
             raise InputError(
-                f"{_as_written(text)} is no address of a model on the Hub; write "
+                f"{address_in(text)} is no address of a model on the Hub; write "
                 "hf://ORG/NAME@REVISION, such as hf://meta-llama/Llama-3.2-1B@main"
             )
         return name, match["revision"]
     known = os.path.lexists(text) or os.path.lexists(Path(text).parent)
     return (name, match["revision"]) if match and usable and not known else None
-
-
-def _as_written(source: Path | str) -> str:
-    """An address with the slashes that a path has lost."""
-    return re.sub("^hf:/+", "hf://", str(source))
 
 
 def _fetched(name: str, revision: str | None, weights: bool) -> Path:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from growkit.checkpoint.remote import RemoteWeights, is_remote, written_out
+from growkit.checkpoint.elsewhere import address_in
+from growkit.checkpoint.remote import RemoteWeights, is_remote
 from growkit.checkpoint.tensors import Weights
 from growkit.sources.source import Source, kinds
 
@@ -35,7 +36,7 @@ class Store:
 
     def find(self, given: str, *, weights: bool) -> Source:
         """See ``Kind``."""
-        return Stored(written_out(given), Path(given))
+        return Stored(address_in(given.rstrip("/")), Path(given))
 
 
 KIND = Store()
