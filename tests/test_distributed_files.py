@@ -245,6 +245,14 @@ def compressed(found: Metadata) -> None:
     found.storage_data[index].transform_descriptors = ["zstd"]
 
 
+def torchtitans(found: Metadata) -> None:
+    """A name of its own, with the tensor that it is of."""
+    other = "tok_embeddings.weight"
+    found.state_dict_metadata[other] = found.state_dict_metadata.pop("model.embed_tokens.weight")
+    place = found.storage_data.pop(MetadataIndex("model.embed_tokens.weight", [0, 0]))
+    found.storage_data[MetadataIndex(other, [0, 0])] = place
+
+
 def two_states(found: Metadata) -> None:
     found.planner_data = {**found.planner_data, UP: ("ema", UP)}
 
@@ -265,6 +273,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "outside": (lambda f: write_list(f, outside), "leads out of the folder"),
     "dtype": (lambda f: write_list(f, other_dtype), "another tensor than"),
     "compressed": (lambda f: write_list(f, compressed), "compressed"),
+    "torchtitan's": (lambda f: write_list(f, torchtitans), "under torchtitan's own names"),
     "two states": (lambda f: write_list(f, two_states), "tensors of several states"),
 }
 

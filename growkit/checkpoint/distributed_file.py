@@ -26,6 +26,10 @@ OPTIMIZER = ("optim", "state.", "param_groups.")
 """How names of states, or of entries that lie flat, begin that are an optimizer's."""
 
 
+OF_TORCHTITAN = "tok_embeddings.weight"
+"""A tensor that Hugging Face files call otherwise."""
+
+
 class DistributedFile:
     """All tensors of the model in a folder.
 
@@ -123,6 +127,12 @@ def _of_the_model(folder: Folder, entries: Mapping[str, Listed]) -> dict[str, Li
             continue
         seen.add(entry.parts)
         states[tuple(state)][name] = entry
+        if name == OF_TORCHTITAN:
+            raise InputError(
+                f"{folder.path / LIST} has tensors under torchtitan's own names ({name}), where "
+                "rows also lie in another order; save the model as Hugging Face files there "
+                "(checkpoint.last_save_in_hf), and give that folder"
+            )
     if len(states) == 1:
         return next(iter(states.values()))
     if not states:
