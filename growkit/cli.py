@@ -430,6 +430,7 @@ def _recipe(source: Path, step: Step, output: Path, settings: Settings, writing:
         shard_size=writing.shard_size,
         base_model=writing.base_model,
         optimizer=str(writing.optimizer) if writing.optimizer else None,
+        format=writing.format,
     )
 
 

@@ -24,6 +24,28 @@ def write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
         carry_code(source.opened, folder)
 
 
+def without_weights(folder: Path, hashes: Mapping[str, str]) -> dict[str, list[Any]]:
+    """Delete the weights of a folder that is proved, and a state of an optimizer beside them.
+
+    Args:
+        folder: the folder.
+        hashes: the SHA-256 of its files, by name.
+
+    Returns:
+        Size in bytes and SHA-256 of every file that was deleted.
+    """
+    from growkit.optimizer.optimizer import outputs  # takes a second
+
+    checkpoint = Checkpoint(folder)
+    paths = {file.relative_to(folder).as_posix() for file in checkpoint.files}
+    paths |= {*checkpoint.opened.names("*.index.json", *outputs())}
+    found: dict[str, list[Any]] = {}
+    for name in sorted(paths):
+        found[name] = [(folder / name).stat().st_size, hashes[name]]
+        (folder / name).unlink()
+    return found
+
+
 def write_documents(manifest: Mapping[str, Any], hashes: Mapping[str, str], folder: Path) -> None:
     """Write the model card and, last of all, the manifest."""
     card = model_card(manifest, tokenizer=(folder / "tokenizer_config.json").is_file())

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
+from growkit.dates import given, today
 from growkit.errors import InputError, reason
 from growkit.paths import by_name, name_of, without_paths
 from growkit.recipe.files import parse_recipe
@@ -48,7 +48,7 @@ def manifest_of(
         "growkit": __version__,
         "format": FORMAT,
         "versions": versions(),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created": today(),
         "recipe": recipe.by_names().as_dict(),
         "papers": [step.paper for step in recipe.steps],
         "source_files": dict(source_files),
@@ -76,12 +76,17 @@ def _named(optimizer: OptimizerResult | None) -> dict[str, Any] | None:
 
 
 def _public(proof: VerifyResult | None, recipe: Recipe) -> dict[str, Any] | None:
-    """A proof whose sentences and files are those of no machine."""
+    """A proof whose sentences and files are those of no machine.
+
+    Where a date is given, it also says nothing of how long it took.
+    """
     if proof is None:
         return None
     files = {key: proof[key] for key in ("source", "target", "text") if proof[key] is not None}
     public = without_paths([recipe.source, recipe.output, *files.values()])
-    return {**public(proof), **{key: name_of(path) for key, path in files.items()}}
+    took = proof["seconds"] if given() is None else None
+    named = {key: name_of(path) for key, path in files.items()}
+    return {**public(proof), **named, "seconds": took}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from growkit.families.described import load_description
 from growkit.planning.operation import Value
-from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, Recipe
+from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS, Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep
 from growkit.report.progress import Progress, Silent
 from growkit.results.operation import GrowResult
@@ -27,9 +27,11 @@ def grow(
     base_model: str | None = None,
     family: str | Path | Mapping[str, Any] | None = None,
     optimizer: str | Path | None = None,
+    format: str = FORMATS[0],  # noqa: A002
     verify: Settings | bool = True,
     overwrite: bool = False,
     resume: bool = False,
+    proof_only: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
     **options: Value | None,
@@ -52,10 +54,14 @@ def grow(
         optimizer: the state of the source's optimizer, which is grown and written beside the
             weights in the same format: an ``optimizer.pt`` or a checkpoint folder of Trainer with
             it, a folder of torch.distributed.checkpoint or a Universal Checkpoint of DeepSpeed.
+        format: of the files with the weights: ``safetensors``, which transformers loads, or ``dcp``
+            for those of torch.distributed.checkpoint.
         verify: what the proof compares; True for the default settings, False for no proof.
         overwrite: replace an output that growkit wrote.
         resume: go on with what a run of the same plan has finished of this output before it was
             killed; what is finished also stays if this run fails.
+        proof_only: once the output has kept its promise, delete its weights and keep the rest: the
+            proof of a recipe by which ``growkit.load`` makes them of the source again.
         dry_run: plan only, touch nothing.
         progress: where progress is shown.
         **options: the method's sizes, e.g. ``hidden="x2"`` or ``hidden=2048``, and its other
@@ -71,13 +77,14 @@ def grow(
         InputError: the source, a size or the output cannot be used; nothing was written.
     """
     step = GrowStep(method, _given(options))
-    written = dtype, shard_size, base_model, _description(family), _path(optimizer)
+    written = dtype, shard_size, base_model, _description(family), _path(optimizer), format
     recipe = Recipe(str(source), (step,), str(output), settings_of(verify), seed, *written)
     return run(
         recipe,
         reads=_files(family),
         overwrite=overwrite,
         resume=resume,
+        proof_only=proof_only,
         dry_run=dry_run,
         progress=progress,
     )
@@ -92,9 +99,11 @@ def convert(
     shard_size: str = DEFAULT_SHARD_SIZE,
     base_model: str | None = None,
     optimizer: str | Path | None = None,
+    format: str = FORMATS[0],  # noqa: A002
     verify: Settings | bool = True,
     overwrite: bool = False,
     resume: bool = False,
+    proof_only: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
     **options: Value | None,
@@ -109,17 +118,26 @@ def convert(
         shard_size: see there.
         base_model: see there.
         optimizer: see there.
+        format: see there.
         verify: see there.
         overwrite: see there.
         resume: see there.
+        proof_only: see there.
         dry_run: see there.
         progress: see there.
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
     step = ConvertStep(to, _given(options))
-    written = dtype, shard_size, base_model, None, _path(optimizer)
+    written = dtype, shard_size, base_model, None, _path(optimizer), format
     recipe = Recipe(str(source), (step,), str(output), settings_of(verify), 0, *written)
-    return run(recipe, overwrite=overwrite, resume=resume, dry_run=dry_run, progress=progress)
+    return run(
+        recipe,
+        overwrite=overwrite,
+        resume=resume,
+        proof_only=proof_only,
+        dry_run=dry_run,
+        progress=progress,
+    )
 
 
 def _description(family: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | None:

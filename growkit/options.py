@@ -17,7 +17,7 @@ from growkit.checkpoint.tensors import TORCH_NAMES
 from growkit.errors import InputError, plain
 from growkit.operations import operations
 from growkit.planning.operation import SizeOption, Switch
-from growkit.recipe.recipe import DEFAULT_SHARD_SIZE
+from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS
 from growkit.settings import DEVICES, FEW, LONG, MANY, SHORT, Settings
 
 
@@ -155,6 +155,13 @@ class Writing:
     ] = True
     base_model: BaseModel = None
     optimizer: Optimizer = None
+    format: Annotated[
+        str,
+        typer.Option(
+            help="Files of weights: safetensors, or dcp for torch.distributed.checkpoint.",
+            autocompletion=one_of(lambda: FORMATS),
+        ),
+    ] = FORMATS[0]
 
 
 @dataclass(frozen=True)
@@ -167,6 +174,13 @@ class Running:
         typer.Option(
             "--resume",
             help="Continue with what a killed run of the same plan finished of OUT.",
+        ),
+    ] = False
+    proof_only: Annotated[
+        bool,
+        typer.Option(
+            "--proof-only",
+            help="Keep the proof without the weights, for growkit.load to make them of SRC again.",
         ),
     ] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; write nothing.")] = (

@@ -146,7 +146,7 @@ def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResu
         bytes=total_bytes(grown.tensors),
         dtype=TORCH_NAMES[main_dtype(grown.tensors)],
         rounded=rounded(source, recipe.dtype),
-        loads_with=family.loads_with,
+        loads_with="torch.distributed.checkpoint" if recipe.format == "dcp" else family.loads_with,
         copies=[dict(plan.copies) for plan in plans if plan.copies],
         write_seconds=None,
         dry_run=False,

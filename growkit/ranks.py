@@ -1,6 +1,7 @@
 """Several processes that write one output: started by torchrun, they share its shards out.
 
-The first plans, tells the others what to do, and does everything else. They speak through the store
+When these are written, they share out what is looked at tensor by tensor in the proof. The first
+plans, tells the others what to do, and does everything else. They speak through the store
 of torch.distributed, by short questions that never wait: so every signal is heeded, and whoever
 fails is noticed by all. That a process lives is seen from a lock that it holds in the folder that
 they write to, which the system lets go of however it ends.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -80,11 +81,39 @@ class Share(Protocol):
         """What all others have finished, as soon as they have."""
         ...
 
+    def asked(self) -> list[str]:
+        """The tensors that this process is to look at, as soon as that is known."""
+        ...
+
+    def tell_lost(self, names: Iterable[str]) -> None:
+        """Tell the first process which of them are not what they should be."""
+        ...
+
 
 class Ranks(Protocol):
     """All processes that write one output."""
 
     rank: int
+
+    def heed(self) -> None:
+        """See ``Share``."""
+        ...
+
+    def divide(self, names: Sequence[str]) -> Sequence[str]:
+        """Share out tensors that are to be looked at, the largest first.
+
+        Returns:
+            Those that are left to this process.
+        """
+        ...
+
+    def lost(self) -> set[str]:
+        """What the others have found not to be what it should be, once they have looked."""
+        ...
+
+    def let_go(self) -> None:
+        """Nothing is left to do for the others."""
+        ...
 
     def leading(
         self, folder: Path, task: Task, advance: Callable[[int], None]
@@ -135,6 +164,24 @@ class Alone:
         """See ``Share``."""
         return {}
 
+    def asked(self) -> list[str]:
+        """See ``Share``."""
+        return []
+
+    def tell_lost(self, names: Iterable[str]) -> None:
+        """See ``Share``."""
+
+    def divide(self, names: Sequence[str]) -> Sequence[str]:
+        """See ``Ranks``."""
+        return names
+
+    def lost(self) -> set[str]:
+        """See ``Ranks``."""
+        return set()
+
+    def let_go(self) -> None:
+        """See ``Ranks``."""
+
 
 ALONE = Alone()
 
@@ -154,6 +201,7 @@ class Together:
         self._begun = self._heeded = time.monotonic()
         self._heeding = Lock()
         self._counted, self._shown = 0, 0
+        self._awaited = "done"
         self._advance: Callable[[int], None] = lambda count: None
 
     @contextmanager
@@ -221,14 +269,53 @@ class Together:
     def gather(self) -> dict[str, Finished]:
         """See ``Share``."""
         found: dict[str, Finished] = {}
-        for rank in range(1, self._size):
-            while not self._has(f"done/{rank}"):
-                self._look()
-                time.sleep(PAUSE)
-            done = self._get(f"done/{rank}")
+        for rank in self._others():
+            done = self._answer(f"done/{rank}")
             found |= {name: Finished(**each) for name, each in done.items()}
         self._look()
         return found
+
+    def divide(self, names: Sequence[str]) -> Sequence[str]:
+        """See ``Ranks``."""
+        self._awaited, self._advance = "lost", lambda count: None
+        own, *others = (list(names[rank :: self._size]) for rank in range(self._size))
+        self._set("looked at", {str(rank): each for rank, each in enumerate(others, 1)})
+        return own
+
+    def asked(self) -> list[str]:
+        """See ``Share``."""
+        while not self._has("looked at"):
+            try:
+                self._look()
+            except InputError:
+                if not self._has("looked at"):  # else the first one may have ended, and well
+                    raise
+            time.sleep(PAUSE)
+        names: list[str] = self._get("looked at").get(str(self.rank), [])
+        return names
+
+    def tell_lost(self, names: Iterable[str]) -> None:
+        """See ``Share``."""
+        self._set(f"lost/{self.rank}", dict.fromkeys(names, True))
+
+    def lost(self) -> set[str]:
+        """See ``Ranks``."""
+        return {name for rank in self._others() for name in self._answer(f"lost/{rank}")}
+
+    def let_go(self) -> None:
+        """See ``Ranks``."""
+        if not self._has("looked at"):
+            self._set("looked at", {})
+
+    def _others(self) -> range:
+        return range(1, self._size)
+
+    def _answer(self, key: str) -> dict[str, Any]:
+        """What another process tells, as soon as it does."""
+        while not self._has(key):
+            self._look()
+            time.sleep(PAUSE)
+        return self._get(key)
 
     def fail(self, error: BaseException) -> None:
         """Tell all others that this process ends, and why."""
@@ -248,17 +335,17 @@ class Together:
         if self.rank:
             counted, self._counted = self._counted, 0
             self._add("bytes", counted)
-            if held(self._folder / "growkit.lock") is False:
+            if not held(self._folder / "growkit.lock"):
                 raise self._gone(0)
             return
         shown = self._add("bytes", 0)
         self._advance(shown - self._shown)
         self._shown = shown
         late = time.monotonic() - self._begun > PATIENCE
-        for rank in range(1, self._size):
+        for rank in self._others():
             lives = held(self._lock(rank))
             dead = lives is False or (lives is None and late)
-            if dead and not self._has(f"done/{rank}"):
+            if dead and not self._has(f"{self._awaited}/{rank}"):
                 self._check_failed()
                 raise self._gone(rank)
 
@@ -276,7 +363,7 @@ class Together:
     def _wait_for_the_others(self) -> None:
         """Until none of them writes any more, for a while."""
         end = time.monotonic() + FAREWELL
-        others = [self._lock(rank) for rank in range(1, self._size)]
+        others = [self._lock(rank) for rank in self._others()]
         while any(held(lock) for lock in others) and time.monotonic() < end:
             time.sleep(PAUSE)
 

@@ -1,4 +1,4 @@
-"""Write the weights of an output, in one process or divided among ranks, shard by shard."""
+"""The weights of an output, written and looked at by one process or shared out among ranks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from growkit.checkpoint.distributed_writing import distributed_shards, write_list
 from growkit.checkpoint.journal import Finished, Journal, Plan, journal
 from growkit.checkpoint.publishing import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.resuming import take_over
 from growkit.checkpoint.writing import Shard, parse_bytes, shards_of, write_index, write_shards
+from growkit.engine.class_names import class_names
 from growkit.errors import InputError
 from growkit.families.added import knowing
+from growkit.families.family import family_of
 from growkit.planner import plan
 from growkit.planning.lineage import Lineage
 from growkit.ranks import Ranks, Task
 from growkit.recipe.places import inputs_of, output_path
 from growkit.recipe.recipe import Recipe
 from growkit.report.progress import Progress
-from growkit.sources.source import find
+from growkit.sources.source import find, pair
 from growkit.version import __version__
 
 
@@ -39,7 +42,11 @@ class OutputWeights:
 
     def __init__(self, recipe: Recipe, source: Checkpoint, lineage: Lineage) -> None:
         self._recipe, self._source, self._lineage = recipe, source, lineage
-        self.shards = shards_of(lineage.target.tensors, parse_bytes(recipe.shard_size))
+        self.distributed = recipe.format == "dcp"
+        tensors, limit = lineage.target.tensors, parse_bytes(recipe.shard_size)
+        self.shards: Sequence[Shard] = (
+            distributed_shards(tensors, limit) if self.distributed else shards_of(tensors, limit)
+        )
         self.names = {shard.name for shard in self.shards}
 
     @cached_property
@@ -58,7 +65,7 @@ class OutputWeights:
         parts: dict[str, Any] = {
             "the recipe": {key: recipe.get(key) for key in ("steps", "seed", "dtype", "family")},
             "the source": dict(read),
-            "the layout of the shards": {each.name: _sha256(each.header) for each in self.shards},
+            "the layout of the shards": {each.name: _layout(each) for each in self.shards},
         }
         hashes = {name: _sha256(_as_text(part)) for name, part in parts.items()}
         return {"the version of growkit": __version__, **hashes}
@@ -104,6 +111,7 @@ class OutputWeights:
         Returns:
             The shards that others have written.
         """
+        of_class = self._names()  # before anything that takes time
         task = self.task(folder, there)
         own = [name for name in self.names if name not in there and name not in task.shards]
         advance(sum(shard.bytes for shard in self.shards if shard.name in there))
@@ -117,8 +125,19 @@ class OutputWeights:
             self.write_some(names, folder, kept, counted)
             others = share.gather()
         assert all((folder / name).exists() for name in self.names)
-        write_index(self.shards, folder)
+        if self.distributed:
+            write_list(self.shards, folder, of_class)
+        else:
+            write_index(self.shards, folder)
         return others
+
+    def _names(self) -> dict[str, str]:
+        """Names of the model's class for the tensors, which files of transformers do not need."""
+        if not self.distributed:
+            return {}
+        target = self._lineage.target
+        family = family_of(target.config, self._recipe.output)
+        return class_names(target, dict(family.named(target.config)))
 
     def write_some(
         self,
@@ -138,7 +157,7 @@ class OutputWeights:
 
 
 def follow(recipe: Recipe, ranks: Ranks, reads: Sequence[str | Path] = ()) -> None:
-    """Write some of the shards of an output for another process, which does all the rest.
+    """Write some of the shards of an output, and look at some of its tensors, for another process.
 
     Args:
         recipe: the same as that of the other.
@@ -149,7 +168,7 @@ def follow(recipe: Recipe, ranks: Ranks, reads: Sequence[str | Path] = ()) -> No
         InputError: this or another process cannot go on.
     """
     with knowing(recipe.family), ranks.following() as (task, share):
-        if not task.shards:
+        if not task.shards and recipe.verify is None:
             share.report({})
             return
         output, found = output_path(recipe), find(recipe.source)
@@ -178,6 +197,12 @@ def follow(recipe: Recipe, ranks: Ranks, reads: Sequence[str | Path] = ()) -> No
 
             weights.write_some(share.take(task.shards), folder, kept, counted)
             share.report(kept.finished())
+        names = share.asked()
+        if names:
+            from growkit.proof.verdict import look_at
+
+            lost = look_at(*pair(found, find(folder)), recipe, names, share.heed)
+            share.tell_lost(filter(None, [lost]))
 
 
 def files_of(source: Checkpoint) -> dict[str, Path]:
@@ -190,6 +215,11 @@ def _read(source: Checkpoint) -> dict[str, list[int]]:
     """Size and time of the last change of each of these."""
     states = {name: file.stat() for name, file in files_of(source).items()}
     return {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()}
+
+
+def _layout(shard: Shard) -> list[str]:
+    """All that stands in a shard beside the tensors."""
+    return [f"{offset} {_sha256(text)}" for offset, text in shard.frame.items()]
 
 
 def _as_text(content: Any) -> bytes:

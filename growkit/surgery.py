@@ -21,9 +21,11 @@ from growkit.checkpoint.leftovers import sweep
 from growkit.checkpoint.publishing import check_output, check_space, staged, writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import parse_bytes
-from growkit.companions import write_config, write_documents
+from growkit.companions import without_weights, write_config, write_documents
+from growkit.dates import given
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
+from growkit.errors import InputError
 from growkit.estimate import estimate, room
 from growkit.families.added import knowing
 from growkit.manifest import manifest_of
@@ -52,6 +54,7 @@ def run(
     reads: Sequence[str | Path] = (),
     overwrite: bool = False,
     resume: bool = False,
+    proof_only: bool = False,
     dry_run: bool = False,
     ranks: Ranks = ALONE,
     progress: Progress = Silent(),
@@ -65,6 +68,7 @@ def run(
         reads: files that are read beside those that the recipe names, and so are never replaced.
         overwrite: see ``grow``, as for the rest, the result and the errors.
         resume: see there.
+        proof_only: see there.
         dry_run: plan only, touch nothing.
         ranks: processes that write together, of which this one leads; this one alone without.
         progress: where progress is shown.
@@ -76,7 +80,14 @@ def run(
         recipe = replace(recipe, verify=settings_of(verify))
     with knowing(recipe.family):
         return _carried_out(
-            recipe, reads, progress, ranks, overwrite=overwrite, resume=resume, dry_run=dry_run
+            recipe,
+            reads,
+            progress,
+            ranks,
+            overwrite=overwrite,
+            resume=resume,
+            proof_only=proof_only,
+            dry_run=dry_run,
         )
 
 
@@ -88,9 +99,15 @@ def _carried_out(
     *,
     overwrite: bool,
     resume: bool,
+    proof_only: bool,
     dry_run: bool,
 ) -> GrowResult:
     """See ``run``; the source's family is known."""
+    given()  # before anything that takes time
+    if proof_only and recipe.verify is None:
+        raise InputError(
+            "nothing but the proof is to be kept, and it is switched off; switch it on"
+        )
     output = output_path(recipe)
     found = find(recipe.source)
     inputs = inputs_of(replace(recipe, source=str(found.folder)), reads)
@@ -152,14 +169,20 @@ def _carried_out(
         beside_weights = {name: made[name] for name in made.keys() - weights.names}
         # Not while the weights are written, which keeps every core and the disk busy.
         with hashing(beside_weights, flushed=True) as written, hashing(texts) as more:
-            result["verification"] = _prove(recipe, found, staging.folder, progress, prepared)
+            result["verification"] = _prove(
+                recipe, found, staging.folder, progress, prepared, ranks
+            )
+            ranks.let_go()
             if result["verification"]:
                 result["kept"] = result["verification"]["kept"]
             manifest = manifest_of(recipe, result, kept.hashes(), more.result())
             with writing(output):
                 finished = {**of_others, **kept.finished()}
                 digests = {name: shard.sha256 for name, shard in finished.items()}
-                write_documents(manifest, written.result() | digests, staging.folder)
+                digests |= written.result()
+                if proof_only and result["kept"]:
+                    manifest["not_kept"] = without_weights(staging.folder, digests)
+                write_documents(manifest, digests, staging.folder)
         beside = [source.folder / name for name in carried(source.opened)]
         inputs.check_unchanged([*hashed.values(), *texts.values(), *beside])
         final = staging.reject if result["kept"] is False else staging.publish
@@ -192,7 +215,12 @@ def _optimizer(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> Optimize
 
 
 def _prove(
-    recipe: Recipe, found: Source, folder: Path, progress: Progress, prepared: Prepared
+    recipe: Recipe,
+    found: Source,
+    folder: Path,
+    progress: Progress,
+    prepared: Prepared,
+    ranks: Ranks,
 ) -> VerifyResult | None:
     """The verdict on the written files."""
     if recipe.verify is None:
@@ -202,7 +230,7 @@ def _prove(
     source, written = pair(found, find(folder))
     with progress.bytes("proving", bytes_of(source, written)) as advance:
         state = Path(recipe.optimizer) if recipe.optimizer else None
-        verdict = prove(source, written, recipe.verify, recipe, advance, state)
+        verdict = prove(source, written, recipe.verify, recipe, advance, state, ranks)
     verdict["kl_by_rank"] = [
         RankCost(rank=rank, kl_nats_per_token=cost) for rank, cost in prepared.kl_by_rank.items()
     ]

@@ -9,17 +9,23 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import FileStore
 
 import growkit
 from growkit import surgery
 from growkit.checkpoint.journal import read_journals
+from growkit.checkpoint.reading import Checkpoint
+from growkit.ranks import Together
+from growkit.sharing import follow
 from tests.conftest import folder_bytes
 from tests.faults.resumed import SHARDS, Resumed
-from tests.faults.world import in_child
+from tests.faults.world import ended, in_child, started
 
 OPTIONS: dict[str, Any] = {"hidden": "x2", "verify": False, "shard_size": SHARDS}
 
@@ -156,3 +162,84 @@ def test_ranks_of_torchrun_write_what_one_process_writes(source: Path, tmp_path:
     growkit.grow(source, tmp_path / "whole", **OPTIONS)
     assert weights(tmp_path / "out") == weights(tmp_path / "whole")
     assert growkit.check(tmp_path / "out")["whole"]
+
+
+@pytest.mark.parametrize("spoiled", [None, 1])
+def test_ranks_look_at_tensors_together(
+    spoiled: int | None, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault in what another process looks at is told as one process tells it.
+
+    On a given date, everything that they write is what one process writes.
+    """
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1767225600")
+    quick = growkit.Settings(prompts=1, length=8)
+    recipe = growkit.Recipe(
+        str(source),
+        (growkit.GrowStep("hypercloning", hidden="x2"),),
+        str(tmp_path / "out"),
+        quick,
+        shard_size=SHARDS,
+    )
+    divide = Together.divide
+    carry = surgery.carry_over
+
+    def spoil(source: Any, folder: Path) -> None:
+        """The last bit of the last number of the largest tensor of those that a rank looks at."""
+        carry(source, folder)
+        tensors = Checkpoint(tmp_path / "alone" / "out").tensors
+        name = sorted(tensors, key=lambda name: -tensors[name].bytes)[spoiled or 0]
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        file = folder / index["weight_map"][name]
+        content = bytearray(file.read_bytes())
+        header = int.from_bytes(content[:8], "little")
+        end = json.loads(content[8 : 8 + header])[name]["data_offsets"][1]
+        content[8 + header + end - 4] ^= 1
+        file.write_bytes(content)
+
+    def own(ranks: Any, names: Any) -> Any:
+        found = divide(ranks, names)
+        (tmp_path / "own").write_text(json.dumps([list(names), list(found)]))
+        return found
+
+    def run(rank: int) -> None:
+        if spoiled is not None:
+            surgery.carry_over = spoil
+        Together.divide = own  # type: ignore[method-assign]
+        together = Together(FileStore(str(tmp_path / "store"), 2), rank, 2)
+        if rank:
+            follow(recipe, together)
+        else:
+            growkit.run(recipe, ranks=together)
+
+    growkit.run(replace(recipe, output=str(tmp_path / "alone" / "out")))
+    children = [started(partial(run, rank)) for rank in range(2)]
+    assert [ended(child)[0] for child in children] == [0, 0]
+    names, first = json.loads((tmp_path / "own").read_text())
+    assert 0 < len(first) < len(names)
+    out = tmp_path / ("out" if spoiled is None else "out.rejected")
+    if spoiled is None:
+        assert folder_bytes(out) == folder_bytes(tmp_path / "alone" / "out")
+        manifest = json.loads((out / "growkit.json").read_text())
+        assert manifest["created"] == manifest["verification"]["created"]
+        assert manifest["created"] == "2026-01-01T00:00:00+00:00"
+        return
+    proof = json.loads((out / "growkit.json").read_text())["verification"]
+    assert not proof["kept"]
+    assert proof["weights_recovered"] is False
+    assert proof["first_lost_tensor"] in set(names) - set(first)
+    alone = growkit.verify(source, out, quick)
+    changing = {"seconds", "source", "target"}
+    assert {k: proof[k] for k in alone.keys() - changing} == {
+        k: v for k, v in alone.items() if k not in changing
+    }
+
+
+@pytest.mark.parametrize("date", ["yesterday", "-1", "9" * 15, "1.5"])
+def test_a_date_that_is_none_is_refused(
+    date: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
+    with pytest.raises(growkit.InputError, match="seconds since 1970 were expected"):
+        growkit.grow(source, tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()

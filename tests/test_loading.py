@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import growkit
+from growkit import surgery
 from growkit.distributed import GrownStorageReader
 from growkit.distributed.entries import slabs
 from growkit.errors import InputError
@@ -77,6 +79,58 @@ def test_a_proof_without_weights(tmp_path: Path) -> None:
     (out / "growkit.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="did not keep its promise"):
         growkit.load(out)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+def test_the_proof_alone_is_kept(form: str, tmp_path: Path) -> None:
+    """What is deleted is named with its hash, and what is loaded is that."""
+    source = save_model(tmp_path / "source", "llama")
+    quick = growkit.Settings(prompts=1, length=8)
+    recipe = replace(recipe_of(tmp_path, source, WIDER), shard_size="20KB", format=form)
+    with pytest.raises(InputError, match="is switched off"):
+        growkit.run(recipe, proof_only=True)
+    growkit.run(recipe)
+    whole = json.loads((tmp_path / "out" / "growkit.json").read_text())["files"]
+    shutil.move(tmp_path / "out", tmp_path / "whole")
+    assert growkit.run(replace(recipe, verify=quick), proof_only=True)["kept"]
+    out = tmp_path / "out"
+    manifest = json.loads((out / "growkit.json").read_text())
+    kept = {"README.md", "config.json", "generation_config.json"}
+    assert {file.name for file in out.iterdir()} == kept | {"growkit.json"}
+    assert manifest["not_kept"] == {n: whole[n] for n in whole.keys() - kept}
+    assert growkit.check(out)["whole"]
+    assert "growkit.load" in (out / "README.md").read_text()
+    if form == "safetensors":
+        expected = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").state_dict()
+        assert not differing(growkit.load(out).state_dict(), expected)
+    assert GrownStorageReader(out).grown.recipe.format == form
+    with pytest.raises(InputError, match="a proof whose weights were not kept"):
+        growkit.inspect(out)
+    content = bytearray((source / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (source / "model.safetensors").write_bytes(content)
+    for opened in (growkit.load, GrownStorageReader):
+        with pytest.raises(InputError, match="its proof says nothing of it"):
+            opened(out)
+
+
+def test_of_a_broken_promise_the_weights_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    quick = growkit.Settings(prompts=1, length=8)
+    write = surgery.write_config
+
+    def spoil(source: Any, grown: Any, folder: Path) -> None:
+        write(source, grown, folder)
+        content = bytearray((folder / "model.safetensors").read_bytes())
+        content[-2] ^= 1
+        (folder / "model.safetensors").write_bytes(content)
+
+    monkeypatch.setattr(surgery, "write_config", spoil)
+    recipe = replace(recipe_of(tmp_path, source, WIDER), verify=quick)
+    assert growkit.run(recipe, proof_only=True)["kept"] is False
+    assert (tmp_path / "out.rejected" / "model.safetensors").exists()
 
 
 def test_what_depends_on_the_machine_is_refused(tmp_path: Path) -> None:

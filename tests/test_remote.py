@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -21,10 +22,12 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.remote import RemoteWeights
 from growkit.checkpoint.writing import shards_of, write_shards
 from growkit.cli import app
+from growkit.distributed import GrownStorageReader
 from growkit.errors import InputError
 from growkit.planner import plan
 from growkit.recipe.steps import GrowStep
 from tests.conftest import save_model
+from tests.loading import differing
 from tests.serving import served
 
 pytest.importorskip("aiohttp")
@@ -134,6 +137,34 @@ def test_what_grows_from_it_is_what_grows_from_the_folder(
     write_shards(target, tmp_path / "found", shards, lambda count: None)
     name = "model.safetensors"
     assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_is_loaded_from_it_is_what_is_loaded_from_the_folder(
+    server: Server, root: Path, tmp_path: Path
+) -> None:
+    """Through dropped connections; and held against a proof of the folder, which another is not."""
+    step = GrowStep("hypercloning", {"hidden": "x2"})
+    quick = growkit.Settings(prompts=1, length=8)
+    recipe = growkit.Recipe(str(root / "many"), (step,), str(tmp_path / "out"), quick)
+    growkit.run(recipe, proof_only=True)
+    expected = growkit.load(recipe).state_dict()
+    server.drops = 3
+    model = growkit.load(tmp_path / "out", source=f"{server.address}/many")
+    assert server.drops == 0
+    assert not differing(model.state_dict(), expected)
+    assert model.generation_config.to_dict() == growkit.load(recipe).generation_config.to_dict()
+    reader = GrownStorageReader(tmp_path / "out", source=f"{server.address}/many")
+    state = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
+    dcp.load(state, storage_reader=reader)
+    assert not differing(state, expected)
+    with pytest.raises(InputError, match=r"one/config\.json is not the file that"):
+        growkit.load(tmp_path / "out", source=f"{server.address}/one")
+    content = bytearray((root / "many" / "model-00001-of-00003.safetensors").read_bytes())
+    content[-1] ^= 1
+    (root / "many" / "model-00001-of-00003.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match=r"many/model-00001-of-00003\.safetensors is not the file"):
+        growkit.load(tmp_path / "out", source=f"{server.address}/many")
 
 
 def test_only_what_is_asked_for_is_read(server: Server, root: Path) -> None:

@@ -39,8 +39,11 @@ IN_THE_PLACE_OF_WEIGHTS = (
     ("consolidated*", f"is the maker's own format; {SAVE}"),
     ("*.safetensors", "is not a name that transformers looks for; call it model.safetensors"),
     ("zero_to_fp32.py", "is DeepSpeed's; run it, and give the folder that it makes"),
-    ("*.distcp", f"is part of a distributed checkpoint; {SAVE}"),
-    ("pytorch_model_fsdp*", f"is a distributed checkpoint; {SAVE}"),
+    ("*.distcp", "is part of a distributed checkpoint, but has no .metadata; copy that as well"),
+    (
+        "pytorch_model_fsdp*",
+        "is a distributed checkpoint; copy config.json into it, and give that folder",
+    ),
     ("*.h5", f"is of TensorFlow; {SAVE}"),
     ("*.msgpack", f"is of Flax; {SAVE}"),
     ("*.onnx", f"is ONNX; {SAVE}"),
@@ -48,6 +51,11 @@ IN_THE_PLACE_OF_WEIGHTS = (
     ("*.pt", f"is not read; {SAVE}"),
     ("*.bin", f"is not read; {SAVE}"),
     ("*.ckpt", f"is not read; {SAVE}"),
+    (
+        "growkit.json",
+        "is a proof whose weights were not kept; growkit.load makes them of the source while it "
+        "loads, and growkit run writes them again",
+    ),
 )
 """Names, and what their files are and ask for; the first that fits is told."""
 

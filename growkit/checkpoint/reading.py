@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from growkit.checkpoint.carrying import check_companions
+from growkit.checkpoint.distributed_file import DistributedFile
+from growkit.checkpoint.distributed_list import LIST
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.safetensors_file import open_safetensors
 from growkit.checkpoint.tensors import FLOAT_BYTES, Config, TensorInfo
@@ -18,6 +20,8 @@ from growkit.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_File = WeightFile | DistributedFile
+
 MOST_DIGITS = 18
 """Of a whole number in a config: more do not fit into 64 bits."""
 
@@ -26,15 +30,17 @@ class Checkpoint:
     """A model folder: ``config.json`` and its weights, of which only headers are read at first.
 
     Weights are ``model.safetensors``, or the shards that ``model.safetensors.index.json`` lists,
-    or, where there are none, the same of ``pytorch_model.bin`` (weights-only loading).
+    or, where there are none, the same of ``pytorch_model.bin`` (weights-only loading), or files of
+    torch.distributed.checkpoint.
 
     Attributes:
         folder: its path.
         opened: the folder, from which all its files are read.
         config: the contents of ``config.json``.
         files: the files with the weights.
+        distributed: whether these are of torch.distributed.checkpoint.
         tensors: the header of every tensor, by name.
-        stands_alone: whether the folder holds nothing but this model.
+        stands_alone: whether the folder holds nothing but this model, in files of transformers.
 
     Raises:
         InputError: the folder is no checkpoint, or a file is missing, truncated or malformed.
@@ -48,12 +54,15 @@ class Checkpoint:
         self.config: Config = self.opened.json("config.json", MOST_DIGITS)
         check_companions(self.opened)
         names, listed = weight_files(self.opened, self.config)
-        self.files = [self.folder / name for name in names]
+        files = [self._open(name) for name in names]
+        self.files = [path for file in files for path in file.paths]
+        self.distributed = names == [LIST]
+        self.stands_alone = self.stands_alone and not self.distributed
         self.tensors: dict[str, TensorInfo] = {}
-        self._file_of: dict[str, WeightFile] = {}
+        self._file_of: dict[str, _File] = {}
         self._known_finite: dict[str, int] = {}  # how many rows from the first on
-        for name in names:
-            self._add(self._open(name))
+        for file in files:
+            self._add(file)
         for tensor, name in listed.items():
             if tensor not in self._file_of or self._file_of[tensor].path.name != name:
                 raise InputError(
@@ -66,10 +75,12 @@ class Checkpoint:
                 "copy the checkpoint again, or dequantise the model"
             )
 
-    def _open(self, name: str) -> WeightFile:
+    def _open(self, name: str) -> _File:
+        if name == LIST:
+            return DistributedFile(self.opened)
         return (open_torch_file if name.endswith(".bin") else open_safetensors)(self.opened, name)
 
-    def _add(self, file: WeightFile) -> None:
+    def _add(self, file: _File) -> None:
         for name, info in file.tensors.items():
             if name in self._file_of:
                 raise InputError(

@@ -8,9 +8,11 @@ another version, ends in an error, never in wrong weights.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -32,6 +34,9 @@ TRIES = 4
 
 PAUSE = 0.1
 """Seconds before the second time; twice as many before each of the next."""
+
+AT_A_TIME = 1 << 23
+"""Bytes that are asked for at a time where a whole file is read."""
 
 INSTALL = "pip install 'growkit[remote]'"
 
@@ -114,6 +119,19 @@ class Store:
         self._asked(name, ask)
         return found
 
+    def sha256(self, name: str) -> str:
+        """The SHA-256 of a file, all of which is read.
+
+        Raises:
+            InputError: it cannot be read, or becomes another one meanwhile.
+        """
+        digest, about = hashlib.sha256(), self.about(name)
+        for begin in range(0, about[0], AT_A_TIME):
+            digest.update(self.part(name, begin, min(AT_A_TIME, about[0] - begin)))
+        if self.about(name) != about:
+            raise InputError(_changed(f"{self.address}/{name}"))
+        return digest.hexdigest()
+
     def _asked(self, name: str, ask: Any) -> Any:
         """What the store answers, which may take several times."""
         path = f"{self.address}/{name}"
@@ -133,6 +151,10 @@ class Store:
             f"{path} cannot be read ({type(failed).__name__}: {reason(failed)}), asked "
             f"{TRIES} times; try again when it can be reached, or download the model"
         ) from failed
+
+
+def _changed(path: str) -> str:
+    return f"{path} has changed while it was read; try again when nothing writes to it any more"
 
 
 def _is_missing(error: Exception) -> bool:
@@ -183,10 +205,7 @@ class RemoteFile:
         """
         found = read_place(self._bytes, name, self.places[name], rows, columns)
         if self._store.about(self._name) != (self._size, self._mark):
-            raise InputError(
-                f"{self.path} has changed while it was read; "
-                "try again when nothing writes to it any more"
-            )
+            raise InputError(_changed(self.path))
         return found
 
     def _bytes(self, name: str, begin: int, size: int, count: int = 1, step: int = 0) -> Tensor:
@@ -308,6 +327,24 @@ class RemoteWeights:
         if not isinstance(parsed, dict):
             raise InputError(f"{path} holds no JSON object; upload it again")
         return parsed
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """A JSON object beside the weights; None if there is none.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        try:
+            self._store.about(name)
+        except FileNotFoundError:
+            return None
+        return self._json(name)
+
+    def hashes(self) -> list[tuple[str, Callable[[], str]]]:
+        """Config and files with weights by name, and what gives the SHA-256 of each."""
+        files = {file.path.rpartition("/")[2] for file in self._file_of.values()}
+        names = ["config.json", *sorted(files)]
+        return [(name, partial(self._store.sha256, name)) for name in names]
 
     def where(self, name: str | None = None) -> str:
         """The address of the file that holds a tensor; of the folder, if none is named."""

@@ -146,6 +146,11 @@ class WeightFile:
         self._stamp = _stamp(stream)
 
     @property
+    def paths(self) -> list[Path]:
+        """Of all files that are read."""
+        return [self.path]
+
+    @property
     def tensors(self) -> dict[str, TensorInfo]:
         """What the header says of every tensor."""
         return {name: place.info for name, place in self.places.items()}

@@ -1,5 +1,7 @@
 """Which files of a folder hold the weights: those that ``from_pretrained`` of transformers loads.
 
+Where there are none of these, those of torch.distributed.checkpoint, which it does not look for.
+
 What else it would follow, growkit does not read; a folder with it is refused, since a model would
 be proved that nobody gets.
 """
@@ -11,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from growkit.checkpoint.distributed_list import LIST
 from growkit.checkpoint.elsewhere import SINGLE, index_of, told_of_weights
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import Config
@@ -30,7 +33,7 @@ ADAPTER = "adapter_config.json"
 
 
 def weight_files(folder: Folder, config: Config) -> tuple[list[str], dict[str, str]]:
-    """The names of the files with the weights, in order.
+    """The names of the files with the weights, in order; of DCP, that of its list of entries.
 
     Returns:
         The names, and where the index (if there is one) says that each tensor is.
@@ -55,6 +58,8 @@ def weight_files(folder: Folder, config: Config) -> tuple[list[str], dict[str, s
                         "copy it into the folder"
                     )
             return names, listed
+    if folder.find(LIST):
+        return [LIST], {}
     expected = "model.safetensors, model.safetensors.index.json or pytorch_model.bin was expected"
     raise InputError(f"{folder} has no weights; {told_of_weights(folder.path) or expected}")
 

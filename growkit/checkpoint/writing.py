@@ -82,9 +82,18 @@ class Shard:
     tensors: Mapping[str, TensorInfo]
 
     @cached_property
-    def header(self) -> bytes:
-        """What stands in the file before the first tensor."""
-        return header_of(self.tensors)
+    def frame(self) -> Mapping[int, bytes]:
+        """What stands in the file beside the tensors, by its offset."""
+        return {0: header_of(self.tensors)}
+
+    @cached_property
+    def offsets(self) -> Mapping[str, int]:
+        """Where every tensor begins in the file, in bytes."""
+        found, offset = {}, len(self.frame[0])
+        for name, info in self.tensors.items():
+            found[name] = offset
+            offset += info.bytes
+        return found
 
     @property
     def bytes(self) -> int:
@@ -97,7 +106,7 @@ def shards_of(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard
 
     A tensor larger than that gets a shard of its own.
     """
-    shards = _divided(tensors, shard_bytes)
+    shards = divided(tensors, shard_bytes)
     names = _file_names(len(shards))
     return [Shard(name, shard) for name, shard in zip(names, shards, strict=True)]
 
@@ -109,7 +118,7 @@ def write_shards(
     advance: Callable[[int], None],
     finished: Callable[[Shard], None] = lambda shard: None,
 ) -> None:
-    """Write safetensors shards, one after the other.
+    """Write shards, one after the other.
 
     Every tensor has its place before any is computed, so several are made side by side, each block
     going to disk as soon as it exists. The next shard is begun when no tensor of the one before is
@@ -128,14 +137,14 @@ def write_shards(
     def places() -> Iterator[tuple[str, Path, int]]:
         for shard in shards:
             file = folder / shard.name
-            file.write_bytes(shard.header)
-            offset, where = len(shard.header), []
-            for tensor, info in shard.tensors.items():
-                where.append((tensor, file, offset))
-                offset += info.bytes
+            with file.open("wb") as stream:
+                for offset, text in shard.frame.items():
+                    stream.seek(offset)
+                    stream.write(text)
             left[file] = shard, {*shard.tensors}
             # The largest first: none is left to one worker alone at the end.
-            yield from sorted(where, key=lambda place: -shard.tensors[place[0]].bytes)
+            order = sorted(shard.tensors, key=lambda name: -shard.tensors[name].bytes)
+            yield from ((tensor, file, shard.offsets[tensor]) for tensor in order)
 
     lock = Lock()
 
@@ -213,8 +222,8 @@ def _fill(
         job.result()
 
 
-def _divided(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
-    """The tensors of each shard, in the order in which they lie in the file."""
+def divided(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
+    """The tensors of each shard, in the order in which they lie in the file; see ``shards_of``."""
     shards: list[dict[str, TensorInfo]] = [{}]
     used = 0
     for name, info in tensors.items():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from growkit.checkpoint.carrying import check_carried
 from growkit.checkpoint.outline import outlined
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.remote import RemoteWeights
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.distributed.entries import ANYWHERE, Entries, Entry
 from growkit.distributed.recorded import check_recorded
@@ -28,10 +31,12 @@ if TYPE_CHECKING:
 class Grown:
     """What a recipe makes of its source, computed when it is read.
 
-    The source is opened as ``growkit.run`` opens it, and the same plan is made.
+    The source is opened as ``growkit.run`` opens it, and the same plan is made. It may also lie on
+    a store (``s3://BUCKET/MODEL``, ``https://HOST/MODEL``).
 
     Args:
         recipe: see ``growkit.run``; of a model's manifest the source must be the recorded one.
+        source: replaces the recipe's source.
 
     Attributes:
         recipe: what is done.
@@ -44,12 +49,15 @@ class Grown:
             first, since its last bits depend on the machine.
     """
 
-    def __init__(self, recipe: Recipe | str | Path) -> None:
+    def __init__(self, recipe: Recipe | str | Path, source: str | Path | None = None) -> None:
         file = None if isinstance(recipe, Recipe) else recipe_file(Path(recipe))
         self.recipe = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe))
+        if source is not None:
+            self.recipe = replace(self.recipe, source=str(source))
         with knowing(self.recipe.family):
-            self.source = find(self.recipe.source).open()
-            check_carried(self.source.opened)
+            self.source = find(self.recipe.source).weights()
+            if isinstance(self.source, Checkpoint):
+                check_carried(self.source.opened)
             if file and file.suffix == ".json":
                 check_recorded(file, self.source)
             self.lineage = plan(self.recipe, self.source).lineage
@@ -67,6 +75,12 @@ class Grown:
     def whole(self) -> list[str]:
         """Tensors that every process computes as a whole, to take its part of them."""
         return [name for name, entry in self.entries.items() if not entry.cuts]
+
+    def beside(self, name: str) -> Config | None:
+        """A JSON file beside the weights of the source; None if there is none."""
+        if isinstance(self.source, RemoteWeights):
+            return self.source.json(name)
+        return self.source.opened.json(name) if self.source.opened.has(name) else None
 
     def _check(self) -> None:
         self.lineage.check_duplicates()
@@ -120,6 +134,11 @@ class Grown:
         from growkit.optimizer.optimizer import Optimizer
         from growkit.planning.updates import law_of
 
+        if isinstance(self.source, RemoteWeights):
+            raise InputError(
+                "the state of an optimizer grows beside a model in a folder, and "
+                f"{self.source.where()} is on a store; download the model, and give its folder"
+            )
         with knowing(self.recipe.family), outlined(self.target, self.config) as outline:
             optimizer = Optimizer(Path(self.recipe.optimizer), self.source, self.lineage)
             return optimizer.grown(outline, law_of(self.lineage))

@@ -43,7 +43,13 @@ class Lazy:
         return self.entries.part(self.name, where)
 
 
-def load(recipe: Recipe | str | Path, *, distributed_config: Any = None, **options: Any) -> Any:
+def load(
+    recipe: Recipe | str | Path,
+    *,
+    source: str | Path | None = None,
+    distributed_config: Any = None,
+    **options: Any,
+) -> Any:
     """The model that a recipe makes, loaded with transformers without being written.
 
     What it computes with is, bit for bit, what ``from_pretrained`` would load of the folder that
@@ -52,6 +58,8 @@ def load(recipe: Recipe | str | Path, *, distributed_config: Any = None, **optio
     Args:
         recipe: see ``growkit.run``. Of a model's manifest the source must be the recorded one, so
             that its proof is a proof of what is loaded; its weights need not be there.
+        source: replaces the recipe's source. It may also lie on a store (``https://HOST/MODEL``),
+            of which the parts that are needed are read.
         distributed_config: transformers' ``DistributedConfig``, by which the model is spread over
             processes; None for all of it in this one.
         **options: others of ``from_pretrained``, e.g. ``dtype`` or ``device_map``.
@@ -65,8 +73,8 @@ def load(recipe: Recipe | str | Path, *, distributed_config: Any = None, **optio
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    grown = Grown(recipe)
-    folder = grown.source.folder
+    grown = Grown(recipe, source)
+    folder = grown.source.where()
     with knowing(grown.recipe.family):
         lineage, settings = _as_transformers_has_it(grown)
         config = parsed(settings, f"the config of what {folder} becomes")
@@ -80,8 +88,8 @@ def load(recipe: Recipe | str | Path, *, distributed_config: Any = None, **optio
     options.setdefault("dtype", config.dtype or TORCH_NAMES[main_dtype(lineage.target.tensors)])
     if distributed_config is not None:
         options["distributed_config"] = distributed_config
-    if grown.source.opened.has("generation_config.json"):
-        content = grown.source.opened.json("generation_config.json")
+    content = grown.beside("generation_config.json")
+    if content is not None:
         options.setdefault("generation_config", GenerationConfig.from_dict(content))
     state = {name: Lazy(entries, name) for name in entries}
     return known[type(config)].from_pretrained(None, config=config, state_dict=state, **options)

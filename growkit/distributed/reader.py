@@ -36,6 +36,7 @@ class GrownStorageReader(HuggingFaceStorageReader):
 
     Args:
         recipe: see ``growkit.run``.
+        source: replaces the recipe's source; see ``growkit.load``.
         model: what the names of the model's tensors are under in the state that is loaded.
         optimizer: what those of the optimizer are under.
 
@@ -47,10 +48,15 @@ class GrownStorageReader(HuggingFaceStorageReader):
     """
 
     def __init__(
-        self, recipe: Recipe | str | Path, *, model: str = "", optimizer: str = "optimizer"
+        self,
+        recipe: Recipe | str | Path,
+        *,
+        source: str | Path | None = None,
+        model: str = "",
+        optimizer: str = "optimizer",
     ) -> None:
-        self.grown = Grown(recipe)
-        super().__init__(str(self.grown.source.folder))
+        self.grown = Grown(recipe, source)
+        super().__init__(self.grown.source.where())
         under, state = (f"{name}." if name else "" for name in (model, optimizer))
         every: dict[str, Entry] = {}
         if not lacks_class(self.grown.target.config):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.reading import Checkpoint, read_json
+from growkit.checkpoint.remote import RemoteWeights
 from growkit.errors import InputError
 
 
-def check_recorded(manifest: Path, source: Checkpoint) -> None:
+def check_recorded(manifest: Path, source: Checkpoint | RemoteWeights) -> None:
     """Hold a source against the manifest of what was made of it.
 
     Processes that torchrun has started share the files out.
@@ -30,14 +32,18 @@ def check_recorded(manifest: Path, source: Checkpoint) -> None:
         )
     recorded = content.get("source_files")
     known: Mapping[str, Any] = recorded if isinstance(recorded, dict) else {}
-    files = [source.folder / "config.json", *source.files]
-    for file in files[_number("RANK", 0) :: _number("WORLD_SIZE", 1)]:
-        name = file.relative_to(source.folder).as_posix()
-        if known.get(name) != sha256(file):
+    files = source.hashes() if isinstance(source, RemoteWeights) else _hashes(source)
+    for name, digest in files[_number("RANK", 0) :: _number("WORLD_SIZE", 1)]:
+        if known.get(name) != digest():
             raise InputError(
-                f"{file} is not the file that {manifest} was made from, so its proof says nothing "
-                "of it; give that file, or a recipe without a proof"
+                f"{source.where()}/{name} is not the file that {manifest} was made from, so its "
+                "proof says nothing of it; give that file, or a recipe without a proof"
             )
+
+
+def _hashes(source: Checkpoint) -> list[tuple[str, Callable[[], str]]]:
+    files = [source.folder / "config.json", *source.files]
+    return [(file.relative_to(source.folder).as_posix(), partial(sha256, file)) for file in files]
 
 
 def _number(name: str, otherwise: int) -> int:

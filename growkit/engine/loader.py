@@ -219,12 +219,16 @@ def _asked(checkpoint: Checkpoint, config: Any, lacking: bool) -> _Seen:
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
     cls: Any = DiffTransformerForCausalLM if lacking else AutoModelForCausalLM
-    options = {} if config is None else {"config": config}
+    options: dict[str, Any] = {} if config is None else {"config": config}
     seen = _Seen()
+    folder: Path | None = checkpoint.folder
+    if checkpoint.distributed:  # of which it reads no files: it is given what it would be given
+        cls = AutoModelForCausalLM._model_mapping.get(type(config), cls)
+        folder, options["state_dict"] = None, {}
     with _before_weights(checkpoint, seen), _no_more_modules(len(checkpoint.tensors)):
         try:
             cls.from_pretrained(
-                checkpoint.folder,
+                folder,
                 dtype=torch.float32,  # else it is read from the weights
                 attn_implementation="eager",
                 local_files_only=True,
@@ -339,6 +343,8 @@ def _no_more_modules(tensors: int) -> Iterator[None]:
 
 def _check_files(checkpoint: Checkpoint, seen: _Seen) -> None:
     """Both read weights from the same files."""
+    if checkpoint.distributed:
+        return
     theirs = {os.path.realpath(file) for file in seen.files}
     ours = {os.path.realpath(file) for file in checkpoint.files}
     if theirs == ours:

@@ -41,6 +41,7 @@ from growkit.proof.modes import Mode, NotAskedError
 from growkit.proof.outside_layers import find_fault_before_layers, find_fault_behind_layers
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import compare_weights
+from growkit.ranks import Ranks
 from growkit.results.proof import Fault, Fingerprint
 
 STRICT_MARGIN = 8
@@ -84,18 +85,19 @@ class Parts:
             Layerwise(self.after, dtype, self.device, attention, tokens),
         )
 
-    def weights(self, beside: Beside, notes: Sequence[str]) -> Recovered:
+    def weights(self, beside: Beside, notes: Sequence[str], ranks: Ranks) -> Recovered:
         """The algebra half, where it is known how the target was made.
 
         Args:
             beside: what was found beside the weights.
             notes: what else the verdict is to say.
+            ranks: processes that look at the weights together.
         """
         origin, after = self.origin, self.after
         changed = next(iter(beside.changed), None)
         if origin.lineage is None:
             return Recovered(unknown=origin.unknown, changed=changed, notes=notes)
-        compared = compare_weights(origin.lineage, after)
+        compared = compare_weights(origin.lineage, after, ranks)
         return Recovered(
             lost=compared.lost,
             changed=changed,

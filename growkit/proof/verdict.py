@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from growkit.checkpoint.tensors import (
     total_bytes,
     total_parameters,
 )
+from growkit.dates import given, today
 from growkit.engine import devices
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import check_config
+from growkit.engine.oracle import CPU, check_config
 from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
 from growkit.errors import InputError
@@ -42,6 +42,8 @@ from growkit.proof.parts import NO_NUMBERS, Parts
 from growkit.proof.states import NOWHERE, places_of
 from growkit.proof.training import check_room, prove_training
 from growkit.proof.usage import used
+from growkit.proof.weights import first_unsound
+from growkit.ranks import ALONE, Ranks
 from growkit.recipe.recipe import Recipe
 from growkit.report.progress import Progress, Silent
 from growkit.results.proof import LayerError, ModeResult, VerifyResult
@@ -155,6 +157,7 @@ def prove(
     recipe: Recipe | None,
     advance: Callable[[int], None],
     optimizer: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> VerifyResult:
     """See ``verify``.
 
@@ -165,11 +168,13 @@ def prove(
         recipe: how the target was made, if that is known.
         advance: see ``verify``.
         optimizer: the state of the source's optimizer, where that is known.
+        ranks: processes that look at the weights together, of which this one leads.
     """
+    given()  # before anything that takes time
     check_vocabularies(before, after)
     place = devices.chosen(settings.device)
     with knowing(recipe.family if recipe else None), reproducible(place):
-        return _proved(before, after, settings, recipe, advance, place, optimizer)
+        return _proved(before, after, settings, recipe, advance, place, optimizer, ranks)
 
 
 def _proved(
@@ -180,6 +185,7 @@ def _proved(
     advance: Callable[[int], None],
     place: torch.device,
     optimizer: Path | None,
+    ranks: Ranks,
 ) -> VerifyResult:
     started = time.perf_counter()
     loads, loaded = loading(before), loading(after)
@@ -201,7 +207,7 @@ def _proved(
     )
     known = question(before, max(map(len, prompts.windows)))
     proof = Parts(before, after, place, origin, advance, known, trainability=settings.trainability)
-    weights = proof.weights(beside, rests_on(before, after, loads, loaded, beside))
+    weights = proof.weights(beside, rests_on(before, after, loads, loaded, beside), ranks)
     exact = origin.promise == "exact"
     if exact and weights.settled:
         prompts = prompts.cut(*settings.settled.amount)
@@ -290,10 +296,31 @@ def _proved(
         bytes=total_bytes(after.tensors),
         tensors_recovered=weights.recovered[0] if weights.recovered else None,
         source_tensors=weights.recovered[1] if weights.recovered else None,
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        created=today(),
         seconds=round(time.perf_counter() - started, 3),
         versions=versions(),
     )
+
+
+def look_at(
+    before: Checkpoint,
+    after: Checkpoint,
+    recipe: Recipe,
+    names: Sequence[str],
+    heed: Callable[[], None],
+) -> str | None:
+    """The first of some tensors that is not what it should be: the part of another process.
+
+    Args:
+        before: the source.
+        after: the target.
+        recipe: how the target was made.
+        names: of the tensors.
+        heed: called after each.
+    """
+    with knowing(recipe.family), reproducible(CPU):
+        lineage = origin_of(before, after, recipe).lineage
+        return first_unsound(lineage, after, names, heed) if lineage else None
 
 
 def _limit(

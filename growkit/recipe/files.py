@@ -142,7 +142,7 @@ def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
             _parse_step(step, f"step {number} of {where}") for number, step in enumerate(steps, 1)
         ),
     }
-    texts = ("dtype", "shard_size", "base_model", "optimizer")
+    texts = ("dtype", "shard_size", "base_model", "optimizer", "format")
     for key, kind in (("seed", int), *((name, str) for name in texts)):
         if key in content:
             chosen[key] = _typed(content, key, kind, where)

@@ -9,11 +9,15 @@ from typing import Any
 from growkit.checkpoint.elsewhere import HUB_NAME
 from growkit.checkpoint.folder import check_name
 from growkit.errors import InputError
+from growkit.names import did_you_mean
 from growkit.paths import name_of
 from growkit.recipe.steps import Step
 from growkit.settings import Settings, check_seed
 
 DEFAULT_SHARD_SIZE = "5GB"
+
+FORMATS = ("safetensors", "dcp")
+"""Of the files with the weights; the first unless another is asked for."""
 
 MOST_STEPS = 100
 
@@ -34,6 +38,8 @@ class Recipe:
         family: describes the source's family (``growkit.families.described``); None for one that
             growkit knows.
         optimizer: the state of the source's optimizer, a file or folder; None for none.
+        format: of the files with the weights: ``safetensors``, or ``dcp`` for those of
+            torch.distributed.checkpoint.
     """
 
     source: str
@@ -46,6 +52,7 @@ class Recipe:
     base_model: str | None = None
     family: Mapping[str, Any] | None = None
     optimizer: str | None = None
+    format: str = FORMATS[0]
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -57,6 +64,9 @@ class Recipe:
                 check_name(path)
         if self.base_model is not None:
             _check_base_model(self.base_model)
+        if self.format not in FORMATS:
+            meant = did_you_mean(self.format, FORMATS)
+            raise InputError(f"there is no format {self.format!r} of weights; {meant}")
         if not self.steps:
             raise InputError("the recipe has no steps; it needs at least one")
         if len(self.steps) > MOST_STEPS:
@@ -103,6 +113,7 @@ class Recipe:
             "base_model": self.base_model,
             "family": self.family,
             "optimizer": self.optimizer,
+            "format": None if self.format == FORMATS[0] else self.format,
             "verify": False,
         }
         if self.verify:

@@ -31,6 +31,10 @@ name = "."  # this folder; ORG/NAME once it is on the Hub
 ```"""
 
 
+WITHOUT_WEIGHTS = """Its weights are not kept here, but the proof of how they are made:
+`growkit.load("growkit.json")` makes them of the source while it loads, and refuses any other."""
+
+
 def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
     """A ``README.md`` in the Hub's form.
 
@@ -45,7 +49,9 @@ def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
         _told(manifest),
         _table(["", "before", "after"], _sizes(manifest)),
         "## How to use it",
-        _use(manifest.get("loads_with"), tokenizer),
+        WITHOUT_WEIGHTS
+        if manifest.get("not_kept")
+        else _use(manifest.get("loads_with"), tokenizer),
         "## Is anything lost?",
         *(_proof(proof) if proof else ["Not verified: the proof was switched off."]),
         *_continuing(manifest.get("updates")),

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.remote import RemoteWeights
 from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.weight_files import check_names, weight_files
 from growkit.engine.inside import alone
@@ -59,6 +60,10 @@ class Source:
             InputError: see ``whole``; or transformers does not take its config.
         """
         return alone(self.whole())
+
+    def weights(self) -> Checkpoint | RemoteWeights:
+        """The weights, for who reads parts of them and runs nothing; else see ``open``."""
+        return self.open()
 
     def headers(self) -> Weights:
         """The checkpoint, for a plan; where there are no weights, what its config says of them.

@@ -1,4 +1,4 @@
-"""Models on object stores and web servers: only their headers are read, to plan with."""
+"""Models on object stores and web servers, of which headers and parts of tensors are read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from growkit.sources.source import Source, kinds
 class Stored(Source):
     """A model on a store."""
 
+    def weights(self) -> RemoteWeights:
+        """See ``Source``; parts of tensors are read where they lie."""
+        return RemoteWeights(self.name)
+
     def headers(self) -> Weights:
         """See ``Source``."""
-        return RemoteWeights(self.name)
+        return self.weights()
 
 
 class Store:

@@ -1,0 +1,372 @@
+"""Folders of torch.distributed.checkpoint: read by slices, and nothing in them is run.
+
+torch writes them here and reads them for comparison.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import growkit
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.weight_file import WeightFile
+from growkit.cli import app
+from growkit.errors import InputError
+from tests.conftest import folder_bytes, save_model, seeded
+from tests.test_going_on import OPTIONS, left
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+class InParts(DefaultSavePlanner):
+    """Every tensor in parts, cut at random in every dimension, as meshes leave them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._choose = seeded(seed)
+
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        items = []
+        for item in plan.items:
+            items += self._parts(item) if item.tensor_data else [item]
+        self.plan = replace(plan, items=items)
+        return self.plan
+
+    def _parts(self, item: WriteItem) -> list[WriteItem]:
+        whole = item.tensor_data
+        assert whole is not None
+        boxes: list[list[tuple[int, int]]] = [[]]
+        for size in whole.size:
+            cuts = {0, size, *(self._choose.randrange(size + 1) for _ in range(2))}
+            edges = sorted(cuts)
+            ranges = list(itertools.pairwise(edges)) or [(0, 0)]
+            boxes = [[*box, each] for box in boxes for each in ranges]
+        found = []
+        for box in boxes:
+            chunk = ChunkStorageMetadata(
+                torch.Size(begin for begin, _ in box), torch.Size(end - begin for begin, end in box)
+            )
+            index = MetadataIndex(item.index.fqn, chunk.offsets)
+            data = TensorWriteData(chunk, whole.properties, whole.size)
+            found.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        return found
+
+    def resolve_data(self, item: WriteItem) -> Any:
+        if item.tensor_data is None:
+            return super().resolve_data(item)
+        chunk = item.tensor_data.chunk
+        pairs = zip(chunk.offsets, chunk.sizes, strict=True)
+        return self.lookup_object(MetadataIndex(item.index.fqn))[
+            tuple(slice(begin, begin + size) for begin, size in pairs)
+        ].detach()
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return self.state_dict[index.fqn]
+
+
+def saved(source: Path, folder: Path, under: str = "", seed: int | None = None) -> Path:
+    """The model of a folder, saved by torch."""
+    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    folder.mkdir()
+    for file in source.glob("*.json"):
+        shutil.copy(file, folder)
+    state: Any = model.state_dict()
+    content = {under: state} if under else state
+    if under:  # beside the model there is an optimizer, and what no tensor is
+        moments = {f"state.{name}.exp_avg": tensor + 1 for name, tensor in state.items()}
+        content |= {"optimizer": moments, "train_state": {"step": torch.tensor(7), "name": "x"}}
+        content["train_state"].pop("step")
+    planner = None if seed is None else InParts(seed)
+    writer = FileSystemWriter(folder, thread_count=3, sync_files=False)
+    dcp.save(content, storage_writer=writer, planner=planner)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("under", "seed", "options"),
+    [
+        ("", None, {}),
+        ("model", 1, {"tie_word_embeddings": True}),
+        ("", 2, {"dtype": torch.bfloat16}),
+    ],
+)
+def test_what_is_read_is_what_torch_reads(
+    under: str, seed: int | None, options: Any, tmp_path: Path
+) -> None:
+    """Bit for bit, every slice; and so grows what grows from the model as transformers saves it."""
+    source = save_model(tmp_path / "source", "llama", **options)
+    folder = saved(source, tmp_path / "folder", under, seed)
+    checkpoint, local = Checkpoint(folder), Checkpoint(source)
+    assert checkpoint.distributed
+    read: Any = {name: torch.empty_like(local.read(name)) for name in local.tensors}
+    dcp.load({under: read} if under else read, checkpoint_id=folder)
+    choose = seeded(3)
+    for name, whole in read.items():
+        assert checkpoint.read(name).equal(whole), name
+        where = [sorted(choose.randrange(size + 1) for _ in range(2)) for size in whole.shape]
+        slices = [slice(*each) for each in where]
+        assert checkpoint.read(name, *slices).equal(whole[tuple(slices)]), name
+    growkit.grow(folder, tmp_path / "out", hidden="x2", verify=False)
+    growkit.grow(source, tmp_path / "expected", hidden="x2", verify=False)
+    name = "model.safetensors"
+    assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+    manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
+    assert {".metadata", "config.json"} < manifest["source_files"].keys()
+
+
+@pytest.mark.usage
+def test_what_grows_from_it_is_proved(tmp_path: Path) -> None:
+    """In every way of use; and noticed is one bit of the source that is another one later."""
+    source = save_model(tmp_path / "source", "llama")
+    folder = saved(source, tmp_path / "folder")
+    quick = growkit.Settings(prompts=2, length=12)
+    assert growkit.grow(folder, tmp_path / "out", hidden="x2", verify=quick)["kept"]
+    state = Checkpoint(folder).read("model.norm.weight")
+    number = state[-1:].view(torch.uint8).numpy().tobytes()
+    (file,) = (each for each in folder.glob("*.distcp") if number in each.read_bytes())
+    content = file.read_bytes()
+    file.write_bytes(content.replace(number, bytes([number[0] ^ 1]) + number[1:]))
+    found = growkit.verify(folder, tmp_path / "out", quick)
+    assert not found["kept"]
+    assert found["first_lost_tensor"] == "model.norm.weight"
+
+
+def test_of_a_slice_only_its_bytes_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    checkpoint = Checkpoint(saved(source, tmp_path / "folder"))
+    counted: list[int] = []
+    read = WeightFile._bytes
+
+    def noted(file: Any, name: str, begin: int, size: int, count: int = 1, step: int = 0) -> Any:
+        counted.append(size * count)
+        return read(file, name, begin, size, count, step)
+
+    monkeypatch.setattr(WeightFile, "_bytes", noted)
+    checkpoint.read("model.embed_tokens.weight", slice(3, 5))
+    assert counted == [2 * 16 * 4]
+
+
+class Malicious:
+    def __reduce__(self) -> Any:
+        return open, ("touched", "w")
+
+
+class Setting:
+    """Sets an attribute of a class of torch, which needs no call."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self.kind, self.name = kind, name
+
+    def __reduce__(self) -> Any:
+        return self.kind, (), (None, {self.name: 5})
+
+
+def listed(folder: Path) -> Metadata:
+    found: Metadata = pickle.loads((folder / ".metadata").read_bytes())
+    return found
+
+
+def write_list(folder: Path, change: Callable[[Metadata], Any]) -> None:
+    found = listed(folder)
+    given = change(found)
+    (folder / ".metadata").write_bytes(pickle.dumps(found if given is None else given))
+
+
+def shortened(folder: Path) -> None:
+    file = folder / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def of_another(folder: Path) -> None:
+    other = save_model(folder.parent / "other", "llama", hidden_size=32)
+    saved(other, folder.parent / "others")
+    shutil.copy(folder.parent / "others" / "__0_0.distcp", folder)
+
+
+def overlap(found: Metadata) -> None:
+    """Two parts of the right size in all, of which one lies on the other."""
+    entry = found.state_dict_metadata[UP]
+    assert isinstance(entry, TensorStorageMetadata)
+    rows, columns = entry.size
+    half = torch.Size([rows // 2, columns])
+    place = found.storage_data.pop(MetadataIndex(UP, [0, 0]))
+    entry.chunks = [ChunkStorageMetadata(torch.Size([at, 0]), half) for at in (0, rows // 2 - 1)]
+    for chunk in entry.chunks:
+        found.storage_data[MetadataIndex(UP, chunk.offsets)] = place
+
+
+def beyond(found: Metadata) -> None:
+    entry = found.state_dict_metadata[UP]
+    assert isinstance(entry, TensorStorageMetadata)
+    entry.size = torch.Size([1, 1])
+
+
+def outside(found: Metadata) -> None:
+    index = MetadataIndex(UP, [0, 0])
+    place: _StorageInfo = found.storage_data[index]
+    found.storage_data[index] = replace(place, relative_path="../source/model.safetensors")
+
+
+def other_dtype(found: Metadata) -> None:
+    entry = found.state_dict_metadata[UP]
+    assert isinstance(entry, TensorStorageMetadata)
+    entry.properties = TensorProperties(torch.float16)
+
+
+def compressed(found: Metadata) -> None:
+    index = MetadataIndex(UP, [0, 0])
+    found.storage_data[index].transform_descriptors = ["zstd"]
+
+
+def torchtitans(found: Metadata) -> None:
+    """A name of its own, with the tensor that it is of."""
+    other = "tok_embeddings.weight"
+    found.state_dict_metadata[other] = found.state_dict_metadata.pop("model.embed_tokens.weight")
+    place = found.storage_data.pop(MetadataIndex("model.embed_tokens.weight", [0, 0]))
+    found.storage_data[MetadataIndex(other, [0, 0])] = place
+
+
+def two_states(found: Metadata) -> None:
+    found.planner_data = {**found.planner_data, UP: ("ema", UP)}
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
+    "truncated": (shortened, "__0_0.distcp has been cut off"),
+    "of another model": (of_another, "__0_0.distcp"),
+    "no list": (lambda folder: (folder / ".metadata").unlink(), "but has no .metadata"),
+    "half a list": (
+        lambda f: (f / ".metadata").write_bytes((f / ".metadata").read_bytes()[:300]),
+        ".metadata cannot be read",
+    ),
+    "code": (lambda f: write_list(f, lambda _: Malicious()), "is nothing that such a list is made"),
+    "no such list": (lambda f: write_list(f, lambda _: {"a": 1}), "Metadata was expected"),
+    "overlap": (lambda f: write_list(f, overlap), "its parts do not make it up"),
+    "beyond": (lambda f: write_list(f, beyond), "its parts reach beyond it"),
+    "outside": (lambda f: write_list(f, outside), "leads out of the folder"),
+    "dtype": (lambda f: write_list(f, other_dtype), "another tensor than"),
+    "compressed": (lambda f: write_list(f, compressed), "compressed"),
+    "torchtitan's": (lambda f: write_list(f, torchtitans), "under torchtitan's own names"),
+    "two states": (lambda f: write_list(f, two_states), "tensors of several states"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    return saved(save_model(folder / "source", "llama"), folder / "folder")
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_bad_folders(fault: str, whole: Path, tmp_path: Path) -> None:
+    """One sentence, and nothing written; the control is every other test here."""
+    shutil.copytree(whole.parent, tmp_path / "place")
+    folder = tmp_path / "place" / "folder"
+    spoil, said = BAD[fault]
+    spoil(folder)
+    before = folder_bytes(tmp_path)
+    words = ["grow", str(folder), str(tmp_path / "out"), "--hidden", "x2", "--no-verify"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert folder_bytes(tmp_path) == before
+    assert not Path("touched").exists()
+
+
+@pytest.mark.parametrize("state", [(None, {"version": 5}), {"version": 5}])
+def test_reading_a_list_changes_no_class(state: Any, whole: Path, tmp_path: Path) -> None:
+    """A pickle may set attributes of whatever it can name, classes included."""
+    from pickle import BINUNICODE, BUILD, EMPTY_DICT, GLOBAL, MARK, NONE, PROTO, SETITEMS, STOP
+
+    name = b"torch.distributed.checkpoint.metadata\nMetadata\n"
+    text = BINUNICODE + (7).to_bytes(4, "little") + b"version"
+    changes = EMPTY_DICT + MARK + text + pickle.BININT1 + b"\x05" + SETITEMS
+    content = changes if isinstance(state, dict) else NONE + changes + pickle.TUPLE2
+    spoiled = PROTO + b"\x04" + GLOBAL + name + content + BUILD + STOP
+    folder = shutil.copytree(whole, tmp_path / "folder")
+    (folder / ".metadata").write_bytes(spoiled)
+    with pytest.raises(InputError):
+        Checkpoint(folder)
+    assert Metadata.version is None
+
+
+def test_what_is_written_is_loaded_by_torch(tmp_path: Path) -> None:
+    """Into the model of transformers, with a head that is tied as well; and it is proved."""
+    tied: dict[str, Any] = {"tie_word_embeddings": True, "dtype": torch.bfloat16}
+    source = save_model(tmp_path / "source", "llama", **tied)
+    recipe = growkit.Recipe(
+        str(source),
+        (growkit.GrowStep("hypercloning", hidden="x2"),),
+        str(tmp_path / "out"),
+        growkit.Settings(prompts=2, length=12),
+        shard_size="8KB",
+        format="dcp",
+    )
+    assert growkit.run(recipe)["kept"]
+    growkit.run(replace(recipe, output=str(tmp_path / "plain"), format="safetensors"), verify=False)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype="auto")
+    model = AutoModelForCausalLM.from_config(expected.config, dtype=expected.dtype)
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path / "out")
+    for name, tensor in expected.state_dict().items():
+        assert state[name].equal(tensor), name
+    assert len(list((tmp_path / "out").glob("*.distcp"))) > 3
+    assert growkit.check(tmp_path / "out")["whole"]
+    manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
+    assert manifest["recipe"]["format"] == "dcp"
+    checkpoint = Checkpoint(tmp_path / "out")
+    assert checkpoint.tensors == Checkpoint(tmp_path / "plain").tensors
+    place = checkpoint.read(UP)[0, 0].view(1).view(torch.uint8).numpy().tobytes()
+    for file in (tmp_path / "out").glob("*.distcp"):  # the control
+        content = file.read_bytes()
+        file.write_bytes(content.replace(place, bytes([place[0] ^ 1]) + place[1:]))
+    assert not growkit.verify(source, tmp_path / "out", recipe.verify or growkit.Settings())["kept"]
+
+
+def test_a_run_that_was_killed_goes_on_in_this_format(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    options: dict[str, Any] = {**OPTIONS, "format": "dcp"}
+    growkit.grow(source, tmp_path / "whole", **options)
+    left(source, tmp_path / "out", format="dcp")
+    growkit.grow(source, tmp_path / "out", resume=True, **options)
+    one, other = (folder_bytes(tmp_path / name) for name in ("whole", "out"))
+    changing = {"growkit.json", "README.md"}
+    assert {n: one[n] for n in one.keys() - changing} == {
+        n: other[n] for n in other.keys() - changing
+    }
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    words = ["grow", str(source), str(tmp_path / "out"), "--hidden", "x2", "--format", "dpc"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "there is no format 'dpc' of weights; did you mean 'dcp'?" in done.stderr
