@@ -260,7 +260,7 @@ class VerifyResult(Result):
             null if one is lost, or if that is not known.
         source_tensors: of how many, but for those that models compute by themselves; null as above.
         created: when the proof was made, ISO 8601 in UTC.
-        seconds: that the proof took.
+        seconds: that the proof took; null in a manifest whose date was given (SOURCE_DATE_EPOCH).
         versions: of python, torch and transformers.
     """
 
@@ -311,7 +311,7 @@ class VerifyResult(Result):
     tensors_recovered: int | None
     source_tensors: int | None
     created: str
-    seconds: float
+    seconds: float | None
     versions: dict[str, str]
 
     def save_report(self, file: str | Path, figures: str | Path | None = None) -> None:
