@@ -19,6 +19,7 @@ from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.inside import Inside, opened
 from growkit.engine.texts import read_text
+from growkit.engine.tokenizer_files import FILES, check_tokenizer, is_of_tokenizer
 from growkit.errors import InputError
 from growkit.paths import name_of
 from growkit.probing.candidates import Candidate, candidates_of, inputs_of
@@ -81,6 +82,7 @@ def probe(
     check_work(place, inputs, resume)
     read_text(str(text))  # a missing one is told before torch is imported
     model = opened(found.folder)
+    check_tokenizer(model.opened)
 
     from growkit.engine import devices
     from growkit.probing.arms import grown, the_source, train_all
@@ -160,10 +162,11 @@ def _plan(
     """Everything on which the figures depend, by what people call it."""
     import torch
 
-    tokens = (part.numpy().tobytes() for part in (data.training, data.held_out))
+    names = filter(is_of_tokenizer, model.opened.names(*FILES))
+    files = files_of(model) | {name: model.opened.require(name) for name in names}
     plan = {
-        "the source": _hash({name: sha256(file) for name, file in files_of(model).items()}),
-        "the text or its tokens": hashlib.sha256(b"".join(tokens)).hexdigest(),
+        "the source": _hash({name: sha256(file) for name, file in files.items()}),
+        "the text": data.sha256,
         "the device or its threads": f"{device}, {torch.get_num_threads()} threads",
         "the version of a library": _hash(versions()),
     }

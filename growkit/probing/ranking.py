@@ -121,7 +121,7 @@ def _compared(candidate: ProbeCandidate, runs: Runs, at: float) -> list[list[flo
 
 
 def _above_start(result: ProbeResult) -> Iterator[str]:
-    """Trainings that have done nothing but harm so far, where whoever takes fewer steps is ahead."""
+    """Trainings that have only done harm so far, where whoever takes fewer steps is ahead."""
     names = [
         each.name
         for each in result.candidates

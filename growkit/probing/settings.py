@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,9 @@ COMPUTED = ("float32", "bfloat16")
 
 MOST_STEPS, MOST_SEEDS, MOST_RATES, MOST_TOKENS = 100_000, 100, 20, 1 << 24
 """Limits: of a training, and of the tokens of a step."""
+
+LARGEST = 1e15
+"""Rate or decay; what comes of them must stay within float32."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,15 @@ class ProbeSettings:
         if not 1 <= len(self.lr) <= MOST_RATES:
             raise InputError(f"{len(self.lr)} learning rates were given; give 1 to {MOST_RATES}")
         for rate in self.lr:
-            if not (math.isfinite(rate) and rate > 0):
-                raise InputError(f"lr {rate:g} is no learning rate; give one above 0, such as 1e-4")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise InputError(f"weight_decay {self.weight_decay:g} is none; give 0 or more")
+            if not 0 < rate <= LARGEST:  # false for a NaN
+                raise InputError(
+                    f"lr {rate:g} is no learning rate; give one above 0, such as 1e-4, of at most "
+                    f"{LARGEST:g}"
+                )
+        if not 0 <= self.weight_decay <= LARGEST:
+            raise InputError(
+                f"weight_decay {self.weight_decay:g} is none; give 0 or more, at most {LARGEST:g}"
+            )
         for name, known in (("dtype", (None, *COMPUTED)), ("device", DEVICES)):
             value = getattr(self, name)
             if value not in known:
