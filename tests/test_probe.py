@@ -211,14 +211,14 @@ def test_flops_are_those_of_the_formula(length: int, place: Path) -> None:
 
 def test_the_same_twice_is_noise(place: Path) -> None:
     shutil.copy(place / "wide.yaml", place / "again.yaml")
-    result = probed(place, "wide", "again", settings=quick(steps=1))
+    result = probed(place, "wide", "again", settings=quick(steps=1, dtype="bfloat16"))
     pair = next(
         each
         for each in result["differences"]
         if {each["better"], each["worse"]} == {"wide", "again"}
     )
     assert (pair["difference"], pair["noise"]) == (0.0, True)
-    assert result["work"] is None
+    assert (result["work"], result["dtype"]) == (None, "bfloat16")
 
 
 def test_names_are_told_apart(place: Path) -> None:
@@ -410,6 +410,7 @@ def test_the_page_is_whole_and_safe(place: Path, found: growkit.ProbeResult) -> 
     for given, each in zip(found["candidates"], hostile["candidates"], strict=True):
         each["outcome"] = given["outcome"]
     hostile["differences"] = []
+    assert not OUTSIDE.search(growkit.ProbeResult(**hostile)._repr_html_())
     unsafe = probe_page(hostile)
     Tags(unsafe)
     assert not OUTSIDE.search(unsafe)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 
-from growkit.checkpoint.hub import Found
+from growkit.checkpoint.hub import Found, address_of
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import MANIFEST
 from growkit.errors import InputError
@@ -73,7 +74,7 @@ def candidates_of(
         slug = re.sub(r"[^a-zA-Z0-9._-]+", "-", name)[:60]
         # The source beside it has no optimizer's state to go on with.
         made = replace(recipe, source=source, optimizer=None)
-        called = _unused(name, {name_of(source), *(other.name for other in chosen)})
+        called = _unused(name, {name_of(found.name), *(other.name for other in chosen)})
         chosen.append(Candidate(called, f"{number:02}-{slug}", made, file))
     return chosen
 
@@ -86,13 +87,14 @@ def _unused(name: str, names: Collection[str]) -> str:
 
 def _check_source(named: str, source: str, found: Found, where: str) -> None:
     """Refuse a recipe for something else."""
-    if named in (source, found.name) or (not os.path.lexists(named) and named == name_of(source)):
+    address = address_of(named)
+    if named in (source, found.name) or (address and address == address_of(source)):
         return
-    try:
+    if not os.path.lexists(named) and named == name_of(source):  # as manifests have it
+        return
+    with suppress(OSError):
         if os.path.samefile(named, found.folder):
             return
-    except OSError:
-        pass
     raise InputError(
         f"source in {where} is {named}, but {source} is probed; leave the source out of the "
         "recipe, or probe that one"

@@ -19,7 +19,7 @@ from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.inside import Inside, opened
 from growkit.engine.texts import read_text
-from growkit.engine.tokenizer_files import FILES, check_tokenizer, is_of_tokenizer
+from growkit.engine.tokenizer_files import FILES, is_of_tokenizer
 from growkit.errors import InputError
 from growkit.paths import name_of
 from growkit.probing.candidates import Candidate, candidates_of, inputs_of
@@ -82,7 +82,8 @@ def probe(
     check_work(place, inputs, resume)
     read_text(str(text))  # a missing one is told before torch is imported
     model = opened(found.folder)
-    check_tokenizer(model.opened)
+    if not any(map(is_of_tokenizer, model.opened.names(*FILES))):
+        raise InputError(f"{model.opened} has no tokenizer to read {text} with; add tokenizer.json")
 
     from growkit.engine import devices
     from growkit.probing.arms import grown, the_source, train_all
@@ -94,7 +95,7 @@ def probe(
     data = make_data(text, found.folder, model.config, settings)
     with workplace(place, inputs, resume) as working:
         working.begin(_plan(model, data, chosen, settings, devices.called(device)))
-        arms = [the_source(name_of(str(source)), model, data, settings, device)]
+        arms = [the_source(name_of(found.name), model, data, settings, device)]
         arms += [grown(each, working, data, settings, device, progress) for each in chosen]
         able = [arm for arm in arms if arm.stored is not None]
         if len(able) == 1:

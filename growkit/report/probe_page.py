@@ -11,7 +11,7 @@ from growkit.report.curves import MOST_LINES, Curve, Interval, curves, intervals
 from growkit.report.document import document
 from growkit.report.header import SIGNS
 from growkit.report.markup import escape, facts, figure, framed, more, section, table
-from growkit.report.probe import HEADS, called, compute, order, told, unit_of, why_not
+from growkit.report.probe import HEADS, apart, called, compute, order, told, unit_of, why_not
 from growkit.results.probe import difference_between
 from growkit.units import duration
 
@@ -159,7 +159,7 @@ def _curves(result: Found, scale: Sequence[float], most: float, title: str, x_ti
         start = max(start, mean[0][1])
         lines.append(Curve(called(candidate), mean, each, style))
     return curves(
-        lines, title=title, x_title=x_title, y_title="loss, nats per token", most=1.1 * start
+        lines, title=title, x_title=x_title, y_title="loss, nats per token", most=2 * start
     )
 
 
@@ -189,8 +189,7 @@ def _to_the_source(result: Found) -> str:
     return section(
         title,
         "At equal compute: what is left of zero is better than the source. Bars are intervals, "
-        "grey where they hold zero, so that the difference may be noise; dots are the seeds. "
-        f"{result['rule']}",
+        "grey where they hold zero, so that the difference may be noise; dots are the seeds.",
         framed(chart) if rows else "",
         half=True,
     )
@@ -200,17 +199,15 @@ def _pairs(result: Found) -> str:
     rows = [
         [
             f"{pair['better']} before {pair['worse']}",
-            f"{pair['difference']:.4f}",
+            apart(result, pair["worse"], pair["better"]),
             f"{pair['low']:+.4f} to {pair['high']:+.4f}",
-            "noise" if pair["noise"] else "✓ more than noise",
         ]
         for pair in result["differences"]
     ]
-    heads = ["pair", "difference", "interval", ""]
     return section(
         "What is noise",
-        "Every pair at equal compute, with the interval of its difference.",
-        table(heads, rows, "hnnv"),
+        f"Every pair at equal compute, with the interval of its difference. {result['rule']}",
+        table(["pair", "difference", "interval"], rows, "hnn"),
         half=True,
     )
 
