@@ -58,6 +58,16 @@ def apart(result: Mapping[str, Any], name: str, other: str) -> str:
     return f"{sign * pair['difference']:+.4f}{', noise' if pair['noise'] else ''}"
 
 
+def noise(result: Mapping[str, Any]) -> list[str]:
+    """Of each pair that cannot be told apart, how far it is apart, in a sentence."""
+    return [
+        f"noise: {pair['better']} before {pair['worse']}, by {pair['difference']:.4f} "
+        f"({pair['low']:+.4f} to {pair['high']:+.4f})"
+        for pair in result["differences"]
+        if pair["noise"]
+    ]
+
+
 def why_not(result: Mapping[str, Any]) -> list[str]:
     """Of each that is not ranked by its loss, why, in a sentence."""
     return [
@@ -91,7 +101,7 @@ def show_probe(console: Console, result: ProbeResult) -> None:
     for line in order(result):
         table.add_row(*line)
     console.print(table)
-    for sentence in why_not(result):
+    for sentence in (*noise(result), *why_not(result)):
         console.print(sentence, soft_wrap=True)
     for warning in result["warnings"]:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
