@@ -231,6 +231,17 @@ def test_names_are_told_apart(place: Path) -> None:
     assert {each.recipe.source for each in chosen} == {source}
 
 
+def test_layouts_without_a_class_cannot_be_trained(place: Path, tmp_path: Path) -> None:
+    """But what is read from one can."""
+    source, text = with_tokenizer(tmp_path / "diff", "diffllama", head_dim=8), place / "text.txt"
+    steps = "{convert: motif}\n  - {convert: diff-transformer}"
+    both = [recipe(tmp_path / "a.yaml", "{convert: motif}"), recipe(tmp_path / "b.yaml", steps)]
+    told = by_name(growkit.probe(source, both, text, quick(steps=1)))
+    assert told["a"]["reason"].endswith("end the recipe with 'convert: diff-transformer'")
+    first, expected = (told[name]["curves"][0]["losses"][0] for name in ("b", "diff"))
+    assert first == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = arms.train
 

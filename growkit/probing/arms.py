@@ -12,6 +12,7 @@ import torch
 from growkit.checkpoint.made import as_made
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_parameters
+from growkit.engine.oracle import lacks_class
 from growkit.errors import InputError, foreign
 from growkit.families.added import knowing
 from growkit.probing.candidates import Candidate
@@ -132,6 +133,11 @@ def _grow(
             assert result.verification
             arm.outcome, arm.reason = "broken", result.verification.reason
             return
+        if lacks_class(Checkpoint(folder).config):
+            raise InputError(
+                "transformers has no class for its layout, so it cannot be trained as it is; end "
+                "the recipe with 'convert: diff-transformer'"
+            )
         arm.step_flops = _step_flops(arm.name, folder, data, settings, device)
     except InputError as error:
         arm.refuse(str(error))
