@@ -52,6 +52,7 @@ def random_model(
         config.pop(only_with_switches, None)
     family = family_of({"model_type": kind}, kind)
     sizes = example(family, model_type=kind).config
+    config = {k: v for k, v in config.items() if k not in family.axes or k in sizes}
     config |= {k: v for k, v in sizes.items() if k not in (TIED, "model_type")}
     config |= {key: json.loads(value) for key, value in only.items()}
     source = save_random(folder, CONFIG_MAPPING[kind](**config), seed, torch.float32)
@@ -78,7 +79,8 @@ def outcome(verb: str, answer: Answer, source: Path, out: Path) -> Outcome:
         if verb == "grow":
             made = growkit.grow(source, out, method=answer["operation"], **options)
         else:
-            made = growkit.convert(source, out, answer["operation"], **options)
+            # Wide enough for products of two weights: a head norm goes into what reads it.
+            made = growkit.convert(source, out, answer["operation"], dtype="float64", **options)
     except growkit.InputError:
         return Outcome(None)
     return Outcome(made["promise"], None if made["loads_with"] else difference(source, out))

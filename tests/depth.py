@@ -72,6 +72,9 @@ KINDS: dict[str, Callable[[Random], Config]] = {
 
 LAYERS = 4
 
+IDENTITY = {"do_layer_norm_before": True, "apply_residual_connection_post_layernorm": False}
+"""Without these OPT and BLOOM have no blocks that change nothing."""
+
 
 class Case:
     """A random model of a kind, and what is to become of it."""
@@ -96,8 +99,7 @@ class Case:
             self.config["mlp_only_layers"] = choose.choice([[], [0], [1, 3]])
         if "first_k_dense_replace" in self.config:
             self.config["first_k_dense_replace"] = choose.choice([0, 1, 2])
-        self.config["do_layer_norm_before"] = True  # OPT has no identity without
-        self.config["apply_residual_connection_post_layernorm"] = False  # nor has BLOOM with
+        self.config |= {key: on for key, on in IDENTITY.items() if key in self.config}
         self.dtype = choose.choice([torch.float32, torch.bfloat16])
         if self.config.get("hidden_size", 8) % 8:  # products with experts need whole 16 bytes
             self.dtype = torch.float32

@@ -13,14 +13,14 @@ from growkit.checkpoint.made import as_made
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_parameters
 from growkit.engine.oracle import lacks_class
-from growkit.errors import InputError, foreign
+from growkit.errors import InputError
 from growkit.families.added import knowing
 from growkit.probing.candidates import Candidate
 from growkit.probing.flops import flops_of
 from growkit.probing.look import Look
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
-from growkit.probing.training import Trainee, train
+from growkit.probing.training import Trainee, no_failure, train
 from growkit.probing.work import Work
 from growkit.report.progress import Advance, Progress
 from growkit.surgery import run
@@ -146,7 +146,7 @@ def _grow(
 def _step_flops(
     name: str, stored: Path | Checkpoint, data: Data, settings: ProbeSettings, device: torch.device
 ) -> int:
-    with foreign(f"{name} cannot be trained", "leave it out, and try it by itself"):
+    with no_failure(name, device):
         return settings.batch * flops_of(stored, data.training[0], device)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,18 +66,29 @@ def train(
     Raises:
         InputError: it cannot be trained, or there is no room for it.
     """
-    failure = f"{trainee.name} cannot be trained"
+    with (
+        no_failure(trainee.name, device),
+        reproducible(device),
+        torch.random.fork_rng([] if device.type == "cpu" else [device]),
+        quiet(),
+    ):
+        choose_kernels()
+        torch.manual_seed(seed)
+        return _trained(trainee, data, settings, lr, seed, looks, device, advance)
+
+
+@contextmanager
+def no_failure(name: str, device: torch.device) -> Iterator[None]:
+    """What goes wrong in here is that a model cannot be trained.
+
+    Raises:
+        InputError: says why, in place of any error.
+    """
+    failure = f"{name} cannot be trained"
     try:
-        with (
-            foreign(failure, "leave it out, and try its output by itself"),
-            reproducible(device),
-            torch.random.fork_rng([] if device.type == "cpu" else [device]),
-            quiet(),
-        ):
-            choose_kernels()
-            torch.manual_seed(seed)
-            return _trained(trainee, data, settings, lr, seed, looks, device, advance)
-    except torch.OutOfMemoryError as error:
+        with foreign(failure, "leave it out, and try its output by itself"):
+            yield
+    except torch.cuda.OutOfMemoryError as error:
         raise InputError(
             f"{failure}: {device} has no room for it; give a smaller --batch or --length"
         ) from error

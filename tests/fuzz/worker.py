@@ -163,12 +163,11 @@ class Worker:
     @staticmethod
     def _wait(child: int, log: Path, tally: Tally, tell: Callable[[Tally], None]) -> int:
         told = time.monotonic()
+        begun = ""  # a line that is not yet whole
         with log.open(encoding="utf-8") as stream:
             while True:
                 ended, status = os.waitpid(child, os.WNOHANG)
-                lines = stream.readlines()
-                while lines and not lines[-1].endswith("\n") and not ended:
-                    lines[-1] += stream.readline()
+                *lines, begun = (begun + stream.read()).split("\n")
                 for line in lines:
                     tally.add(json.loads(line))
                 if ended:
