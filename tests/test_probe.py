@@ -28,6 +28,7 @@ from growkit.probing.candidates import candidates_of
 from growkit.probing.flops import flops_of
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data, make_data
+from growkit.probing.training import no_failure
 from growkit.probing.work import JOURNAL, Work
 from growkit.report.probe_page import probe_page
 from growkit.results.schema import json_schema
@@ -258,6 +259,19 @@ def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.M
     assert "not finite" in result["candidates"][1]["reason"]
     assert result["differences"] == []
     Tags(probe_page(result))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (torch.cuda.OutOfMemoryError("2 GiB"), "cpu has no room for it; give a smaller --batch"),
+        (ValueError("odd"), "ValueError: odd"),
+    ],
+)
+def test_what_cannot_be_trained_is_told_as_such(error: Exception, told: str) -> None:
+    with pytest.raises(growkit.InputError, match=f"wide cannot be trained.*{told}"):  # noqa: SIM117
+        with no_failure("wide", CPU):
+            raise error
 
 
 class Killed(BaseException):
