@@ -44,7 +44,7 @@ def verdict_of(result: Found) -> tuple[str, str]:
     best = next((each for each in _ranked(result) if each is not source), None)
     pair = best and difference_between(result, best["name"], source["name"])
     if pair and pair["noise"]:
-        return "warn", "No difference beyond noise"
+        return "warn", "No candidate is ahead beyond noise"
     return "warn", "No candidate is ahead"
 
 
