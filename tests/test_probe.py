@@ -24,8 +24,11 @@ from growkit.cli import app
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text
 from growkit.probing import arms, noise
+from growkit.probing.arms import Arm
 from growkit.probing.candidates import candidates_of
 from growkit.probing.flops import flops_of
+from growkit.probing.look import Look
+from growkit.probing.ranking import conclude
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data, make_data
 from growkit.probing.training import no_failure
@@ -177,6 +180,24 @@ def test_losses_are_those_of_torch_and_transformers(
     assert abs(curves[1]["losses"][-1] - without[-1]) > 1e-4
     other = trained_by_hand(place / "work" / "03-wide", data, 0, WIDE)
     assert abs(curves[1]["losses"][-1] - other[-1]) > 1e-4
+
+
+def told_of(**changes: Any) -> list[str]:
+    """The warnings of a result, with other numbers of a candidate."""
+    looks = [Look(0, [3.0, 3.0]), Look(30, [2.0, changes.pop("last", 2.0)])]
+    runs = {(rate, seed): looks for rate in (0.1, 0.2) for seed in (0, 1)}
+    source = Arm("source", None, step_flops=1, runs=runs)
+    other = Arm("other", None, step_flops=changes.pop("flops", 1), runs=runs)
+    result = growkit.ProbeResult(warmup=4, lr=[0.1, 0.2], warnings=[], **changes)  # type: ignore[call-arg]
+    conclude(result, [source, other])
+    return result.warnings
+
+
+def test_what_says_little_is_warned_of() -> None:
+    """Of trainings that had hardly begun, of those that did harm, and of rates at an end."""
+    assert [each.partition(" did best")[0] for each in told_of()] == ["source, other"]
+    assert "(other 10), 4 of them to warm up" in told_of(flops=3)[0]
+    assert "the loss of source, other is above where it began" in told_of(last=9.0)[0]
 
 
 def test_losses_are_compared_at_equal_compute(found: growkit.ProbeResult) -> None:

@@ -48,7 +48,7 @@ def conclude(result: ProbeResult, arms: Sequence[Arm]) -> None:
         candidate.rank = number
     result.candidates, result.differences = told, differences_of(losses)
     result.rule, result.reason = RULE, probe_sentence(result)
-    result.warnings += [*_above_start(result), *_at_an_end(result)]
+    result.warnings += [*_warming(result), *_above_start(result), *_at_an_end(result)]
 
 
 def _reached(runs: Runs) -> int:
@@ -118,6 +118,18 @@ def _compared(candidate: ProbeCandidate, runs: Runs, at: float) -> list[list[flo
     candidate.loss, candidate.spread, candidate.losses = fmean(by_seed), stdev(by_seed), by_seed
     candidate.last_loss = _mean([looks[-1].losses or [] for looks in finite[best]])
     return found[best]
+
+
+def _warming(result: ProbeResult) -> Iterator[str]:
+    """Trainings that had hardly come to their rate when they were compared."""
+    least = 3 * result.warmup
+    found = [each for each in result.candidates if each.equal_step and each.equal_step < least]
+    if found:
+        named = ", ".join(f"{each.name} {each.equal_step:.0f}" for each in found)
+        yield (
+            f"at equal compute few steps were taken ({named}), {result.warmup} of them to warm up, "
+            "which is against larger models; take more --steps or a shorter --warmup"
+        )
 
 
 def _above_start(result: ProbeResult) -> Iterator[str]:
