@@ -8,6 +8,7 @@ import random
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -264,6 +265,22 @@ def test_layouts_without_a_class_cannot_be_trained(place: Path, tmp_path: Path) 
     assert first == pytest.approx(expected, abs=1e-5)
 
 
+class OnlyBytes:
+    """A progress with the one method that there was before."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[int]] = {}
+
+    @contextmanager
+    def bytes(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        counted = self.seen[title] = [0, total]
+
+        def advance(count: int) -> None:
+            counted[0] += count
+
+        yield advance
+
+
 def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = arms.train
 
@@ -274,7 +291,10 @@ def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.M
         return looks
 
     monkeypatch.setattr(arms, "train", spoiled)
-    result = probed(place, "wide", settings=quick(steps=1))
+    progress = OnlyBytes()
+    result = probed(place, "wide", settings=quick(steps=1), progress=progress)
+    done, total = progress.seen["training"]
+    assert done == total > 0
     assert [each["outcome"] for each in result["candidates"]] == ["ranked", "diverged"]
     assert result["candidates"][1]["rank"] == 2
     assert "not finite" in result["candidates"][1]["reason"]
@@ -501,24 +521,3 @@ def test_reports_replace_reports_alone(
     (tmp_path / "mine.json").write_text("{}")
     with pytest.raises(growkit.InputError, match="is no report"):
         found.save_report(tmp_path / "mine.json")
-
-
-def test_a_progress_that_counts_bytes_alone_is_enough(place: Path) -> None:
-    """Objects with the method that there was before still show progress."""
-    from contextlib import contextmanager
-
-    seen: dict[str, list[int]] = {}
-
-    class Old:
-        @contextmanager
-        def bytes(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-            seen[title] = [0, total]
-
-            def advance(count: int) -> None:
-                seen[title][0] += count
-
-            yield advance
-
-    probed(place, "wide", settings=quick(steps=1), progress=Old())
-    done, total = seen["training"]
-    assert done == total > 0
