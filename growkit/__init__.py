@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     )
     from growkit.one_step import convert as convert
     from growkit.one_step import grow as grow
+    from growkit.probing.probe import probe as probe
+    from growkit.probing.settings import ProbeSettings as ProbeSettings
     from growkit.proof.verdict import verify as verify
     from growkit.recipe.files import load_recipe as load_recipe
     from growkit.recipe.recipe import Recipe as Recipe
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from growkit.report.terminal import Bars as Bars
     from growkit.results.check import CheckResult as CheckResult
     from growkit.results.operation import GrowResult as GrowResult
+    from growkit.results.probe import ProbeResult as ProbeResult
     from growkit.results.proof import VerifyResult as VerifyResult
     from growkit.settings import Settings as Settings
     from growkit.surgery import run as run
@@ -58,6 +61,8 @@ _HOMES = {
     "Inference": "growkit.inference.inferring",
     "InputError": "growkit.errors",
     "Inspection": "growkit.inspection",
+    "ProbeResult": "growkit.results.probe",
+    "ProbeSettings": "growkit.probing.settings",
     "Progress": "growkit.report.progress",
     "Recipe": "growkit.recipe.recipe",
     "Settings": "growkit.settings",
@@ -69,6 +74,7 @@ _HOMES = {
     "inspect": "growkit.inspection",
     "load": "growkit.distributed.loading",
     "load_recipe": "growkit.recipe.files",
+    "probe": "growkit.probing.probe",
     "run": "growkit.surgery",
     "verify": "growkit.proof.verdict",
 }

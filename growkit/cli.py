@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from growkit.commands import Commands, command
+from growkit.commands import Commands, OfMany, command
 from growkit.errors import InputError, plain
 from growkit.operations import operations
 from growkit.options import (
@@ -40,6 +40,7 @@ from growkit.options import (
     path,
     say,
 )
+from growkit.probing.settings import ProbeSettings
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.shipped import shipped_recipe, shipped_recipes
 from growkit.recipe.steps import Step
@@ -350,6 +351,65 @@ def plan(
         _print_json(result)
     else:
         show_large(_console(), result)
+
+
+@app.command(cls=OfMany)
+@command()
+def probe(
+    source: Source,
+    candidates: Annotated[
+        list[Path],
+        typer.Option(
+            parser=path,
+            metavar="RECIPE…",
+            help="Recipes (YAML), growkit.json of models, or names of `growkit recipes list`.",
+            autocompletion=one_of(shipped_recipes),
+        ),
+    ],
+    text: Annotated[
+        Path,
+        typer.Option(
+            parser=path, metavar="FILE", help="UTF-8 text to train on; its last tenth is held out."
+        ),
+    ],
+    settings: ProbeSettings,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path, metavar="FOLDER", help="Keep the grown models there, and what is measured."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what a probe left in --work.")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            metavar="FILE",
+            help="Write the result as one HTML page (.html) or as .json.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Grow SRC in several ways, train them all alike, and rank them at equal compute."""
+    from growkit.probing.probe import probe as try_all
+    from growkit.probing.probe import reads_of
+    from growkit.report.probe import show_probe
+    from growkit.report.saving import check_report, write_probe
+    from growkit.report.terminal import Bars
+
+    inputs, made = reads_of(source, candidates, text, work)
+    check_report(report, None, inputs, made)
+    if report and work and os.path.realpath(report) == os.path.realpath(work):
+        raise InputError(f"{report} cannot be both the report and --work")
+    result = try_all(source, candidates, text, settings, work=work, resume=resume, progress=Bars())
+    with _told(f"the probe's work is in {work}, and --resume goes on with it" if work else ""):
+        write_probe(result, report, inputs, made)
+    if as_json:
+        _print_json(result)
+    else:
+        show_probe(_console(), result)
 
 
 @app.command()

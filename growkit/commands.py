@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from growkit.errors import InputError, reason
 from growkit.names import did_you_mean
@@ -52,6 +52,34 @@ class Commands(TyperGroup):
             return super().resolve_command(ctx, args)
         meant = did_you_mean(name, self.list_commands(ctx))
         raise USAGE(f"there is no command {name!r}; {meant}", ctx)
+
+
+class OfMany(TyperCommand):
+    """A command whose options with several values take all words up to the next option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See ``click.Command``."""
+        several = {
+            name for each in self.params if getattr(each, "multiple", False) for name in each.opts
+        }
+        return super().parse_args(ctx, _spread(args, several))
+
+
+def _spread(words: list[str], several: set[str]) -> list[str]:
+    """The same with such an option before each of its values."""
+    spread: list[str] = []
+    option, valued = "", False
+    for number, word in enumerate(words):
+        if word == "--":
+            return spread + words[number:]
+        if word.startswith("-"):
+            name, sign, _ = word.partition("=")
+            option, valued = (name if name in several else ""), bool(sign)
+        elif option:
+            spread += [option] if valued else []
+            valued = True
+        spread.append(word)
+    return spread
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from growkit.checkpoint.tensors import TORCH_NAMES
 from growkit.errors import InputError, plain
 from growkit.operations import operations
 from growkit.planning.operation import SizeOption, Switch
+from growkit.probing.settings import COMPUTED, ProbeSettings
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS
 from growkit.settings import DEVICES, FEW, LONG, MANY, SHORT, Settings
 
@@ -135,6 +136,39 @@ SETTINGS = {
     "steps": Steps,
 }
 """The options behind ``growkit.Settings``."""
+
+
+PROBED = {
+    "steps": Annotated[int, typer.Option(help="Steps of AdamW that each takes.")],
+    "seeds": Annotated[int, typer.Option(help="Trainings of each, on other orders of the text.")],
+    "lr": Annotated[
+        list[float],
+        typer.Option(
+            metavar="RATE…",
+            help="Learning rates of SRC; each candidate gets the best, by the law of updates.",
+        ),
+    ],
+    "weight_decay": Annotated[float, typer.Option(help="Of matrices.")],
+    "warmup": Annotated[int, typer.Option(help="Steps until the rate is reached; then it stays.")],
+    "batch": Annotated[int, typer.Option(help="Windows in a step.")],
+    "length": Annotated[int, typer.Option(help="Tokens in a window, at most.")],
+    "dtype": Annotated[
+        str | None,
+        typer.Option(
+            help="What is computed in: float32, or bfloat16 by autocast, as on a GPU without it.",
+            autocompletion=one_of(lambda: COMPUTED),
+        ),
+    ],
+    "device": Annotated[
+        str,
+        typer.Option(
+            help="Where it trains: auto, cpu or cuda.", autocompletion=one_of(lambda: DEVICES)
+        ),
+    ],
+}
+"""The options behind ``growkit.ProbeSettings``."""
+
+SHOWN: dict[Any, dict[str, Any]] = {Settings: SETTINGS, ProbeSettings: PROBED}
 
 
 @dataclass(frozen=True)
@@ -257,7 +291,7 @@ def _options(kind: Any, verb: str | None) -> dict[str, inspect.Parameter]:
     if kind == Given:
         assert verb is not None
         return _options_of_operations(verb)
-    shown = SETTINGS if kind is Settings else get_type_hints(kind, include_extras=True)
+    shown = SHOWN.get(kind) or get_type_hints(kind, include_extras=True)
     return {
         field.name: _option(field.name, field.default, shown[field.name])
         for field in dataclasses.fields(kind)

@@ -60,7 +60,8 @@ def _section(words: str, command: typer.core.TyperCommand) -> str:
         )
         value = "" if each.is_flag else f"`{_value(each)}`".replace("|", r"\|")
         usual = each.default is not None and not each.is_flag and not each.required
-        default = f" Default: {each.default}." if usual else ""
+        values = each.default if isinstance(each.default, tuple) else (each.default,)
+        default = f" Default: {', '.join(map(str, values))}." if usual else ""
         needed = " Required." if each.required else ""
         lines.append(f"| {names} | {value} | {each.help}{default}{needed} |")
     return "\n".join(lines) + "\n"

@@ -58,7 +58,8 @@ DIFFERENTIAL = {"group-diff", "shared-diff", "motif"}
 LANGUAGES = {"sh", "python", "text"}
 QUOTED = re.compile(r"# (\S+\.py)\n")
 SMALL = {name: {"prompts": 2, "length": 64} for name in ("grow", "convert", "verify")}
-"""Proofs, as defaults of the command line."""
+SMALL["probe"] = {"steps": 1, "seeds": 2, "batch": 1, "length": 2}
+"""Proofs and trainings, as defaults of the command line."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,12 @@ DOCUMENT_SEPARATOR = "<|endoftext|>"
 """What separates documents in text files by convention; each document is read on its own."""
 
 
-def read_text(path: str) -> bytes:
+def read_text(path: str, most: int = MOST_TEXT) -> bytes:
     """A UTF-8 text; of a large one, its beginning.
+
+    Args:
+        path: of the file.
+        most: bytes that are read of it.
 
     Raises:
         InputError: it cannot be read, is empty, or is something else.
@@ -26,11 +30,11 @@ def read_text(path: str) -> bytes:
     file = Path(path)
     try:
         with open_regular(file) as stream:
-            content = read(stream, MOST_TEXT + 1, file)
+            content = read(stream, most + 1, file)
     except InputError as error:
         raise InputError(f"text {error}, or give another UTF-8 text") from None
-    if len(content) > MOST_TEXT:
-        content = content[:MOST_TEXT].decode("utf-8", "ignore").encode() or content
+    if len(content) > most:
+        content = content[:most].decode("utf-8", "ignore").encode() or content
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -66,7 +66,12 @@ def recipe_file(name: Path) -> Path:
     return known[str(name)]
 
 
-def load_recipe(file: Path, source: str | None = None, output: str | None = None) -> Recipe:
+def load_recipe(
+    file: Path,
+    source: str | None = None,
+    output: str | None = None,
+    otherwise: Mapping[str, str] = NOTHING,
+) -> Recipe:
     """Read a recipe.
 
     Args:
@@ -74,6 +79,7 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
             ``recipe_file`` finds one by.
         source: replaces the recipe's source.
         output: replaces the recipe's output.
+        otherwise: source or output of a recipe that has none.
 
     Raises:
         InputError: names the key that is unknown, missing or of the wrong kind.
@@ -87,7 +93,7 @@ def load_recipe(file: Path, source: str | None = None, output: str | None = None
     }
     if isinstance(content.get("family"), str):
         given["family"] = load_description(content["family"])
-    return parse_recipe(content | given, str(file))
+    return parse_recipe({**otherwise, **content} | given, str(file))
 
 
 def _manifest(file: Path) -> Any:

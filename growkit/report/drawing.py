@@ -58,24 +58,24 @@ def line(
     names = names or [str(index) for index in range(len(values))]
     known = [value for value in values if is_number(value)]
     limits = [limit[0]] if limit and is_number(limit[0]) else []
-    frame = _logarithmic([*known, *limits], 280) if log else _linear([0, *known, *limits], 280)
+    frame = _logarithmic([*known, *limits], 280) if log else linear([0, *known, *limits], 280)
     step = (frame.right - LEFT) / max(len(values) - 1, 1)
 
     parts = [frame.rows()]
     for index, text, anchor in _apart(names, step):
         x = LEFT + step * index
         parts.append(f'<path class="axis" d="M{x:.1f} {frame.bottom}v4"/>')
-        parts.append(_text(x, frame.bottom + 18, text, anchor))
+        parts.append(lettering(x, frame.bottom + 18, text, anchor))
     if limits and limit:
         y = frame.y(limit[0])
         parts.append(f'<path class="limit" d="M{LEFT} {y:.1f}H{frame.right}"/>')
         below = 15 if y < TOP + 20 else -6
-        parts.append(_text(frame.right, y + below, limit[1], "end", "limit-name"))
+        parts.append(lettering(frame.right, y + below, limit[1], "end", "limit-name"))
     if mark:
         x = min(max(LEFT + step * mark[0], LEFT), frame.right)
         side, gap = ("end", -6) if x > WIDTH / 2 else ("start", 6)
         parts.append(f'<path class="limit" d="M{x:.1f} {TOP}V{frame.bottom}"/>')
-        parts.append(_text(x + gap, TOP + 12, mark[1], side, "limit-name"))
+        parts.append(lettering(x + gap, TOP + 12, mark[1], side, "limit-name"))
     points = [
         (LEFT + step * index, frame.y(value)) if is_number(value) else None
         for index, value in enumerate(values)
@@ -93,7 +93,7 @@ def line(
             parts.append(f'<path class="lost" d="{cross}">{hint}</path>')
     parts.append(frame.titles(x_title, y_title))
     said = _said(names, values) + [named[1] for named in (limit, mark) if named]
-    return _svg(title, said, frame.height, parts)
+    return drawn(title, said, frame.height, parts)
 
 
 def residuals(
@@ -114,10 +114,10 @@ def residuals(
         band: a difference to draw a line at on both sides of zero, and its name.
     """
     known = [(x, y - x) for x, y in pairs if is_number(x) and is_number(y)]
-    across = _linear([x for x, _ in known], 300)
+    across = linear([x for x, _ in known], 300)
     reach = [abs(difference) for _, difference in known]
     lines = [band[0]] if band and is_number(band[0]) and band[0] > 0 else []
-    up = _linear([*reach, *lines], 300, around_zero=True)
+    up = linear([*reach, *lines], 300, around_zero=True)
     parts = [up.rows(), across.columns()]
     parts.append(f'<path class="axis" d="M{LEFT} {up.y(0):.1f}H{up.right}"/>')
     dots = "".join(f"M{across.x(x):.1f} {up.y(difference):.1f}h0" for x, difference in known)
@@ -128,7 +128,7 @@ def residuals(
         # Lines that lie within the cloud of points have their name above it.
         within = up.y(-band[0]) - up.y(band[0]) < NARROW
         height, name = (TOP, f"dashed: {band[1]}") if within else (up.y(band[0]), band[1])
-        parts.append(_text(up.right, height - 6, name, "end", "limit-name"))
+        parts.append(lettering(up.right, height - 6, name, "end", "limit-name"))
     parts.append(up.titles(x_title, y_title))
     said = [f"{len(known)} points"]
     if known:
@@ -137,7 +137,7 @@ def residuals(
     if len(known) < len(pairs):
         said.append(f"{len(pairs) - len(known)} are none")
     said += [band[1]] if lines and band else []
-    return _svg(title, said, up.height, parts)
+    return drawn(title, said, up.height, parts)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Bar:
 
 def bars(rows: Sequence[Bar], *, title: str, x_title: str) -> str:
     """Horizontal bars, each below its name; whiskers show how far the values reach."""
-    frame = _linear([0, *(row.highest for row in rows)], TOP + BOTTOM + 32 * len(rows), left=14)
+    frame = linear([0, *(row.highest for row in rows)], TOP + BOTTOM + 32 * len(rows), left=14)
     parts = [frame.columns()]
     zero = frame.x(0)
     said = []
@@ -162,8 +162,8 @@ def bars(rows: Sequence[Bar], *, title: str, x_title: str) -> str:
         spread = row.lowest < row.highest
         reach = f" ({figure(row.lowest)} to {figure(row.highest)})" if spread else ""
         said.append(f"{row.name}: {value}{reach}")
-        parts.append(_text(frame.left + 5, y, _shortened(row.name, room), "start", "name"))
-        parts.append(_text(frame.right, y, value, "end", "name"))
+        parts.append(lettering(frame.left + 5, y, shortened(row.name, room), "start", "name"))
+        parts.append(lettering(frame.right, y, value, "end", "name"))
         parts.append(
             f'<rect class="bar" x="{zero:.1f}" y="{y + 5}" height="9" '
             f'width="{frame.x(row.value) - zero:.1f}"><title>{escape(said[-1])}</title></rect>'
@@ -173,7 +173,7 @@ def bars(rows: Sequence[Bar], *, title: str, x_title: str) -> str:
             parts.append(f'<path class="whisker" d="{ends}"/>')
     parts.append(f'<path class="axis" d="M{zero:.1f} {TOP}V{frame.bottom}"/>')
     parts.append(frame.titles(x_title))
-    return _svg(title, said, frame.height, parts)
+    return drawn(title, said, frame.height, parts)
 
 
 def standalone(svg: str) -> str:
@@ -189,7 +189,7 @@ def style_rules() -> str:
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """A plot inside a drawing, with one scale for both directions.
 
     Attributes:
@@ -211,6 +211,7 @@ class _Frame:
 
     @property
     def bottom(self) -> int:
+        """Where the plot ends."""
         return self.height - BOTTOM
 
     @property
@@ -219,9 +220,11 @@ class _Frame:
         return self.bottom - ZERO_ROOM if self.zeros else self.bottom
 
     def x(self, value: float) -> float:
+        """Where a value stands on an axis to the right."""
         return self.left + (self.right - self.left) * self._share(value)
 
     def y(self, value: float) -> float:
+        """Where it stands on an axis upwards."""
         if self.zeros and value <= 0:
             return self.bottom
         return self.floor - (self.floor - TOP) * self._share(value)
@@ -239,7 +242,7 @@ class _Frame:
             heights.append((self.bottom, "0"))
         for y, label in heights:
             parts.append(f'<path class="grid" d="M{self.left} {y:.1f}H{self.right}"/>')
-            parts.append(_text(self.left - 7, y + 4, label, "end"))
+            parts.append(lettering(self.left - 7, y + 4, label, "end"))
         if self.zeros and self.ticks:
             y = (self.floor + self.bottom) / 2
             parts.append(
@@ -253,15 +256,17 @@ class _Frame:
         for share, label in self.ticks:
             x = self.left + (self.right - self.left) * share
             parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{self.bottom}"/>')
-            parts.append(_text(x, self.bottom + 18, label, "middle"))
+            parts.append(lettering(x, self.bottom + 18, label, "middle"))
         return "".join(parts)
 
     def titles(self, x_title: str, y_title: str = "") -> str:
         """The names of both axes, level so that they can be read."""
-        return _text(self.right, self.height - 10, x_title, "end") + _text(4, 16, y_title, "start")
+        return lettering(self.right, self.height - 10, x_title, "end") + lettering(
+            4, 16, y_title, "start"
+        )
 
 
-def _logarithmic(values: Sequence[float], height: int) -> _Frame:
+def _logarithmic(values: Sequence[float], height: int) -> Frame:
     """Whole decades, and a line below for zeros where there are some."""
     exponents = [math.log10(value) for value in values if value > 0]
     low = math.floor(min(exponents, default=0.0))
@@ -270,12 +275,12 @@ def _logarithmic(values: Sequence[float], height: int) -> _Frame:
     shown = range(high, low - 1, -stride) if exponents else ()
     labels = [(tick, f"{10.0**tick:g}" if abs(tick) < 4 else f"1e{tick}") for tick in shown]
     ticks = [((tick - low) / (high - low), label) for tick, label in labels]
-    return _Frame(low, high, ticks, True, height, zeros=any(value <= 0 for value in values))
+    return Frame(low, high, ticks, True, height, zeros=any(value <= 0 for value in values))
 
 
-def _linear(
+def linear(
     values: Sequence[float], height: int, left: int = LEFT, *, around_zero: bool = False
-) -> _Frame:
+) -> Frame:
     """From one round number to another, with some between.
 
     Args:
@@ -287,7 +292,7 @@ def _linear(
     low, high = min(values, default=0.0), max(values, default=0.0)
     size = max(abs(low), abs(high))
     if size < 1 / BEYOND:  # no scale can be read off zeros
-        return _Frame(-around_zero, 1.0, [(0.5 * around_zero, "0")], False, height, left)
+        return Frame(-around_zero, 1.0, [(0.5 * around_zero, "0")], False, height, left)
     if around_zero:
         low, high = -size, size
     elif high - low <= size * 1e-12:  # digits that a float does not have cannot be told apart
@@ -296,7 +301,7 @@ def _linear(
     step = next(size * power for size in (1, 2, 5, 10) if size * power * 6 >= high - low)
     first, last = math.floor(low / step), math.ceil(high / step)
     ticks = [((n - first) / (last - first), f"{n * step:.6g}") for n in range(first, last + 1)]
-    return _Frame(first * step, last * step, ticks, False, height, left)
+    return Frame(first * step, last * step, ticks, False, height, left)
 
 
 def _apart(names: Sequence[str], step: float) -> list[tuple[int, str, str]]:
@@ -351,18 +356,20 @@ def _said(names: Sequence[str], values: Sequence[Number]) -> list[str]:
     return [*said, f"none at {', '.join(missing)}"] if missing else said
 
 
-def _shortened(name: str, letters: int) -> str:
+def shortened(name: str, letters: int) -> str:
     """A long name without its middle."""
     half = max(letters // 2 - 1, 3)
     return name if len(name) <= letters else f"{name[:half]}…{name[-half:]}"
 
 
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+def lettering(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+    """A text at a place."""
     named = f' class="{kind}"' if kind else ""
     return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(title: str, said: Sequence[str], height: int, parts: Sequence[str]) -> str:
+def drawn(title: str, said: Sequence[str], height: int, parts: Sequence[str]) -> str:
+    """A drawing of its parts, with what it shows in words."""
     return (
         f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
         f'height="{height}"><title>{escape(title)}</title><desc>{escape("; ".join(said))}.</desc>'

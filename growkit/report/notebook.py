@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 from growkit.report.glance import at_a_glance
 from growkit.report.header import SIGNS, to_do, verdict_of
 from growkit.report.markup import escape
+from growkit.report.probe import WORDS, apart, called
+from growkit.report.probe_page import verdict_of as found
 from growkit.report.summary import size, summary
 
 if TYPE_CHECKING:
     from growkit.inspection import Inspection
     from growkit.results.operation import GrowResult
+    from growkit.results.probe import ProbeResult
     from growkit.results.proof import VerifyResult
 
 COLOURS = {"good": "#2e9e57", "warn": "#b07a10", "bad": "#e0483e", "": "#808080"}
@@ -42,6 +45,21 @@ def growth_html(result: GrowResult) -> str:
         return _box(kind, verdict, proof.reason, rows)
     told = "Dry run: nothing was written" if result.dry_run else "Written, not verified"
     return _box("", told, f"promise: {result.promise}", rows)
+
+
+def probe_html(result: ProbeResult) -> str:
+    """What was found, and the order."""
+    kind, verdict = found(result)
+    source = next(each["name"] for each in result["candidates"] if each["source"])
+    rows = (
+        (
+            called(each),
+            WORDS[each["outcome"]] if each["loss"] is None else f"{each['loss']:.4f}",
+            each["reason"] or apart(result, each["name"], source),
+        )
+        for each in result["candidates"]
+    )
+    return _box(kind, verdict, result["reason"], rows)
 
 
 def inspection_html(result: Inspection) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from growkit.report import drawing
 from growkit.report.bins import binned
+from growkit.report.document import document
 from growkit.report.drawing import Bar
 from growkit.report.header import Found, header, verdict_of
 from growkit.report.markup import escape, facts, figure, framed, is_number, more, section, table
@@ -53,28 +54,11 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
     Returns:
         The HTML file.
     """
-    style = drawing.style_rules() + Path(__file__).with_name("page.css").read_text("utf-8")
     names = [Path(str(result.get(key))).name for key in ("source", "target")]
     parts = [_difference, _numbers, _loss, _modes, _layers, _logits, _positions, _copies, _low_rank]
     main = "".join(part(result) for part in [*parts, _measured]) + _manifest(manifest or {})
-    # The policy makes "no network" a fact that the browser enforces, whatever files contain.
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(verdict_of(result)[1])}: {escape(" → ".join(names))} – growkit</title>
-<style>
-{style}</style>
-</head>
-<body>
-{header(result, _steps(manifest or {}))}
-<main>
-{main}</main>
-</body>
-</html>
-"""
+    title = f"{verdict_of(result)[1]}: {' → '.join(names)}"
+    return document(title, header(result, _steps(manifest or {})), main)
 
 
 def _numbers(result: Found) -> str:

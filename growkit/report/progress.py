@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Advance = Callable[[int], None]
 
@@ -16,6 +16,21 @@ class Progress(Protocol):
     def bytes(self, title: str, total: int) -> AbstractContextManager[Advance]:
         """Work that is counted in bytes."""
         ...
+
+
+@runtime_checkable
+class Counting(Progress, Protocol):
+    """One that shows what is counted in steps as such."""
+
+    def steps(self, title: str, total: int) -> AbstractContextManager[Advance]:
+        """Work that is counted in steps."""
+        ...
+
+
+def steps(progress: Progress, title: str, total: int) -> AbstractContextManager[Advance]:
+    """Show work that is counted in steps, as bytes where nothing else is known."""
+    counted = progress.steps if isinstance(progress, Counting) else progress.bytes
+    return counted(title, total)
 
 
 def nothing(count: int) -> None:

@@ -1,4 +1,4 @@
-"""Where a proof goes as a file: never into a model, nor in the place of anything but a report."""
+"""Where a result goes as a file: never into a model, nor in the place of anything but a report."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from growkit.checkpoint.whole import write_whole
 from growkit.errors import InputError
 from growkit.report import drawing
 from growkit.report.page import report_page
+from growkit.report.probe_page import probe_page
 
 BEGINNINGS = {
     ".html": '<!DOCTYPE html>\n<html lang="en">',
     ".json": '{\n  "',
     ".svg": '<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" ',
 }
-"""How what growkit writes of a proof begins."""
+"""How what growkit writes of a result begins."""
 
 OWN = {
-    ".html": " – growkit</title>",
-    ".json": '\n  "negative_control_caught": ',
-    ".svg": "</svg>\n",
+    ".html": (" – growkit</title>",),
+    ".json": ('\n  "negative_control_caught": ', '\n  "equal_compute": '),
+    ".svg": ("</svg>\n",),
 }
-"""What it holds that others do not."""
+"""What it holds that others do not; of JSON, a proof or a probe."""
 
 MOST_BYTES = 1 << 26
 """Size of an earlier report, at most."""
@@ -77,7 +78,7 @@ def _check_outside(path: Path, what: str, inputs: Inputs, outputs: Sequence[Path
 
 
 def _check_free(path: Path, inputs: Inputs) -> None:
-    """Refuse to replace anything but what growkit wrote of a proof before."""
+    """Refuse to replace anything but what growkit wrote of a result before."""
     if not os.path.lexists(path):
         return
     if inputs.inside(path) or not _is_report(path):
@@ -89,7 +90,8 @@ def _is_report(path: Path) -> bool:
         return False
     with path.open(encoding="utf-8", errors="replace", newline="") as stream:
         text = stream.read()
-    return text.startswith(BEGINNINGS[path.suffix]) and OWN[path.suffix] in text
+    own = any(mark in text for mark in OWN[path.suffix])
+    return text.startswith(BEGINNINGS[path.suffix]) and own
 
 
 def save_report(
@@ -143,7 +145,36 @@ def write_report(
     if file is None and figures is None:
         return
     check_report(file, figures, inputs, [target])
-    page = report_page(result, _manifest(target))
+    _write(result, report_page(result, _manifest(target)), file, figures, inputs)
+
+
+def write_probe(
+    result: Mapping[str, Any], file: Path | None, inputs: Inputs, made: Sequence[Path] = ()
+) -> None:
+    """Write what a probe found.
+
+    Args:
+        result: a ``growkit.ProbeResult``.
+        file: an HTML page or JSON, by its name; None for neither.
+        inputs: what was read.
+        made: folders that the probe made.
+
+    Raises:
+        InputError: see ``write_report``.
+    """
+    if file is not None:
+        check_report(file, None, inputs, made)
+        _write(result, probe_page(result), file, None, inputs)
+
+
+def save_probe(result: Mapping[str, Any], file: str | Path) -> None:
+    """Write what a probe found, when it is over; see ``write_probe``."""
+    write_probe(result, Path(file), Inputs([result["source"], result["text"]]))
+
+
+def _write(
+    result: Mapping[str, Any], page: str, file: Path | None, figures: Path | None, inputs: Inputs
+) -> None:
     files = {}
     if file is not None:
         text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -55,6 +55,12 @@ class Bars:
             yield advance
 
     @contextmanager
+    def steps(self, title: str, total: int) -> Iterator[Advance]:
+        """A bar with a share and time left."""
+        with self._shown(title, total, (bars.TaskProgressColumn(),)) as advance:
+            yield advance
+
+    @contextmanager
     def _shown(
         self, title: str, total: int, columns: tuple[bars.ProgressColumn, ...]
     ) -> Iterator[Advance]:

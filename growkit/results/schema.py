@@ -17,11 +17,15 @@ from growkit.inspection import Inspection
 from growkit.results.check import CheckResult
 from growkit.results.operation import GrowResult
 from growkit.results.planned import LargePlan
+from growkit.results.probe import ProbeResult
 from growkit.results.proof import VerifyResult
 from growkit.results.result import Result, fields
 from growkit.results.story import Story
 
-PRINTED = (GrowResult, VerifyResult, Inspection, Story, list[Abilities], LargePlan, CheckResult)
+PRINTED = (
+    *(GrowResult, VerifyResult, Inspection, Story, list[Abilities], LargePlan, CheckResult),
+    ProbeResult,
+)
 """What commands print."""
 
 _SIMPLE = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null"}
@@ -37,7 +41,7 @@ def json_schema() -> dict[str, Any]:
         "title": "Results of growkit",
         "description": "grow, convert and run print the first, verify and --report the second, "
         "inspect the third, demo the fourth, families the fifth, plan the sixth, check the "
-        "seventh.",
+        "seventh, probe the eighth.",
         "anyOf": shapes,
         "$defs": dict(sorted(definitions.items())),
     }

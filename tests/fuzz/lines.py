@@ -66,6 +66,8 @@ LINES = [
         "recipes show grow-llama",
         "recipes copy grow-llama elsewhere",
         "verify source nowhere --prompts 1 --length 8 --json",
+        "probe source --candidates wider-mlp hypercloning-x2 --text text.txt --lr 1e-3 --json",
+        "probe source --candidates recipe.yaml --text text.txt --seeds 2 --work elsewhere/work",
         "demo --hidden q --signal-heads q",
     )
 ]
@@ -150,4 +152,6 @@ def arguments(random: Random, places: Places) -> Case:
         line.insert(1, "--dry-run")
     if line[0] == "demo":  # which takes ten seconds, unless a size makes no sense
         line += ["--signal-heads", "q"]
+    if line[0] == "probe":  # which trains, unless it is asked for nothing
+        line += ["--steps", "0"]
     return Case(random.choice(("llama", "diffllama", "diff", "words", "pair")), tuple(line))

@@ -1,0 +1,215 @@
+"""The folder in which a probe works, and what it notes there for one that goes on.
+
+A line is written when a candidate is grown or a training is over, so that a probe that was killed
+loses no more than the training it was at. The first line says what is probed, with everything on
+which a number depends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from growkit.checkpoint.flushing import flush
+from growkit.checkpoint.folder import open_regular, read
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.scratch import LOCK, held, holding, temporary
+from growkit.errors import InputError
+from growkit.probing.look import Look
+
+JOURNAL = "growkit.probe.jsonl"
+
+MOST_BYTES = 1 << 30
+"""Size of a journal, at most."""
+
+
+class Work:
+    """A folder for grown models, with a journal.
+
+    Args:
+        folder: which exists.
+        lines: that an earlier probe wrote there.
+    """
+
+    def __init__(self, folder: Path, lines: list[dict[str, Any]]) -> None:
+        self.folder = folder
+        self._lines = lines
+
+    def begin(self, plan: Mapping[str, str]) -> None:
+        """Say what is probed.
+
+        Args:
+            plan: everything on which numbers depend, by what people call it.
+
+        Raises:
+            InputError: an earlier probe, of something else, has begun here.
+        """
+        if not self._lines:
+            self._note({"plan": dict(plan)})
+            return
+        made = self._lines[0].get("plan")
+        before = made if isinstance(made, dict) else {}
+        other = sorted(key for key in {*before, *plan} if before.get(key) != plan.get(key))
+        if other:
+            raise InputError(
+                f"{self.folder} holds a probe that cannot be gone on with: {' and '.join(other)} "
+                f"{'are' if len(other) > 1 else 'is'} another now; choose another --work"
+            )
+
+    def grown(self, folder: str) -> dict[str, Any] | None:
+        """What was noted of a candidate that is grown; None if nothing was."""
+        return next((line for line in self._lines if line.get("grown") == folder), None)
+
+    def note_grown(self, folder: str, found: Mapping[str, Any]) -> dict[str, Any]:
+        """A candidate is grown, or cannot be."""
+        return self._note({"grown": folder, **found})
+
+    def trained(self, folder: str, lr: float, seed: int) -> list[Look] | None:
+        """The losses of a training that is over; None if it is not."""
+        for line in self._lines:
+            if (line.get("trained"), line.get("lr"), line.get("seed")) == (folder, lr, seed):
+                return [Look(int(step), losses) for step, losses in line["looks"]]
+        return None
+
+    def note_trained(self, folder: str, lr: float, seed: int, looks: list[Look]) -> None:
+        """A training is over."""
+        found = [[look.step, look.losses] for look in looks]
+        self._note({"trained": folder, "lr": lr, "seed": seed, "looks": found})
+
+    def _note(self, line: dict[str, Any]) -> dict[str, Any]:
+        text = json.dumps(line, allow_nan=False) + "\n"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+        descriptor = os.open(self.folder / JOURNAL, flags, 0o600)
+        try:
+            os.write(descriptor, text.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._lines.append(line)
+        return line
+
+
+@contextmanager
+def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Work]:
+    """Where a probe works: a folder that stays, or one among temporary files that vanishes.
+
+    Args:
+        folder: the one that stays; None for the other. See ``check_work``.
+        inputs: what is read.
+        resume: whether to go on with what lies there.
+
+    Raises:
+        InputError: see ``check_work``; or another probe is at work there.
+    """
+    if folder is None:
+        with temporary("probe") as scratch:
+            yield Work(scratch, [])
+        return
+    check_work(folder, inputs, resume)
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with holding(folder / LOCK):
+            try:
+                yield Work(folder, _read(folder))
+            finally:
+                _tidy(folder, missing)
+    except OSError as error:
+        where = error.filename or folder
+        raise InputError(
+            f"{folder} cannot be worked in ({error.strerror}: {where}); choose another --work"
+        ) from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"--resume goes on with {folder}") from None
+
+
+def _tidy(folder: Path, missing: Sequence[Path]) -> None:
+    """Leave a folder only if something was grown in it."""
+    with suppress(OSError):
+        (folder / LOCK).unlink()
+        if {each.name for each in folder.iterdir()} <= {JOURNAL}:
+            (folder / JOURNAL).unlink(missing_ok=True)
+            for each in missing:
+                each.rmdir()
+
+
+def check_work(folder: Path | None, inputs: Inputs, resume: bool) -> None:
+    """Refuse a folder to work in that is read, or holds anything but what is to be gone on with.
+
+    Raises:
+        InputError: with what to do about it.
+    """
+    if folder is None:
+        if resume:
+            raise InputError("--resume goes on with what a probe left in --work; name that folder")
+        return
+    read = inputs.inside(folder) or inputs.around(folder)
+    if read is not None:
+        raise InputError(
+            f"this probe would work in {folder} and read {read}, which overlap; choose another "
+            "--work"
+        )
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder to work in; choose another --work")
+    own = os.path.lexists(folder / JOURNAL)
+    if any(each.name != LOCK for each in folder.iterdir()) and not (own and resume):
+        told = (
+            "holds an earlier probe; --resume goes on with it, or choose another --work"
+            if own
+            else "is not empty; choose another --work"
+        )
+        raise InputError(f"{folder} {told}")
+    among = inputs.among(folder)
+    if among is not None:
+        raise InputError(f"{folder} holds {among}, which this probe reads; choose another --work")
+    if held(folder / LOCK):
+        raise InputError(f"another probe is at work in {folder}; wait, or choose another --work")
+
+
+def _read(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a journal; one that a kill has cut off is taken out of the file."""
+    file = folder / JOURNAL
+    if not os.path.lexists(file):
+        return []
+    with open_regular(file) as stream:
+        content = read(stream, MOST_BYTES, file)
+    whole, _, rest = content.rpartition(b"\n")
+    if rest:
+        os.truncate(file, len(content) - len(rest))
+        flush(file)
+    lines = []
+    for text in whole.splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not _is_line(line):
+            raise InputError(f"{file} is damaged; choose another --work, and begin again")
+        lines.append(line)
+    return lines
+
+
+def _is_line(line: Any) -> bool:
+    match line:
+        case {"plan": dict()}:
+            return True
+        case {"grown": str(), "outcome": str(), "reason": _, "promise": _, "parameters": _}:
+            return isinstance(line.get("step_flops"), int | None)
+        case {"trained": str(), "lr": float(), "seed": int(), "looks": [*looks]}:
+            return all(map(_is_look, looks))
+    return False
+
+
+def _is_look(look: Any) -> bool:
+    match look:
+        case [int(), None]:
+            return True
+        case [int(), [*losses]]:
+            return all(isinstance(loss, float) for loss in losses)
+    return False

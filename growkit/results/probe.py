@@ -1,0 +1,213 @@
+"""What a probe reports: candidates in the order of their loss at equal compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from growkit.results.result import Result
+
+OUTCOMES = ("ranked", "diverged", "broken", "refused")
+"""What becomes of a candidate, from best to worst."""
+
+
+class ProbeCurve(Result):
+    """One training of a candidate.
+
+    Attributes:
+        lr: learning rate of the source, from which the candidate's follow.
+        seed: of the order of the windows.
+        steps: after how many steps the loss was measured.
+        losses: on held-out text then, in nats per token; null from where one was not finite.
+    """
+
+    lr: float
+    seed: int
+    steps: list[int]
+    losses: list[float | None]
+
+
+class ProbeCandidate(Result):
+    """A candidate, or the source itself, trained on.
+
+    Attributes:
+        name: what it is called.
+        source: whether it is the source.
+        rank: from 1; null for one that was refused.
+        outcome: ``ranked``; ``diverged``, where with every rate a loss was not finite; ``broken``,
+            where growing broke a promise, so that it was not trained; or ``refused``, where it
+            cannot be grown or trained.
+        reason: why it is not ranked by its loss, in a sentence; null if it is.
+        steps: of its recipe, as they stand there.
+        promise: ``exact``, ``bounded`` or ``different``; null for the source, and if refused.
+        parameters: number of its parameters; null if refused.
+        step_flops: floating-point operations of a step; null if it was not trained.
+        lr: the rate of the source with which it did best; null if it is not ranked by its loss.
+        equal_step: the step in which it comes to the equal compute; null likewise.
+        loss: at equal compute, in nats per token, mean over seeds; null likewise.
+        spread: standard deviation of the same over seeds; null likewise.
+        losses: the same of every seed; empty likewise.
+        last_loss: after the last step, mean over seeds; null likewise.
+        by_lr: the loss at equal compute with every rate, in the order of the settings; null where
+            one was not finite; empty if it was not trained.
+        curves: all of its trainings.
+    """
+
+    name: str
+    source: bool
+    rank: int | None
+    outcome: str
+    reason: str | None
+    steps: list[str]
+    promise: str | None
+    parameters: int | None
+    step_flops: int | None
+    lr: float | None
+    equal_step: float | None
+    loss: float | None
+    spread: float | None
+    losses: list[float]
+    last_loss: float | None
+    by_lr: list[float | None]
+    curves: list[ProbeCurve]
+
+
+class ProbeDifference(Result):
+    """How far two are apart at equal compute, and whether that is noise.
+
+    Attributes:
+        better: the one with the lower mean loss.
+        worse: the other one.
+        difference: by how much its loss is higher, in nats per token.
+        low: where the interval of this difference begins.
+        high: where it ends.
+        noise: whether it may be nothing: the interval holds 0.
+    """
+
+    better: str
+    worse: str
+    difference: float
+    low: float
+    high: float
+    noise: bool
+
+
+class ProbeResult(Result):
+    """What a probe found, as ``--json`` prints it.
+
+    Attributes:
+        equal_compute: floating-point operations at which losses are compared, the smallest total
+            that a training of those which are ranked took; null if none is.
+        source: the source folder, or its name on the Hub.
+        reason: what was found, in a sentence.
+        candidates: the source and the candidates by rank, those that were refused at the end.
+        differences: of all pairs of those that are ranked by their loss.
+        rule: when a difference is noise.
+        steps: of every training.
+        seeds: trainings of each with every rate.
+        lr: learning rates that were tried, of the source.
+        weight_decay: of matrices.
+        warmup: steps until the rate was reached.
+        batch: windows in a step.
+        length: tokens in a window.
+        dtype: torch name of the dtype that was computed in; weights and moments were float32.
+        device: ``cpu`` or the name of the GPU.
+        text: the text.
+        text_sha256: of what was read of it.
+        training_tokens: of the text, to train on.
+        held_out_tokens: of its last tenth, on which losses were measured.
+        work: the folder with the grown models; null if they were thrown away.
+        warnings: what should be known before anything is concluded.
+        created: when it was over.
+        seconds: how long it took, since it was taken up last.
+        versions: of growkit and of what it ran with.
+    """
+
+    equal_compute: float | None
+    source: str
+    reason: str
+    candidates: list[ProbeCandidate]
+    differences: list[ProbeDifference]
+    rule: str
+    steps: int
+    seeds: int
+    lr: list[float]
+    weight_decay: float
+    warmup: int
+    batch: int
+    length: int
+    dtype: str
+    device: str
+    text: str
+    text_sha256: str
+    training_tokens: int
+    held_out_tokens: int
+    work: str | None
+    warnings: list[str]
+    created: str
+    seconds: float
+    versions: dict[str, str]
+
+    def save_report(self, file: str | Path) -> None:
+        """Write the result as a report, as ``growkit probe --report`` does.
+
+        Args:
+            file: one HTML page (.html), or .json.
+
+        Raises:
+            InputError: it cannot be written there; says what would do.
+        """
+        from growkit.report.saving import save_probe
+
+        save_probe(self, file)
+
+    def _repr_html_(self) -> str:
+        """The result as notebooks show it."""
+        from growkit.report.notebook import probe_html
+
+        return probe_html(self)
+
+
+def difference_between(result: Mapping[str, Any], one: str, other: str) -> ProbeDifference | None:
+    """The pair of two, whichever is better; None if they were not compared."""
+    pairs = (
+        each for each in result["differences"] if {each["better"], each["worse"]} == {one, other}
+    )
+    return next(pairs, None)
+
+
+def probe_sentence(result: Mapping[str, Any]) -> str:
+    """What was found, in a sentence."""
+    ranked = [each for each in result["candidates"] if each["outcome"] == "ranked"]
+    source = next(each for each in result["candidates"] if each["source"])
+    if source not in ranked:
+        return f"nothing is held against {source['name']}: {source['reason']}; choose a lower --lr"
+    others = [each for each in ranked if each is not source]
+    if not others:
+        return "no candidate was trained to its end; see the reason of each"
+    best = others[0]
+    apart = difference_between(result, best["name"], source["name"])
+    assert apart is not None
+    by = f"{apart['difference']:.4f} nats per token at equal compute"
+    if apart["noise"]:
+        where = "below" if best is ranked[0] else "above"
+        return (
+            f"no candidate can be told from {source['name']} trained on: {best['name']}, the best, "
+            f"is {where} it by {by}, which may be noise"
+        )
+    if ranked[0] is source:
+        return (
+            f"no candidate is ahead: {best['name']}, the best, is above {source['name']} trained "
+            f"on by {by}, which is more than noise"
+        )
+    alike = [
+        each["name"]
+        for each in others[1:]
+        if (pair := difference_between(result, best["name"], each["name"])) and pair["noise"]
+    ]
+    tied = f"; {', '.join(alike)} cannot be told from it" if alike else ""
+    return (
+        f"{best['name']} is ahead: it is below {source['name']} trained on by {by}, which is more "
+        f"than noise{tied}"
+    )

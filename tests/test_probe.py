@@ -1,0 +1,523 @@
+"""``growkit probe``: candidates are trained as torch and transformers train them, and ranked."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from growkit.checkpoint.hub import find
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import growkit
+from growkit.checkpoint.reading import Checkpoint
+from growkit.cli import app
+from growkit.demo.story import MODEL
+from growkit.demo.text import held_out_text
+from growkit.probing import arms, noise
+from growkit.probing.arms import Arm
+from growkit.probing.candidates import candidates_of
+from growkit.probing.flops import flops_of
+from growkit.probing.look import Look
+from growkit.probing.ranking import conclude
+from growkit.probing.settings import ProbeSettings
+from growkit.probing.text import Data, make_data
+from growkit.probing.training import no_failure
+from growkit.probing.work import JOURNAL, Work
+from growkit.report.probe_page import probe_page
+from growkit.results.schema import json_schema
+from tests.conftest import folder_bytes, save_model
+from tests.test_report import HOSTILE, OUTSIDE, Tags, charts, poisoned
+from tests.test_schema import as_json, wrong
+
+CPU = torch.device("cpu")
+SETTINGS = ProbeSettings(steps=4, seeds=2, lr=(3e-3,), warmup=0, batch=2, length=16, device="cpu")
+OPTIONS = shlex.split("--steps 4 --seeds 2 --warmup 0 --batch 2 --length 16 --device cpu")
+
+
+def with_tokenizer(folder: Path, kind: str = "llama", **config: Any) -> Path:
+    """A tiny random model that reads bytes."""
+    sizes = {"vocab_size": 256, "num_hidden_layers": 1, **config}
+    save_model(folder, kind, **sizes)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / name, folder / name)
+    return folder
+
+
+def recipe(file: Path, steps: str, verify: str = "false", more: str = "") -> Path:
+    file.write_text(f"steps:\n  - {steps}\nverify: {verify}\n{more}")
+    return file
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source, a text, and recipes: one that can be grown, one that cannot, a broken one."""
+    folder = tmp_path_factory.mktemp("probe")
+    with_tokenizer(folder / "source")
+    (folder / "text.txt").write_text(held_out_text()[:6000])
+    recipe(folder / "wide.yaml", "{grow: hypercloning, ffn: x2}")
+    recipe(folder / "small.yaml", "{grow: hypercloning, hidden: 4}")
+    stuck = "{grow: hypercloning, ffn: x2, symmetry: keep}"
+    recipe(folder / "stuck.yaml", stuck, "{prompts: 1, length: 8, trainability: true}")
+    return folder
+
+
+def probed(place: Path, *candidates: str, **options: Any) -> growkit.ProbeResult:
+    settings = options.pop("settings", SETTINGS)
+    files = [place / f"{name}.yaml" for name in candidates]
+    return growkit.probe(place / "source", files, place / "text.txt", settings, **options)
+
+
+@pytest.fixture(scope="module")
+def found(place: Path) -> growkit.ProbeResult:
+    """Three candidates and two rates, of which one is far too high."""
+    words = ["probe", str(place / "source"), "--candidates"]
+    words += [str(place / f"{name}.yaml") for name in ("stuck", "small", "wide")]
+    words += ["--text", str(place / "text.txt"), *OPTIONS, "--lr", "3e-3", "1e15", "--json"]
+    words += ["--work", str(place / "work"), "--report", str(place / "page.html")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    return restored(json.loads(done.stdout))
+
+
+def restored(result: dict[str, Any]) -> growkit.ProbeResult:
+    return growkit.ProbeResult(**result)
+
+
+def quick(**changes: Any) -> ProbeSettings:
+    return ProbeSettings(**{**vars(SETTINGS), **changes})
+
+
+def by_name(result: Any) -> dict[str, Any]:
+    return {each["name"]: each for each in result["candidates"]}
+
+
+def test_what_cannot_be_grown_or_is_broken_comes_last(found: growkit.ProbeResult) -> None:
+    assert [each["outcome"] for each in found["candidates"]] == [
+        *("ranked", "ranked", "broken", "refused")
+    ]
+    told = by_name(found)
+    assert [told[name]["rank"] for name in ("stuck", "small")] == [3, None]
+    assert "identical" in told["stuck"]["reason"]
+    assert "hidden 4 is less than the present 16" in told["small"]["reason"]
+    assert told["stuck"]["curves"] == told["small"]["curves"] == []
+    assert {told["source"]["rank"], told["wide"]["rank"]} == {1, 2}
+    for name in ("source", "wide"):
+        assert told[name]["lr"] == 3e-3
+        assert [loss is None for loss in told[name]["by_lr"]] == [False, True]
+    assert wrong(as_json(found), json_schema()["anyOf"][7]) == []
+    ranked = [each["loss"] for each in found["candidates"][:2]]
+    assert ranked == sorted(ranked)
+    (pair,) = found["differences"]
+    assert pair["difference"] == pytest.approx(ranked[1] - ranked[0])
+    assert pair["noise"] == (pair["low"] <= 0 <= pair["high"])
+
+
+def data_of(place: Path, settings: ProbeSettings = SETTINGS) -> Data:
+    source = place / "source"
+    return make_data(place / "text.txt", source, Checkpoint(source).config, settings)
+
+
+def trained_by_hand(
+    folder: Path, data: Data, seed: int, factors: dict[str, tuple[float, float, float]]
+) -> list[float]:
+    """Held-out losses before and after every step: transformers' class, torch's AdamW.
+
+    Args:
+        folder: the model.
+        data: the windows.
+        seed: of their order.
+        factors: of rate, decay and eps of some parameters, by the end of their names.
+    """
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    groups = []
+    for name, parameter in model.named_parameters():
+        ending = name.removesuffix(".weight").rpartition(".")[2]
+        rate, decay, eps = factors.get(ending, (1.0, 1.0, 1.0))
+        decay *= 0.1 if parameter.dim() > 1 else 0.0
+        group = {"lr": 3e-3 * rate, "weight_decay": decay, "eps": 1e-8 * eps}
+        groups.append({"params": [parameter], **group})
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    losses = []
+    for step in range(5):
+        with torch.no_grad():
+            losses.append(float(model(data.held_out, labels=data.held_out).loss))
+        batch = data.batch(seed, step, 2)
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+WIDE = {"down_proj": (0.5, 2.0, 1.0), "up_proj": (1.0, 1.0, 0.5), "gate_proj": (1.0, 1.0, 0.5)}
+"""The law for an MLP of twice the size (``docs/training.md``)."""
+
+
+def test_losses_are_those_of_torch_and_transformers(
+    place: Path, found: growkit.ProbeResult
+) -> None:
+    data, told = data_of(place), by_name(found)
+    for name, folder, factors in (
+        ("source", place / "source", {}),
+        ("wide", place / "work" / "03-wide", WIDE),
+    ):
+        curves = [each for each in told[name]["curves"] if each["lr"] == 3e-3]
+        for curve in curves:
+            by_hand = trained_by_hand(folder, data, curve["seed"], factors)
+            expected = [by_hand[step] for step in curve["steps"]]
+            assert curve["losses"] == pytest.approx(expected, abs=2e-6)
+        assert curves[0]["losses"][-1] != curves[1]["losses"][-1]
+    without = trained_by_hand(place / "work" / "03-wide", data, 1, {})  # the controls
+    assert abs(curves[1]["losses"][-1] - without[-1]) > 1e-4
+    other = trained_by_hand(place / "work" / "03-wide", data, 0, WIDE)
+    assert abs(curves[1]["losses"][-1] - other[-1]) > 1e-4
+
+
+def told_of(**changes: Any) -> list[str]:
+    """The warnings of a result, with other numbers of a candidate."""
+    looks = [Look(0, [3.0, 3.0]), Look(30, [2.0, changes.pop("last", 2.0)])]
+    runs = {(rate, seed): looks for rate in (0.1, 0.2) for seed in (0, 1)}
+    source = Arm("source", None, step_flops=1, runs=runs)
+    other = Arm("other", None, step_flops=changes.pop("flops", 1), runs=runs)
+    result = growkit.ProbeResult(warmup=4, lr=[0.1, 0.2], warnings=[], **changes)  # type: ignore[call-arg]
+    conclude(result, [source, other])
+    return result.warnings
+
+
+def test_what_says_little_is_warned_of() -> None:
+    """Of trainings that had hardly begun, of those that did harm, and of rates at an end."""
+    assert [each.partition(" did best")[0] for each in told_of()] == ["source, other"]
+    assert "(other 10), 4 of them to warm up" in told_of(flops=3)[0]
+    assert "the loss of source, other is above where it began" in told_of(last=9.0)[0]
+
+
+def test_losses_are_compared_at_equal_compute(found: growkit.ProbeResult) -> None:
+    """Between two looks in a straight line; the cheapest is at its end."""
+    told = by_name(found)
+    source, wide = told["source"], told["wide"]
+    assert found["equal_compute"] == 4 * source["step_flops"] < 4 * wide["step_flops"]
+    assert (source["equal_step"], source["loss"]) == (4, source["last_loss"])
+    at = found["equal_compute"] / wide["step_flops"]
+    assert 1 < at < 4
+    for curve, loss in zip(wide["curves"][:2], wide["losses"], strict=True):
+        before = max(step for step in curve["steps"] if step <= at)
+        after = min(step for step in curve["steps"] if step >= at)
+        assert after - before == 1
+        low, high = (curve["losses"][curve["steps"].index(step)] for step in (before, after))
+        assert loss == pytest.approx(low + (at - before) * (high - low))
+    assert wide["loss"] == pytest.approx(fmean(wide["losses"]))
+
+
+@pytest.mark.parametrize("length", [8, 24])
+def test_flops_are_those_of_the_formula(length: int, place: Path) -> None:
+    """6 N and attention, for every token (arXiv 2204.02311, appendix B)."""
+    model = AutoModelForCausalLM.from_pretrained(place / "source")
+    config = model.config
+    linear = [each for each in model.modules() if isinstance(each, torch.nn.Linear)]
+    weights = sum(each.weight.numel() for each in linear)
+    width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    expected = (6 * weights + 12 * width * length) * length
+    window = torch.arange(length)
+    assert flops_of(place / "source", window, CPU) == expected
+    assert flops_of(place / "source", window[:-1], CPU) != expected  # the control
+
+
+def test_the_same_twice_is_noise(place: Path) -> None:
+    shutil.copy(place / "wide.yaml", place / "again.yaml")
+    result = probed(place, "wide", "again", settings=quick(steps=1, dtype="bfloat16"))
+    pair = next(
+        each
+        for each in result["differences"]
+        if {each["better"], each["worse"]} == {"wide", "again"}
+    )
+    assert (pair["difference"], pair["noise"]) == (0.0, True)
+    assert (result["work"], result["dtype"]) == (None, "bfloat16")
+
+
+def test_names_are_told_apart(place: Path) -> None:
+    """Of recipes that ship with growkit, the source is an example."""
+    source = str(place / "source")
+    given = [growkit.load_recipe(place / "wide.yaml", source, "source")] * 2
+    chosen = candidates_of([*given, place / "wide.yaml", "wider-mlp"], source, find(source))
+    assert [each.name for each in chosen] == ["source (2)", "source (3)", "wide", "wider-mlp"]
+    assert len({each.folder for each in chosen}) == 4
+    assert {each.recipe.source for each in chosen} == {source}
+
+
+def test_layouts_without_a_class_cannot_be_trained(place: Path, tmp_path: Path) -> None:
+    """But what is read from one can."""
+    source, text = with_tokenizer(tmp_path / "diff", "diffllama", head_dim=8), place / "text.txt"
+    steps = "{convert: motif}\n  - {convert: diff-transformer}"
+    both = [recipe(tmp_path / "a.yaml", "{convert: motif}"), recipe(tmp_path / "b.yaml", steps)]
+    told = by_name(growkit.probe(source, both, text, quick(steps=1)))
+    assert told["a"]["reason"].endswith("end the recipe with 'convert: diff-transformer'")
+    first, expected = (told[name]["curves"][0]["losses"][0] for name in ("b", "diff"))
+    assert first == pytest.approx(expected, abs=1e-5)
+
+
+class OnlyBytes:
+    """A progress with the one method that there was before."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[int]] = {}
+
+    @contextmanager
+    def bytes(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        counted = self.seen[title] = [0, total]
+
+        def advance(count: int) -> None:
+            counted[0] += count
+
+        yield advance
+
+
+def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = arms.train
+
+    def spoiled(trainee: Any, *rest: Any) -> Any:
+        looks = train(trainee, *rest)
+        if trainee.name == "wide":
+            looks[-1] = type(looks[-1])(looks[-1].step, None)
+        return looks
+
+    monkeypatch.setattr(arms, "train", spoiled)
+    progress = OnlyBytes()
+    result = probed(place, "wide", settings=quick(steps=1), progress=progress)
+    done, total = progress.seen["training"]
+    assert done == total > 0
+    assert [each["outcome"] for each in result["candidates"]] == ["ranked", "diverged"]
+    assert result["candidates"][1]["rank"] == 2
+    assert "not finite" in result["candidates"][1]["reason"]
+    assert result["differences"] == []
+    Tags(probe_page(result))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (torch.cuda.OutOfMemoryError("2 GiB"), "cpu has no room for it; give a smaller --batch"),
+        (ValueError("odd"), "ValueError: odd"),
+    ],
+)
+def test_what_cannot_be_trained_is_told_as_such(error: Exception, told: str) -> None:
+    with pytest.raises(growkit.InputError, match=f"wide cannot be trained.*{told}"):  # noqa: SIM117
+        with no_failure("wide", CPU):
+            raise error
+
+
+class Killed(BaseException):
+    """What nobody expects."""
+
+
+def test_a_killed_probe_goes_on_with_the_same_figures(
+    place: Path, found: growkit.ProbeResult, tmp_path: Path, monkeypatch: Any
+) -> None:
+    work, settings = tmp_path / "work", quick(lr=(3e-3, 1e15))
+    names = ("stuck", "small", "wide")
+    note, trainings = Work.note_trained, []
+
+    def killing(self: Work, *told: Any) -> None:
+        if len(trainings) == 3:
+            raise Killed
+        note(self, *told)
+        trainings.append(told[:3])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Work, "note_trained", killing)
+        with pytest.raises(Killed):
+            probed(place, *names, settings=settings, work=work)
+    with (work / JOURNAL).open("a") as journal:
+        journal.write('{"trained": "source", "lr": 0.003, "seed": 1, "loo')  # a line cut off
+    with pytest.raises(growkit.InputError, match="holds an earlier probe; --resume goes on"):
+        probed(place, *names, settings=settings, work=work)
+    other = quick(lr=settings.lr, batch=1)
+    with pytest.raises(growkit.InputError, match="cannot be gone on with: batch is another now"):
+        probed(place, *names, settings=other, work=work, resume=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(arms, "run", None)  # nothing is grown again
+        again = probed(place, *names, settings=settings, work=work, resume=True)
+    for key in ("candidates", "differences", "reason", "equal_compute"):
+        assert again[key] == found[key]
+    assert len((work / JOURNAL).read_text().splitlines()) == 1 + 3 + 8
+    flip(work / "03-wide" / "model.safetensors")
+    with pytest.raises(growkit.InputError, match="has been changed since it was grown"):
+        probed(place, *names, settings=settings, work=work, resume=True)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+MISTAKES = {
+    "--resume": "names? that folder",
+    "--seeds 1": "give 2 to 100, as one alone shows no spread",
+    "--lr nan": "lr nan is no learning rate",
+    "--lr 0.1 -0.1": "has no option -0",
+    "--dtype int8": "choose float32 or bfloat16",
+    "--text short.txt": "needed, give a longer text or a smaller --length",
+    "--candidates wide.yaml nowhere.yaml": "there is no file nowhere.yaml",
+    "--candidates other.yaml": "source in other.yaml is text.txt, but source is probed",
+    "--candidates small.yaml": "no candidate is left to be trained: small: hidden 4 is less",
+    "--text nowhere.txt": "nowhere.txt cannot be read",
+    "--work source": "would work in source and read source",
+    "--work source/more": "would work in source/more and read source",
+    "--work .": "which overlap",
+    "--work notes": "notes is not empty",
+    "--work text.txt": "would work in text.txt and read text.txt",
+    "--work link": "would work in link and read source",
+    "--report source/page.html": "would become part of the model in source",
+    "--report text.html": "is no report that growkit wrote",
+    "--report x.txt": "name it .html or .json",
+    "--work x.html --report x.html": "cannot be both",
+}
+
+
+@pytest.fixture
+def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("wide.yaml", "small.yaml", "text.txt"):
+        shutil.copy(place / name, tmp_path / name)
+    shutil.copytree(place / "source", tmp_path / "source")
+    recipe(tmp_path / "other.yaml", "{grow: hypercloning, ffn: x2}", more="source: text.txt")
+    (tmp_path / "short.txt").write_text("A short text.")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine").touch()
+    (tmp_path / "link").symlink_to("source")
+    (tmp_path / "text.html").hardlink_to(tmp_path / "text.txt")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_mistakes_are_told_in_a_sentence_and_nothing_is_written(here: Path) -> None:
+    before = folder_bytes(here)
+    for line, told in MISTAKES.items():
+        words = ["--candidates", "wide.yaml", "--text", "text.txt", *OPTIONS]
+        kept = [] if "--candidates" in line else words[:2]
+        kept += [] if "--text" in line else words[2:4]
+        done = CliRunner().invoke(app, ["probe", "source", *kept, *words[4:], *line.split()])
+        assert done.exit_code == 2, (line, done.output)
+        assert done.output.startswith("error: "), line
+        assert done.output.count("\n") == 1, line
+        assert told in done.output or line == "--resume", (line, done.output)
+        assert folder_bytes(here) == before, line
+        assert not (here / "x.html").exists(), line
+
+
+def test_what_the_table_says(here: Path) -> None:
+    shutil.copy("wide.yaml", "more.yaml")
+    words = ["probe", "source", "--text=text.txt", "--candidates=wide.yaml", "more.yaml"]
+    done = CliRunner().invoke(app, [*words, *OPTIONS, "--steps", "1", "--report", "found.json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads((here / "found.json").read_text())
+    assert done.output.startswith(result["reason"])
+    assert all(name in done.output for name in ("wide", "more", "source, trained on"))
+    assert sorted(path.name for path in here.iterdir()) == sorted(
+        [
+            *("wide.yaml", "small.yaml", "text.txt", "source", "other.yaml", "notes", "link"),
+            *("text.html", "found.json", "short.txt", "more.yaml"),
+        ]
+    )
+
+
+TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 10: 2.2281, 30: 2.0423}
+"""Of Student's t, two-sided 5 %, by degrees of freedom, as every book has it."""
+
+
+def test_students_t_is_that_of_the_tables() -> None:
+    for freedom, t in TABLE.items():
+        assert noise.t_beyond(0.05, freedom) == pytest.approx(t, abs=1e-4)
+        assert noise.passed(t, freedom) == pytest.approx(0.05, abs=1e-5)
+    assert noise.t_beyond(0.01, 2) == pytest.approx(9.9248, abs=1e-4)
+
+
+def drawn(rng: random.Random, seeds: float, windows: float, each: float) -> list[list[float]]:
+    """Differences of which the mean is 0, that vary by seed, by window, and freely."""
+    by_window = [rng.gauss(0, windows) for _ in range(12)]
+    by_seed = [rng.gauss(0, seeds) for _ in range(3)]
+    return [[a + b + rng.gauss(0, each) for b in by_window] for a in by_seed]
+
+
+@pytest.mark.parametrize("spreads", [(1, 0, 0), (0, 1, 0), (0.3, 1, 1), (0, 0, 1)])
+def test_noise_is_taken_for_a_difference_in_one_of_twenty(spreads: tuple[float, ...]) -> None:
+    rng, runs = random.Random(7), 400
+    false = sum(not noise.estimate(drawn(rng, *spreads)).noise for _ in range(runs))
+    assert false / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+    shifted = [[x + 20 for x in row] for row in drawn(rng, *spreads)]
+    assert not noise.estimate(shifted).noise  # the control
+    assert noise.estimate(shifted, pairs=45).high > noise.estimate(shifted).high
+
+
+def test_the_page_is_whole_and_safe(place: Path, found: growkit.ProbeResult) -> None:
+    page = (place / "page.html").read_text()
+    tags = Tags(page)
+    assert not OUTSIDE.search(page)
+    for text in (
+        "Loss by compute",
+        "wide",
+        "source, trained on",
+        "small",
+        "stuck",
+        "Satterthwaite",
+    ):
+        assert text in tags.text
+    hostile = poisoned(json.loads(json.dumps(found)), HOSTILE)
+    for given, each in zip(found["candidates"], hostile["candidates"], strict=True):
+        each["outcome"] = given["outcome"]
+    hostile["differences"] = []
+    assert not OUTSIDE.search(growkit.ProbeResult(**hostile)._repr_html_())
+    unsafe = probe_page(hostile)
+    Tags(unsafe)
+    assert not OUTSIDE.search(unsafe)
+
+
+def test_nothing_stands_over_the_lines(found: growkit.ProbeResult) -> None:
+    """Names and their keys are below the plots, and lines within them."""
+    key = [
+        chart
+        for chart in charts(probe_page(found))
+        if chart.find(".//*[@class='name']") is not None
+    ]
+    for chart in key[:2]:
+        names = [each for each in chart.iter() if each.get("class") == "name"]
+        assert len(names) == 2
+        lines = [each for each in chart.iter() if "line-" in str(each.get("class"))]
+        assert {each.get("class", "").split()[-1] for each in lines} == {"line-0", "line-1"}
+        lowest = max(
+            float(point.split(" ")[1])
+            for each in lines
+            if "h34" not in each.get("d", "")
+            for point in each.get("d", "M0 0")[1:].split("L")
+        )
+        assert all(float(each.get("y", "0")) - 13 > lowest + 30 for each in names)
+
+
+def test_every_class_of_the_charts_has_a_rule(found: growkit.ProbeResult) -> None:
+    page = probe_page(found)
+    style = page[: page.index("</style>")]
+    for chart in charts(page):
+        for each in chart.iter():
+            for name in str(each.get("class") or "").split():
+                assert f".{name}" in style or name in ("chart", "sure"), name
+
+
+def test_reports_replace_reports_alone(
+    place: Path, found: growkit.ProbeResult, tmp_path: Path
+) -> None:
+    found.save_report(tmp_path / "page.html")
+    found.save_report(tmp_path / "page.json")
+    found.save_report(tmp_path / "page.json")
+    assert json.loads((tmp_path / "page.json").read_text()) == found
+    (tmp_path / "mine.json").write_text("{}")
+    with pytest.raises(growkit.InputError, match="is no report"):
+        found.save_report(tmp_path / "mine.json")
