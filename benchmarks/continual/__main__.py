@@ -52,6 +52,14 @@ def run(chosen: argparse.Namespace) -> None:
     tell(f"all runs are in {file}")
 
 
+def report(chosen: argparse.Namespace) -> None:
+    """Make the page and its charts."""
+    from benchmarks.continual.report import write
+
+    write(chosen.results, chosen.page)
+    print(f"wrote {chosen.page}, and charts beside it")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -67,6 +75,10 @@ def main() -> None:
     one.add_argument("--work", type=Path, default=ROOT / "build" / "continual")
     one.add_argument("--results", type=Path, default=LINES)
     one.set_defaults(call=run)
+    other = commands.add_parser("report", help="make tables and charts of all results")
+    other.add_argument("--results", type=Path, default=LINES)
+    other.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md")
+    other.set_defaults(call=report)
     chosen = parser.parse_args()
     chosen.call(chosen)
 

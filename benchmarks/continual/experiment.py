@@ -133,6 +133,8 @@ class Experiment:
         baseline: the arm that others are held against.
         measures: what else is measured where a rate has decayed.
         charts: arms by the title of a chart.
+        claims: what others say: which arm is ``better`` ``than`` which ``at`` which point (and
+            ``against`` which, if that is another), and where that is said.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Experiment:
     baseline: str
     measures: tuple[str, ...] = ()
     charts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    claims: tuple[Mapping[str, Any], ...] = ()
 
 
 def names() -> list[str]:
@@ -178,7 +181,9 @@ def load(name: str, scale_name: str, folder: Path = FOLDER, scales: Path = SCALE
         for key, each in data.pop("arms").items()
     }
     charts = {key: tuple(each) for key, each in data.pop("charts", {}).items()}
-    if unknown := {data["baseline"], *(arm for each in charts.values() for arm in each)} - {*arms}:
+    named = {data["baseline"], *(arm for each in charts.values() for arm in each)}
+    named |= {claim[key] for claim in data.get("claims", ()) for key in ("better", "than")}
+    if unknown := named - {*arms}:
         raise SystemExit(f"{file.name} speaks of {', '.join(sorted(unknown))}, which is no arm")
     made = {"scale_name": scale_name, "scale": scale, "sources": sources, "arms": arms}
     data = _tuples(data) | made | {"name": name, "charts": charts}
