@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from benchmarks.continual.maps import attention
+from benchmarks.continual.needles import retrieved
 
-MEASURES: dict[str, Callable[..., dict[str, float]]] = {}
+
+def needles(model: Any, text: Any, context: int, device: str) -> dict[str, float]:
+    """Retrieval and attention (``needles.py``, ``maps.py``)."""
+    model.eval()
+    found = retrieved(model, text, context, device) | attention(model, text, context, device)
+    model.train()
+    return found
 
 
-def mixed(batch: Tensor, text: Any, seed: int, first: int) -> Tensor:
-    return batch
+MEASURES: dict[str, Callable[[Any, Any, int, str], dict[str, float]]] = {"needles": needles}

@@ -23,6 +23,8 @@ from growkit.modeling.configuration_diff_transformer import DiffTransformerConfi
 from growkit.recipe.steps import STEPS
 from growkit.training import param_groups
 
+register()
+
 OPTIMIZER = "optimizer.pt"
 SPREAD = 0.55
 """Standard deviation of new weights, times √hidden: 0.02 at a hidden size of 768."""
@@ -59,7 +61,6 @@ def config_of(scale: Scale, model: str, replaced: Mapping[str, Any]) -> PreTrain
 
 def drawn(config: PreTrainedConfig, seed: int) -> Any:
     """A model with new weights, in float32."""
-    register()
     config.initializer_range = SPREAD / config.hidden_size**0.5
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -164,7 +165,6 @@ def begin(
         folder = work / "made"
         state = source / OPTIMIZER if with_state else None
         apply(arm.steps, source, folder, text, seed, state)
-    register()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if arm.steps and arm.optimizer != "plain":
         groups = param_groups(

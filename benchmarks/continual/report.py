@@ -94,6 +94,7 @@ def _section(experiment: Experiment, lines: Sequence[Line], charts: Path) -> Ite
     yield from _charts(experiment, shown, baseline, charts)
     yield _table(experiment, shown, baseline)
     yield from _headlines(shown, baseline)
+    yield from _measures(shown)
     yield from _claims(experiment, shown)
     yield _rates(experiment, made)
 
@@ -148,9 +149,9 @@ def _charts(
         of = {arm: shown[arm] for arm in arms if arm in shown}
         if not of:
             continue
-        panels = [_panel(of, "extra compute", False)]
+        panels = [_panel(of, "test loss by extra compute", False)]
         if any(each.before for arm in of.values() for each in arm.curves.values()):
-            panels.append(_panel(of, "with that of the source", True))
+            panels.append(_panel(of, "test loss by compute, with the source's", True))
         whole = f"{experiment.name}: {title}"
         file = folder / f"{name}-{number + 1}.svg"
         file.write_text(line_chart(whole, panels), "utf-8")
@@ -184,7 +185,7 @@ def _panel(arms: Mapping[str, Outcome], title: str, total: bool) -> Panel:
             x = curves[0].flops[number] + (curves[0].before if total else 0)
             points.append(Point(x, fmean(values), min(values), max(values)))
         lines[name] = points
-    return Panel(f"test loss by {title}", "FLOPs", lines)
+    return Panel(title, "FLOPs", lines)
 
 
 def _table(experiment: Experiment, shown: Mapping[str, Outcome], baseline: Outcome) -> str:
@@ -244,6 +245,29 @@ def _headlines(shown: Mapping[str, Outcome], baseline: Outcome) -> Iterator[str]
             ]
             said.append(f"| {name} | {' | '.join(cells)} |")
         yield "\n".join(said) + "\n"
+
+
+LOSSES = ("at", "tokens", "flops", "validation", "test")
+"""What is known of every point."""
+
+
+def _measures(shown: Mapping[str, Outcome]) -> Iterator[str]:
+    """What else was measured at the last point."""
+    points = {
+        name: [line["points"][-1] for line in each.lines.values()] for name, each in shown.items()
+    }
+    kinds = [key for key in next(iter(points.values()))[0] if key not in LOSSES]
+    if not kinds:
+        return
+    said = [f"| arm | {' | '.join(kinds)} |", f"| --- |{' --- |' * len(kinds)}"]
+    for name, each in points.items():
+        spreads = [Spread(tuple(point[kind] for point in each)) for kind in kinds]
+        cells = [
+            f"{spread.mean:.3f}" + (f" ± {spread.margin:.3f}" if spread.margin is not None else "")
+            for spread in spreads
+        ]
+        said.append(f"| {name} | {' | '.join(cells)} |")
+    yield "\n".join(["At the last point (mean over seeds):\n", *said]) + "\n"
 
 
 def _claims(experiment: Experiment, shown: Mapping[str, Outcome]) -> Iterator[str]:

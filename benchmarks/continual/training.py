@@ -24,7 +24,8 @@ from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, Tra
 from benchmarks.continual import models
 from benchmarks.continual.compute import training_flops
 from benchmarks.continual.experiment import Arm, Experiment, Scale
-from benchmarks.continual.measures import MEASURES, mixed
+from benchmarks.continual.measures import MEASURES
+from benchmarks.continual.needles import mixed
 from benchmarks.continual.schedule import Segment, rate_factor, segments
 from benchmarks.continual.text import Text
 from growkit.training import GammaRamp
@@ -264,7 +265,7 @@ class Training:
                 **{part: self._loss(part, self.scale.windows) for part in ("validation", "test")},
             }
             for name in self.job.experiment.measures:
-                point |= MEASURES[name](self.held.model, self.text, self.scale, self.device)
+                point |= MEASURES[name](self.held.model, self.text, self.scale.context, self.device)
             self.measured["points"].append(point)
             assert self.trunk is not None
             self.held.load(self.trunk)
@@ -326,7 +327,6 @@ def source_compute(experiment: Experiment, name: str) -> int:
     """FLOPs that a source is trained with."""
     scale = experiment.scale
     config = models.config_of(scale, experiment.sources[name].model, {})
-    models.register()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return scale.source_tokens * training_flops(model, scale.context)
