@@ -192,15 +192,23 @@ def adamw(beginning: Beginning, scale: Scale) -> torch.optim.AdamW:
     optimizer = torch.optim.AdamW(beginning.groups, betas=scale.betas)
     if beginning.state is None:
         return optimizer
-    wanted = [{k: v for k, v in each.items() if k != "params"} for each in optimizer.param_groups]
-    state = torch.load(beginning.state, weights_only=True)
-    if [len(each["params"]) for each in state["param_groups"]] != [
-        len(each["params"]) for each in optimizer.param_groups
-    ]:
-        raise SystemExit(f"{beginning.state} has other groups than the model's parameters")
-    optimizer.load_state_dict(state)
-    for group, settings in zip(optimizer.param_groups, wanted, strict=True):
-        group.update(settings)
+    saved = torch.load(beginning.state, weights_only=True)
+    groups = saved["param_groups"]
+    numbers = [number for group in groups for number in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    if all("param_names" in group for group in groups):  # as growkit writes them
+        names = [name for group in groups for name in group["param_names"]]
+        number_of = dict(zip(names, numbers, strict=True))
+        of = {id(each): name for name, each in beginning.model.named_parameters()}
+        numbers = [number_of[of[id(each)]] for each in parameters]
+    state = {
+        place: saved["state"][number]
+        for place, number in enumerate(numbers)
+        if number in saved["state"]
+    }
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
     for parameter, each in optimizer.state.items():
         assert each["exp_avg"].shape == parameter.shape, "the state of another parameter"
     return optimizer
