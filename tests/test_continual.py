@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, MixtralConfig
 
 from benchmarks.continual import results
-from benchmarks.continual.analysis import Curve, Spread
+from benchmarks.continual.analysis import Curve, Outcome, Spread, reached
 from benchmarks.continual.campaign import HANDED_ON, Campaign, wanted
 from benchmarks.continual.compute import attention_width, forward_flops
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
@@ -275,6 +276,20 @@ def test_what_it_takes_to_a_loss() -> None:
     assert curve.reaching(3.5, curve.flops) == ("<", 10)
     assert curve.reaching(0.4, curve.flops) == (">", 2000)
     assert curve.reaching(0.5, curve.tokens)[0] == "="
+
+
+def test_the_baseline_is_as_fast_as_itself() -> None:
+    """Also where a source comes before it, and another arm begins with more."""
+    experiment = load("depth", "tiny")
+    line = line_of(experiment, "source goes on", 0, 1e-3, 9.0)
+    one, other = (
+        Outcome("", 1e-3, False, {}, {0: line | {"before_flops": before}}) for before in (1e9, 9e9)
+    )
+    itself, beside = reached(one, one, 1), reached(other, one, 1)
+    assert itself
+    assert beside
+    assert itself.saved.values == itself.saved_total.values == beside.saved.values == (0.0,)
+    assert beside.saved_total.mean == pytest.approx(math.log(9e9 / 17e9))
 
 
 def test_noise_is_called_noise() -> None:

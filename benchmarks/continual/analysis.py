@@ -165,7 +165,7 @@ class Reached:
         flops: extra ones.
         total: FLOPs with those of the source.
         saved: logarithms of FLOPs of the baseline over extra FLOPs.
-        saved_total: the same over FLOPs with those of the source.
+        saved_total: the same, both with those of the sources.
     """
 
     signs: tuple[str, ...]
@@ -201,7 +201,7 @@ def reached(arm: Outcome, baseline: Outcome, share: Any) -> Reached | None:
         flops.append(needed)
         total.append(needed + curve.before)
         saved.append(math.log(spent / needed))
-        saved_total.append(math.log(spent / (needed + curve.before)))
+        saved_total.append(math.log((spent + base.before) / (needed + curve.before)))
     return Reached(
         tuple(signs),
         tuple(tokens),

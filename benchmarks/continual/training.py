@@ -179,7 +179,7 @@ class Training:
     def _resume(self) -> None:
         file = self.work / STATE
         if file.is_file():
-            state = torch.load(file, map_location=self.device, weights_only=True)
+            state = torch.load(file, map_location="cpu", weights_only=True)
             self.held.load(state["held"])
             self.segment, self.step = state["segment"], state["step"]
             self.trunk, self.measured = state["trunk"], state["measured"]
