@@ -145,16 +145,23 @@ def test_everything_in_a_checkpoint_counts(
     assert (found == expected) == (spoil is None)
 
 
-def test_a_run_is_done_again_if_only_its_line_is_left(text: Text, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def gone_on(text: Text, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is left of a campaign, with its lines."""
+    folder = tmp_path_factory.mktemp("gone-on")
+    Campaign(small("source goes on"), text, folder, folder / "lines").carry_out()
+    return folder
+
+
+def test_a_run_is_done_again_if_only_its_line_is_left(
+    text: Text, gone_on: Path, tmp_path: Path
+) -> None:
     """A source whose weights are gone is trained again; its line stays as it is."""
-    file = tmp_path / "lines.jsonl"
-    experiment = small("source goes on")
-    Campaign(experiment, text, tmp_path / "one", file).carry_out()
-    first, second = told(file)
-    results_of_arm = tmp_path / "other.jsonl"
-    results.append(results_of_arm, results.read(file)[0])
-    Campaign(experiment, text, tmp_path / "two", results_of_arm).carry_out()
-    assert told(results_of_arm) == [first, second]
+    file = tmp_path / "lines"
+    results.append(file, results.read(gone_on / "lines")[0])
+    Campaign(small("source goes on"), text, tmp_path, file).carry_out()
+    assert told(file) == told(gone_on / "lines")
+    assert len(told(file)) == 2
 
 
 def test_lines_of_other_settings_are_refused(text: Text, tmp_path: Path) -> None:
@@ -404,11 +411,9 @@ def test_a_needle_lies_where_it_is_said_to(text: Text) -> None:
     assert not torch.equal(mixed(batch, text, 6, 0), made)
 
 
-def test_grown_arms_go_on_by_the_law(text: Text, tmp_path: Path) -> None:
+def test_grown_arms_go_on_by_the_law(text: Text, gone_on: Path, tmp_path: Path) -> None:
     """With copies that are kept they train as the source does; control: not with one rate."""
-    experiment = small("source goes on")
-    Campaign(experiment, text, tmp_path, tmp_path / "lines").carry_out()
-    source = next((tmp_path / "growth-tiny").glob("source-*")) / HANDED_ON
+    source = next((gone_on / "growth-tiny").glob("source-*")) / HANDED_ON
     experiment = load("growth", "tiny")
     looks = {}
     for arm in ("source goes on", "1:1, keep", "1:1, new optimizer, one rate"):

@@ -76,7 +76,9 @@ class Curve:
             return ("=" if self.test[0] == loss else "<"), by[0]
         for number in range(1, len(by)):
             high, low = self.test[number - 1], self.test[number]
-            if low <= loss:
+            if low == loss:
+                return "=", by[number]
+            if low < loss:
                 share = (high - loss) / (high - low)
                 first, last = math.log(by[number - 1]), math.log(by[number])
                 return "=", math.exp(first + share * (last - first))
