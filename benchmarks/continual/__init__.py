@@ -1,0 +1,1 @@
+"""What growing and converting are worth: experiments that anyone can run again."""

@@ -1,0 +1,87 @@
+"""What growing and converting are worth.
+
+    python -m benchmarks.continual run growth [--scale small] [--device cuda] [--text PATH]
+    python -m benchmarks.continual report
+
+``run`` carries an experiment out (``experiments/*.yaml``). It may be killed at any moment: the same
+command goes on, with the same numbers. Started twice, two processes share the runs. Finished runs
+are lines of ``benchmarks/results/continual/EXPERIMENT.jsonl``; checkpoints and models lie in
+``--work``, which may be deleted once an experiment is done.
+
+``report`` makes ``docs/results.md`` and its charts from these lines, and from nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LINES = ROOT / "benchmarks" / "results" / "continual"
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Carry an experiment out."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import torch
+    from transformers.utils import logging
+
+    from benchmarks.continual.campaign import Campaign
+    from benchmarks.continual.experiment import load
+    from benchmarks.continual.text import read_text
+
+    logging.disable_progress_bar()
+    if chosen.device == "cpu":
+        torch.set_num_threads(chosen.threads)  # another number may change last bits
+
+    def tell(what: str) -> None:
+        print(time.strftime("%H:%M:%S"), what, flush=True)
+
+    experiment = load(chosen.experiment, chosen.scale)
+    scale = experiment.scale
+    tell("reading the text")
+    text = read_text(chosen.text, scale.vocabulary, chosen.work, scale.text_bytes)
+    tell(str(text.about))
+    file = chosen.results / f"{experiment.name}.jsonl"
+    campaign = Campaign(
+        experiment, text, chosen.work, file, chosen.device, chosen.save_every, tell=tell
+    )
+    campaign.carry_out()
+    tell(f"all runs are in {file}")
+
+
+def report(chosen: argparse.Namespace) -> None:
+    """Make the page and its charts."""
+    from benchmarks.continual.report import write
+
+    write(chosen.results, chosen.page)
+    print(f"wrote {chosen.page}, and charts beside it")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("run", help="carry an experiment out, or go on with it")
+    one.add_argument("experiment", help="a file in experiments/, without .yaml")
+    one.add_argument("--scale", default="small", help="of scales.yaml")
+    one.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    one.add_argument("--threads", type=int, default=1, help="on a CPU, of one process")
+    one.add_argument("--text", type=Path, help="a file or folder, instead of the standard library")
+    one.add_argument("--save-every", type=float, default=60.0, help="seconds between checkpoints")
+    one.add_argument("--work", type=Path, default=ROOT / "build" / "continual")
+    one.add_argument("--results", type=Path, default=LINES)
+    one.set_defaults(call=run)
+    other = commands.add_parser("report", help="make tables and charts of all results")
+    other.add_argument("--results", type=Path, default=LINES)
+    other.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md")
+    other.set_defaults(call=report)
+    chosen = parser.parse_args()
+    chosen.call(chosen)
+
+
+if __name__ == "__main__":
+    main()

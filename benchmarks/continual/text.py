@@ -1,0 +1,214 @@
+"""The text: Python's own standard library, which every machine with Python has; or any other.
+
+Whole files are held out, by the hash of their path: a twentieth for choosing learning rates
+(``validation``), as much for what is reported (``test``). The tokenizer sees neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+END = "<|end|>"
+"""Between files; token 0."""
+
+PARTS = ("train", "validation", "test")
+SHARES = 20
+"""One of so many files is for validation, one for the test."""
+
+PIECE = 200
+"""Lines of a single file that are held out together."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file, or a piece of one.
+
+    Attributes:
+        name: its path inside the folder, with ``/``.
+        text: what stands in it.
+    """
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens of all parts.
+
+    Attributes:
+        about: the text, its hash and sizes.
+        folder: holds the tokenizer, and ``calibration.txt``, a part of what is trained on.
+        parts: ``train``, ``validation`` and ``test``, each [tokens].
+    """
+
+    about: dict[str, Any]
+    folder: Path
+    parts: dict[str, Tensor]
+
+    def held_out(self, part: str, windows: int, context: int) -> Tensor:
+        """Windows that are evenly spread over a part, [windows, context]."""
+        tokens = self.parts[part]
+        count = min(windows, len(tokens) // context)
+        starts = torch.linspace(0, len(tokens) - context, count).long().tolist()
+        return torch.stack([tokens[at : at + context] for at in starts])
+
+    def batch(self, seed: int, first: int, count: int, context: int) -> Tensor:
+        """Windows to train on, [count, context]: all text in the order of a seed; then again.
+
+        Args:
+            seed: of the order.
+            first: number of the first window, counted from the beginning of a training.
+            count: of windows.
+            context: tokens in each.
+        """
+        tokens = self.parts["train"]
+        in_all = len(tokens) // context
+        found = []
+        for number in range(first, first + count):
+            order = _order(seed, number // in_all, in_all)
+            at = int(order[number % in_all]) * context
+            found.append(tokens[at : at + context])
+        return torch.stack(found)
+
+
+_ORDERS: dict[tuple[int, int, int], Tensor] = {}
+
+
+def _order(seed: int, epoch: int, windows: int) -> Tensor:
+    key = (seed, epoch, windows)
+    if key not in _ORDERS:
+        _ORDERS.clear()  # a training needs one at a time
+        generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
+        _ORDERS[key] = torch.randperm(windows, generator=generator)
+    return _ORDERS[key]
+
+
+def read_text(path: Path | None, vocabulary: int, work: Path, most: int | None = None) -> Text:
+    """The text as tokens; made once, then read from the work folder.
+
+    Args:
+        path: a file, or a folder with text; None for the standard library.
+        vocabulary: tokens of the tokenizer.
+        work: where it is kept.
+        most: bytes that are used; None for all.
+    """
+    documents = _up_to(most, _of_path(path) if path else standard_library())
+    found = hashlib.sha256(str(vocabulary).encode())
+    for document in documents:
+        found.update(f"{document.name}\0{document.text}\0".encode())
+    folder = work / f"text-{found.hexdigest()[:16]}"
+    about = folder / "about.json"
+    if not about.is_file():  # written last
+        _prepare(documents, vocabulary, folder)
+        library = f"standard library of Python {platform.python_version()}"
+        kept = {
+            "text": path.name if path else library,
+            "sha256": found.hexdigest(),
+            "files": len(documents),
+            "bytes": sum(len(document.text.encode()) for document in documents),
+            "vocabulary": vocabulary,
+            "tokens": {part: len(torch.load(folder / f"{part}.pt")) for part in PARTS},
+        }
+        about.with_suffix(".new").write_text(json.dumps(kept), "utf-8")
+        os.replace(about.with_suffix(".new"), about)
+    parts = {part: torch.load(folder / f"{part}.pt").long() for part in PARTS}
+    return Text(json.loads(about.read_text("utf-8")), folder, parts)
+
+
+def standard_library() -> list[Document]:
+    """The sources of the standard library of this Python, in order of their paths.
+
+    Left out are installed packages, what is no UTF-8 (tests of encodings), and the one module that
+    is about the machine.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    return _documents(root, [".py"], skip=("site-packages", "dist-packages", "_sysconfigdata"))
+
+
+def _of_path(path: Path) -> list[Document]:
+    if path.is_dir():
+        return _documents(path, [".txt", ".md", ".py", ".rst", ".json", ".c", ".h"])
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    pieces = range(0, len(lines), PIECE)
+    return [Document(f"{number:08}", "".join(lines[number : number + PIECE])) for number in pieces]
+
+
+def _documents(root: Path, endings: Sequence[str], skip: Sequence[str] = ()) -> list[Document]:
+    found = []
+    for file in root.rglob("*"):
+        name = file.relative_to(root).as_posix()
+        if file.suffix in endings and not any(each in name for each in skip) and file.is_file():
+            try:
+                found.append(Document(name, file.read_bytes().decode("utf-8")))
+            except UnicodeDecodeError:
+                continue
+    return sorted(found, key=lambda document: document.name)
+
+
+def _up_to(most: int | None, documents: list[Document]) -> list[Document]:
+    """As many files as there is room for, in the order of their hashes."""
+    if most is None:
+        return documents
+    kept, left = set(), most
+    for document in sorted(documents, key=lambda each: _hash(each.name)):
+        size = len(document.text.encode())
+        if size <= left:
+            kept.add(document.name)
+            left -= size
+    return [document for document in documents if document.name in kept]
+
+
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+def part_of(name: str) -> str:
+    """The part that a file belongs to."""
+    return {0: "validation", 1: "test"}.get(_hash(name) % SHARES, "train")
+
+
+def _prepare(documents: Sequence[Document], vocabulary: int, folder: Path) -> None:
+    """Train a tokenizer, and write what it makes of every part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    by_part: dict[str, list[str]] = {part: [] for part in PARTS}
+    for document in documents:
+        by_part[part_of(document.name)].append(document.text)
+    tokenizer = trained_tokenizer(by_part["train"], vocabulary)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+    wrapped.save_pretrained(folder)
+    for part, texts in by_part.items():
+        ids: list[int] = []
+        for text in texts:
+            ids += [*tokenizer.encode(text, add_special_tokens=False).ids, 0]
+        torch.save(torch.tensor(ids, dtype=torch.int32), folder / f"{part}.pt")
+    some = "".join(by_part["train"][:: max(1, len(by_part["train"]) // 32)])
+    (folder / "calibration.txt").write_text(some[:200_000], "utf-8")
+
+
+def trained_tokenizer(texts: Sequence[str], vocabulary: int) -> Tokenizer:
+    """A byte-level BPE, the same every time."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

@@ -1,0 +1,237 @@
+"""What the experiments in ``benchmarks/continual`` count, choose, measure and say."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoTokenizer, MixtralConfig
+
+from benchmarks.continual import results
+from benchmarks.continual.analysis import Curve, Outcome, Spread, reached
+from benchmarks.continual.compute import attention_width, forward_flops
+from benchmarks.continual.experiment import Experiment, load, settings_of
+from benchmarks.continual.maps import seen
+from benchmarks.continual.models import config_of, drawn
+from benchmarks.continual.needles import QUESTION, WIDTH, mixed, with_needles
+from benchmarks.continual.report import verdict, write
+from benchmarks.continual.schedule import rate_factor, segments
+from benchmarks.continual.text import PARTS, Text, part_of, read_text
+from growkit.modeling.differential_attention import head_norm
+from tests.test_continual import small_text
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    return small_text(tmp_path_factory.mktemp("text"))
+
+
+def test_every_budget_is_reached_with_a_decayed_rate() -> None:
+    plan = segments([10, 20], 0.2, handed_on=30)
+    assert [(each.begin, each.end, each.point) for each in plan] == [
+        (0, 8, None),
+        (8, 10, 0),
+        (8, 16, None),
+        (16, 20, 1),
+        (16, 30, None),
+    ]
+    branch = plan[3]
+    assert [rate_factor(branch, step, 0) for step in range(16, 20)] == [1.0, 0.75, 0.5, 0.25]
+    assert [rate_factor(plan[0], step, 4) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(60):
+        (folder / f"{number}.txt").write_text(f"<{number}>" * 20, "utf-8")
+    text = read_text(folder, 270, tmp_path / "work")
+    tokenizer = AutoTokenizer.from_pretrained(text.folder)
+    said = {part: tokenizer.decode(text.parts[part]) for part in PARTS}
+    for number in range(60):
+        inside = [part for part in PARTS if f"<{number}>" in said[part]]
+        assert inside == [part_of(f"{number}.txt")]
+    assert all(said.values())
+    again = read_text(folder, 270, tmp_path / "again")
+    assert again.about == text.about
+    assert all(torch.equal(again.parts[part], text.parts[part]) for part in PARTS)
+    (folder / "0.txt").write_text("another", "utf-8")
+    assert read_text(folder, 270, tmp_path / "work").about["sha256"] != text.about["sha256"]
+
+
+def test_windows_come_once_in_every_pass(text: Text) -> None:
+    context = 50
+    in_all = len(text.parts["train"]) // context
+    once, again = (text.batch(3, at, in_all, context) for at in (0, in_all))
+    expected = {tuple(each.tolist()) for each in text.parts["train"][: in_all * context].split(50)}
+    for batch in (once, again):
+        assert {tuple(each.tolist()) for each in batch} == expected
+    assert not torch.equal(once, again)
+    assert torch.equal(text.batch(3, 5, 4, context), once[5:9])
+    assert not torch.equal(text.batch(4, 0, in_all, context), once)
+
+
+def counted(model: Any, tokens: int) -> int:
+    """FLOPs of matrix products per token, as torch counts them."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model(input_ids=torch.zeros(1, tokens, dtype=torch.long))
+    return counter.get_total_flops() // tokens
+
+
+@pytest.mark.parametrize("kind", ["softmax", "diff", "experts"])
+def test_the_formula_counts_what_torch_counts(kind: str) -> None:
+    scale, tokens = load("growth", "tiny").scale, 8
+    if kind == "experts":
+        config = MixtralConfig(
+            **scale.models["softmax"], num_local_experts=4, vocab_size=scale.vocabulary
+        )
+    else:  # heads of values as wide as those of keys, which nothing pads
+        heads = {"head_dim": 8} | ({"value_head_dim": 8} if kind == "diff" else {})
+        config = config_of(scale, kind, heads)
+    model = drawn(config, 0).eval()
+    if kind == "experts":  # fused products of all experts are not counted
+        model.set_experts_implementation("eager")
+    # torch counts scores that are masked: all keys for each token, not (tokens + 1) / 2 of them
+    masked = (tokens - 1) * config.num_hidden_layers * attention_width(config)
+    assert counted(model, tokens) == forward_flops(model, tokens) + masked
+
+
+def test_what_it_takes_to_a_loss() -> None:
+    curve = Curve((1, 100, 200), (10, 1000, 2000), (3.0, 1.0, 0.5), (0.1, 0.5, 1), 0)
+    sign, flops = curve.reaching(2.0, curve.flops)
+    assert (sign, round(flops, 6)) == ("=", 100)
+    assert curve.reaching(3.5, curve.flops) == ("<", 10)
+    assert curve.reaching(0.4, curve.flops) == (">", 2000)
+    assert curve.reaching(0.5, curve.tokens)[0] == "="
+
+
+def test_the_baseline_is_as_fast_as_itself() -> None:
+    """Also where a source comes before it, and another arm begins with more."""
+    experiment = load("depth", "tiny")
+    line = line_of(experiment, "source goes on", 0, 1e-3, 9.0)
+    one, other = (
+        Outcome("", 1e-3, False, {}, {0: line | {"before_flops": before}}) for before in (1e9, 9e9)
+    )
+    itself, beside = reached(one, one, 1), reached(other, one, 1)
+    assert itself
+    assert beside
+    assert itself.saved.values == itself.saved_total.values == beside.saved.values == (0.0,)
+    assert beside.saved_total.mean == pytest.approx(math.log(9e9 / 17e9))
+
+
+def test_noise_is_called_noise() -> None:
+    assert verdict(Spread((-1.0, -1.1, -0.9))) == "yes"
+    assert verdict(Spread((1.0, 1.1, 0.9))) == "no, the other way round"
+    assert verdict(Spread((-1.0, 1.0, -0.9))) == "noise"
+    assert verdict(Spread((-1.0,))) == "one seed says nothing"
+    assert Spread((1.0, 2.0, 3.0)).margin == pytest.approx(2.484, abs=1e-3)  # scipy.stats.t
+
+
+def line_of(experiment: Experiment, arm: str, seed: int, rate: float, test: float) -> Any:
+    """A finished run with a loss that falls by one at each point."""
+    shares = experiment.arms[arm].points if arm in experiment.arms else (1.0,)
+    points = [
+        {"at": at, "tokens": 10 * 2**n, "flops": 1e9 * 2**n, "validation": rate, "test": test - n}
+        for n, at in enumerate(shares)
+    ]
+    machine = {"processor": "P", "threads": 1, "device": "cpu", "torch": "2", "growkit": "0"}
+    return {
+        "experiment": experiment.name,
+        "scale": experiment.scale_name,
+        "run": arm,
+        "seed": seed,
+        "rate": rate,
+        "settings": settings_of(experiment, arm, "hash"),
+        "parameters": 1000,
+        "before_flops": 0,
+        "epochs": 0.5,
+        "points": points,
+        "seconds": 3600,
+        "text": {"text": "T", "sha256": "hash", "files": 1, "bytes": 1, "vocabulary": 9}
+        | {"tokens": {"train": 1}},
+        "machine": machine | {"commit": "abc"},
+    }
+
+
+def test_the_page_is_made_of_lines_alone(tmp_path: Path) -> None:
+    experiment = load("growth", "tiny")
+    for arm, test in (("source", 9.0), ("from scratch", 9.0), ("1:1", 8.0)):
+        for seed, rate in ((0, 1e-3), (0, 1e-2), (1, 1e-3)):
+            line = line_of(experiment, arm, seed, rate, test + seed)
+            results.append(tmp_path / "growth.jsonl", line)
+    stranger = line_of(experiment, "1:1", 1, 1e-3, 0.0) | {"settings": "other"}
+    results.append(tmp_path / "growth.jsonl", stranger)
+    write(tmp_path, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text("utf-8")
+    assert "| 1:1 | 0.001 (edge) | 8.5000 (−1.0000 ± 0.0000)" in page
+    # at a loss that is lower by one it needs half the FLOPs
+    assert "| 1:1 | 40 | 4G | 4G | 2.00 (2.00 to 2.00) |" in page
+    assert (
+        "at equal extra compute ([2409.12903](https://arxiv.org/abs/2409.12903)) | −1.0000" in page
+    )
+    assert "**Unfinished:** 9 of 33 runs are done." in page
+    assert "1 runs of other settings are left out" in page
+    assert "abc" in page
+    charts = sorted((tmp_path / "page").glob("*.svg"))
+    assert len(charts) == 3
+    for chart in charts:
+        ElementTree.parse(chart)
+        assert f"(page/{chart.name})" in page
+        assert "prefers-color-scheme: dark" in chart.read_text("utf-8")
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "grouped": {"num_attention_heads": 6, "num_noise_heads": 2},
+    "dint": {"integral": "causal", "gamma": "gated", "output_multiplier": "none"},
+    "v2": {"lambda_type": "projected", "noise_keys": "shared", "num_key_value_heads": 2},
+    "shared": {"qk_projection": "shared", "shared_rank": 2},
+}
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_maps_are_those_of_the_model(kind: str) -> None:
+    """Values weighted by them are what the attention makes."""
+    scale = load("growth", "tiny").scale
+    model = drawn(config_of(scale, "softmax" if kind == "llama" else "diff", VARIANTS[kind]), 0)
+    module, config = model.model.layers[1].self_attn, model.config
+    with torch.no_grad():
+        for each in module.parameters():
+            each.normal_(0.5 if each.dim() == 1 else 0, 0.3)
+    said: dict[str, torch.Tensor] = {}
+    module.v_proj.register_forward_hook(lambda _, given, made: said.update(value=made))
+    module.o_proj.register_forward_hook(lambda _, given, made: said.update(heads=given[0]))
+    with seen(model) as found, torch.no_grad():
+        model(input_ids=torch.arange(18).view(2, 9))
+    value = said["value"].view(2, 9, -1, getattr(config, "value_head_dim", config.head_dim))
+    value = value.transpose(1, 2)
+    heads = found[1] @ value.repeat_interleave(found[1].shape[1] // value.shape[1], dim=1)
+    if kind != "llama":
+        heads = head_norm(heads, module.head_norm.weight, config.head_norm_eps)
+    if kind != "llama" and config.output_multiplier != "none":
+        heads = heads * (1 - config.lambda_init[1])
+    expected = heads.transpose(1, 2).reshape(2, 9, -1)
+    torch.testing.assert_close(said["heads"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_needle_lies_where_it_is_said_to(text: Text) -> None:
+    context = 64
+    hay = text.held_out("test", 2, context)
+    for needles, depth in ((1, 0.0), (3, 0.5), (4, 1.0)):
+        generator = torch.Generator().manual_seed(needles)
+        window, answer = with_needles(hay[0], needles, depth, generator, text)
+        assert len(window) == context
+        assert window[answer : answer + WIDTH].tolist() == window[-WIDTH:].tolist()
+        key = window[answer - WIDTH - 1 : answer - 1]
+        assert key.tolist() == window[-QUESTION:-3].tolist()
+    batch = text.batch(0, 0, 8, context)
+    made = mixed(batch, text, 5, 0)
+    assert [torch.equal(*pair) for pair in zip(made, batch, strict=True)].count(False) == 2
+    assert torch.equal(mixed(batch, text, 5, 0), made)
+    assert not torch.equal(mixed(batch, text, 6, 0), made)
