@@ -108,7 +108,9 @@ def lose_the_trunk(state: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", [None, lose_moments, lose_a_step, lose_weights, lose_the_trunk], ids=str
+    "spoil",
+    [None, lose_moments, lose_a_step, lose_weights, lose_the_trunk],
+    ids=lambda each: getattr(each, "__name__", "nothing"),
 )
 def test_everything_in_a_checkpoint_counts(
     spoil: Callable[[dict[str, Any]], None] | None, text: Text, tmp_path: Path

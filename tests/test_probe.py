@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from growkit.checkpoint.hub import find
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -36,6 +35,7 @@ from growkit.probing.training import no_failure
 from growkit.probing.work import JOURNAL, Work
 from growkit.report.probe_page import probe_page
 from growkit.results.schema import json_schema
+from growkit.sources.source import find
 from tests.conftest import folder_bytes, save_model
 from tests.test_report import HOSTILE, OUTSIDE, Tags, charts, poisoned
 from tests.test_schema import as_json, wrong
