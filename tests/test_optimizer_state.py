@@ -139,6 +139,43 @@ def test_trainer_resumes(tmp_path: Path) -> None:
     assert losses(plain)[-1] != pytest.approx(losses(first)[-1], abs=2e-3)
 
 
+def by_dimensions(name: str, parameter: torch.nn.Parameter) -> bool:
+    return parameter.dim() > 1
+
+
+@pytest.mark.parametrize("custom", [None, by_dimensions], ids=["trainer", "dimensions"])
+@pytest.mark.parametrize("to", ["dint", None], ids=["dint", "wider"])
+def test_groups_are_those_of_the_training(tmp_path: Path, to: str | None, custom: Any) -> None:
+    """Vectors that are no norms (λ, gates) lie where Trainer, or whoever trained, has them.
+
+    Groups of two optimizers are matched by position, so a single one elsewhere is an error, or
+    goes on with another's moments.
+    """
+    source = save_model(tmp_path / "source", "diffllama", num_hidden_layers=1)
+    first = trainer(source, tmp_path / "run", 1)
+    if custom is None:
+        optimizer = first.create_optimizer()
+    else:
+        every = list(first.model.named_parameters())
+        parted = [[p for n, p in every if custom(n, p) is wanted] for wanted in (True, False)]
+        optimizer = torch.optim.AdamW([{"params": each} for each in parted], lr=RATE)
+    first.model(batch(0), labels=batch(0)).loss.backward()
+    optimizer.step()
+    state = save_torch(first.model, optimizer, tmp_path / "optimizer")
+    out = tmp_path / "out"
+    if to:
+        growkit.convert(source, out, to, optimizer=state, verify=False)
+    else:
+        grown(source, state, out)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = param_groups(model, out, lr=RATE, decays=custom)
+    kept = torch.load(out / "optimizer.pt", weights_only=True)["param_groups"]
+    made = [[names[id(each)] for each in group["params"]] for group in groups]
+    assert any("gamma_gate" in name for group in made for name in group) == (to == "dint")
+    assert [group["param_names"] for group in kept] == made
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """A model and the state of its optimizer."""

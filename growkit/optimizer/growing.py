@@ -175,23 +175,25 @@ class GrownState:
     def _grouped(self) -> list[tuple[Group, frozenset[str]]]:
         """The target's parameters in the source's groups, and the kinds that these have.
 
-        What was grown stays in its group. What is new joins those that decay as it does.
+        What was grown stays in its group. What is new joins those that decay as it does, and of
+        these what has as many dimensions: some let matrices decay, and no vector.
         """
         number_of = {
             name: number
             for number, group in enumerate(self._state.groups)
             for name in group.parameters
         }
-        decays = {
-            name in self._before.decayed: number for name, number in reversed(number_of.items())
-        }
+        alike: dict[object, int] = {}
+        for name, number in number_of.items():
+            for kind in _customs(self._before, name):
+                alike.setdefault(kind, number)
         names: list[list[str]] = [[] for _ in self._state.groups]
         for name in self._after.shapes:
             origin = self._origins.get(name)
             if origin is not None and origin not in number_of:
                 continue  # another optimizer has it
-            alike = decays.get(name in self._after.decayed, 0)
-            names[alike if origin is None else number_of[origin]].append(name)
+            own = (alike[kind] for kind in _customs(self._after, name) if kind in alike)
+            names[next(own, 0) if origin is None else number_of[origin]].append(name)
         kinds = self._state.kinds
         return [
             (Group(tuple(names[number]), each.options), _kinds(each, kinds))
@@ -218,6 +220,12 @@ class GrownState:
                         if not rule.sources or rule.transform.moments(1) is None:
                             return rule.why
         return OF_COMPUTED
+
+
+def _customs(parameters: Parameters, name: str) -> tuple[object, object]:
+    """What decides on a parameter's group, the closest first."""
+    decayed = name in parameters.decayed
+    return (decayed, len(parameters.shapes[name]) > 1), decayed
 
 
 def _kinds(group: Group, kinds: Mapping[str, frozenset[str]]) -> frozenset[str]:

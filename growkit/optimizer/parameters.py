@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 
@@ -14,6 +13,7 @@ from growkit.engine.building import empty_model
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
 from growkit.errors import InputError
+from growkit.training.decay import decayed
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,6 @@ def parameters_of(checkpoint: Checkpoint) -> Parameters:
     Raises:
         InputError: it has no class for the model, or the files do not fit it.
     """
-    from transformers import Trainer
-
     check_class(checkpoint.config, str(checkpoint.folder))
     model, _, stored = empty_model(checkpoint, torch.float32, "eager")
     first: dict[str, str] = {}  # of tied parameters
@@ -63,14 +61,13 @@ def parameters_of(checkpoint: Checkpoint) -> Parameters:
         first.setdefault(stored(name), name)
     every = dict(model.named_parameters())
     shapes = {name: tuple(every[name].shape) for name in first.values()}
-    decayed = Trainer.get_decay_parameter_names(cast(Any, None), model)
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     own = {id(each) for end in ends if end is not None for each in end.parameters()}
     vocabulary = {name for name, each in model.named_parameters() if id(each) in own}
     return Parameters(
         str(checkpoint.folder),
         shapes,
-        frozenset(decayed) & shapes.keys(),
+        decayed(model) & shapes.keys(),
         frozenset(vocabulary),
         loading(checkpoint).conversions,
     )

@@ -16,6 +16,7 @@ from growkit.algebra.muon import ADJUSTMENTS, muon_rate
 from growkit.errors import InputError
 from growkit.names import perhaps
 from growkit.planning.factors import UNCHANGED, Factors
+from growkit.training.decay import decayed
 from growkit.training.law import found_in, known_of
 
 OPTIMIZERS = ("adamw", "muon")
@@ -47,7 +48,7 @@ def param_groups(
         eps: of AdamW; Muon keeps its own, which scales with the gradient by itself.
         optimizer: ``adamw`` or ``muon``.
         adjust_lr_fn: that of Muon.
-        decays: whether a parameter decays; what has two dimensions or more does without.
+        decays: whether a parameter decays; without, what transformers' Trainer lets decay does.
         only: whether a parameter is wanted; all are without, for Muon all ``hidden_matrices``.
 
     Raises:
@@ -63,23 +64,24 @@ def param_groups(
     if only is None and optimizer == "muon":
         matrices = hidden_matrices(model)
         only = lambda name, _: name in matrices  # noqa: E731
+    usual = decayed(model) if decays is None else frozenset()
     groups: dict[tuple[bool, object], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or (only and not only(name, parameter)):
             continue
-        decayed = decays(name, parameter) if decays else parameter.dim() > 1
+        loses = decays(name, parameter) if decays else name in usual
         of = factors[name]
-        decay = weight_decay if decayed else 0.0
+        decay = weight_decay if loses else 0.0
         if optimizer == "muon":
             if parameter.dim() != 2:
                 raise InputError(f"{name} is no matrix, but Muon takes nothing else; leave it out")
             shape = (parameter.shape[0], parameter.shape[1])
             rate = muon_rate(of.lr * of.n_in, of.n_in, of.n_out, shape, adjust_lr_fn)
             made = {"lr": lr * rate, "weight_decay": decay / rate, "adjust_lr_fn": adjust_lr_fn}
-            key: tuple[bool, object] = (not decayed, rate)
+            key: tuple[bool, object] = (not loses, rate)
         else:
             made = {"lr": lr * of.lr, "weight_decay": decay * of.weight_decay, "eps": eps * of.eps}
-            key = (not decayed, (of.lr, of.weight_decay, of.eps))
+            key = (not loses, (of.lr, of.weight_decay, of.eps))
         groups.setdefault(key, {"params": [], **made})["params"].append(parameter)
     return sorted_by_decay(groups)
 
