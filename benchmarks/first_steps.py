@@ -165,7 +165,14 @@ def runs(
         for name, (symmetry, by_law, with_state) in GROWN.items():
             folder = grown[symmetry]
             model = load(folder)
-            groups = param_groups(model, folder, lr=RATE, weight_decay=DECAY, eps=EPS)
+            groups = param_groups(
+                model,
+                folder,
+                lr=RATE,
+                weight_decay=DECAY,
+                eps=EPS,
+                decays=lambda _, parameter: parameter.dim() > 1,
+            )
             optimizer = adamw(groups, folder / "optimizer.pt" if with_state else None)
             for group in () if by_law else optimizer.param_groups:
                 decay = DECAY if group["weight_decay"] else 0.0

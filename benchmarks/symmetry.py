@@ -132,7 +132,14 @@ def runs(data: Data, steps: int, orders: int, scratch: Path) -> Iterator[dict[st
             if not order:
                 growkit.grow(trained, folder, hidden="x2", **options, optimizer=saved, verify=False)
             model = load(folder)
-            groups = param_groups(model, folder, lr=RATE, weight_decay=DECAY, eps=EPS)
+            groups = param_groups(
+                model,
+                folder,
+                lr=RATE,
+                weight_decay=DECAY,
+                eps=EPS,
+                decays=lambda _, parameter: parameter.dim() > 1,
+            )
             optimizer = adamw(groups, folder / "optimizer.pt")
             warmup = REWARMED if "re-warmed" in name else 0
             looks = followed(model, optimizer, data, steps, order, warmup, grown=True)

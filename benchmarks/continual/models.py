@@ -168,7 +168,12 @@ def begin(
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if arm.steps and arm.optimizer != "plain":
         groups = param_groups(
-            model, folder, lr=rate, weight_decay=scale.weight_decay, eps=scale.eps
+            model,
+            folder,
+            lr=rate,
+            weight_decay=scale.weight_decay,
+            eps=scale.eps,
+            decays=lambda _, parameter: parameter.dim() > 1,
         )
     else:
         groups = plain_groups(model, scale, rate)
