@@ -139,6 +139,47 @@ def test_what_is_read_is_what_torch_reads(
     assert {".metadata", "config.json"} < manifest["source_files"].keys()
 
 
+def plain(model: Any, moments: Any) -> Any:
+    numbered = {n: {"exp_avg": tensor} for n, tensor in enumerate(moments.values())}
+    return {"model": model, "opt": {"state": numbered}, "step": torch.tensor(3)}
+
+
+def flat(model: Any, moments: Any) -> Any:
+    states = {f"state.{name}.exp_avg": tensor for name, tensor in moments.items()}
+    return {"model": model, "opt": states, "schedule": {"rate": torch.tensor(0.1)}}
+
+
+def nested(model: Any, moments: Any) -> Any:
+    """As the tutorial of torch has it."""
+    named = {name: {"exp_avg": tensor} for name, tensor in moments.items()}
+    return {"app": {"model": model, "optim": {"state": named}}, "rng": torch.get_rng_state()}
+
+
+def complex_beside(model: Any, moments: Any) -> Any:
+    return {"model": model, "data": {"phases": torch.zeros(2, dtype=torch.complex64)}}
+
+
+def averaged(model: Any, moments: Any) -> Any:
+    """The control: nobody knows which of the two is meant."""
+    return {"model": model, "ema": model}
+
+
+@pytest.mark.parametrize("states", [plain, flat, nested, complex_beside, averaged])
+def test_of_all_states_the_model_is_read(states: Any, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    model: Any = AutoModelForCausalLM.from_pretrained(source).state_dict()
+    moments = {name: tensor + 1 for name, tensor in model.items()}
+    dcp.save(states(model, moments), checkpoint_id=tmp_path / "folder")
+    shutil.copy(source / "config.json", tmp_path / "folder")
+    if states is averaged:
+        with pytest.raises(InputError, match=r"several states \(model, ema\)"):
+            Checkpoint(tmp_path / "folder")
+        return
+    checkpoint = Checkpoint(tmp_path / "folder")
+    assert checkpoint.tensors.keys() == model.keys()
+    assert all(checkpoint.read(name).equal(model[name]) for name in model)
+
+
 @pytest.mark.usage
 def test_what_grows_from_it_is_proved(tmp_path: Path) -> None:
     """In every way of use; and noticed is one bit of the source that is another one later."""
@@ -262,6 +303,10 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated": (shortened, "__0_0.distcp has been cut off"),
     "of another model": (of_another, "__0_0.distcp"),
     "no list": (lambda folder: (folder / ".metadata").unlink(), "but has no .metadata"),
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        "config.json does not exist; the weights are there, so copy it",
+    ),
     "half a list": (
         lambda f: (f / ".metadata").write_bytes((f / ".metadata").read_bytes()[:300]),
         ".metadata cannot be read",

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from growkit.checkpoint.elsewhere import LIST as LIST
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import STORED_NAMES
 from growkit.errors import InputError, reason
-
-LIST = ".metadata"
 
 MOST_BYTES = 1 << 25
 """Size of a list, at most: a hundred thousand parts take half of it."""
@@ -36,7 +35,7 @@ MADE_OF = {
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
-    "torch": {"Size", *STORED_NAMES.values()},
+    "torch": {"Size", "complex32", "complex64", "complex128", *STORED_NAMES.values()},
     "collections": {"OrderedDict"},
     "pathlib": PATHS,
     "pathlib._local": PATHS,
