@@ -316,7 +316,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "overlap": (lambda f: write_list(f, overlap), "its parts do not make it up"),
     "beyond": (lambda f: write_list(f, beyond), "its parts reach beyond it"),
     "outside": (lambda f: write_list(f, outside), "leads out of the folder"),
-    "dtype": (lambda f: write_list(f, other_dtype), "another tensor than"),
+    "dtype": (lambda f: write_list(f, other_dtype), "not of one checkpoint"),
     "compressed": (lambda f: write_list(f, compressed), "compressed"),
     "torchtitan's": (lambda f: write_list(f, torchtitans), "under torchtitan's own names"),
     "two states": (lambda f: write_list(f, two_states), "tensors of several states"),

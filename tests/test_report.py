@@ -17,7 +17,8 @@ import pytest
 import growkit
 from growkit.report import drawing
 from growkit.report.bins import binned
-from growkit.report.drawing import Bar
+from growkit.report.curves import Interval, intervals
+from growkit.report.drawing import LETTER, WIDTH, Bar
 from growkit.report.page import report_page
 from tests.conftest import save_model
 
@@ -648,3 +649,15 @@ def test_a_real_proof(kind: str, tmp_path: Path, make: Callable[..., Path]) -> N
     page = report_page(other, beside)
     assert "Not preserved</h1>" in page
     assert "Where and why it differs" in headings(page)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-5, 1e-9, 12345.0])
+def test_numbers_of_an_axis_are_not_cut_off(scale: float) -> None:
+    """As where it begins at the edge of the drawing, and they are centred on its lines."""
+    rows = [Interval("one", 0.02 * scale, 0.01 * scale, 0.03 * scale, [], noise=False)]
+    drawn = intervals(rows, title="", x_title="")
+    middles = re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="middle">([^<]+)<', drawn)
+    assert len(middles) > 2
+    for x, label in middles:
+        half = LETTER * len(label) / 2 - 0.1
+        assert half <= float(x) <= WIDTH - half, label

@@ -40,13 +40,10 @@ class Checkpoint:
         files: the files with the weights.
         distributed: whether these are of torch.distributed.checkpoint.
         tensors: the header of every tensor, by name.
-        stands_alone: whether the folder holds nothing but this model, in files of transformers.
 
     Raises:
         InputError: the folder is no checkpoint, or a file is missing, truncated or malformed.
     """
-
-    stands_alone = True
 
     def __init__(self, folder: Path | str) -> None:
         self.opened = Folder(folder)
@@ -57,7 +54,6 @@ class Checkpoint:
         files = [self._open(name) for name in names]
         self.files = [path for file in files for path in file.paths]
         self.distributed = names == [LIST]
-        self.stands_alone = self.stands_alone and not self.distributed
         self.tensors: dict[str, TensorInfo] = {}
         self._file_of: dict[str, _File] = {}
         self._known_finite: dict[str, int] = {}  # how many rows from the first on
@@ -74,6 +70,11 @@ class Checkpoint:
                 f"{self.folder} has no weights of a float dtype ({', '.join(FLOAT_BYTES)}); "
                 "copy the checkpoint again, or dequantise the model"
             )
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether the folder holds nothing but this model, in files of transformers."""
+        return not self.distributed
 
     def _open(self, name: str) -> _File:
         if name == LIST:

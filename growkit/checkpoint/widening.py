@@ -155,7 +155,12 @@ class RoundedCheckpoint(Checkpoint):
         self.dtype = dtype
         self._cast = Widened(source, dtype)
         self.config, self.tensors = self._cast.config, self._cast.tensors
-        self.stands_alone = source.stands_alone
+        self._of = source
+
+    @property
+    def stands_alone(self) -> bool:
+        """See ``Checkpoint``."""
+        return self._of.stands_alone
 
     def where(self, name: str | None = None) -> str:
         """See ``Widened``."""

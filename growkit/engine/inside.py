@@ -40,8 +40,6 @@ class Inside(Checkpoint):
         left_out: how many tensors every other part of the whole has.
     """
 
-    stands_alone = False
-
     def __init__(self, checkpoint: Checkpoint, config: Config) -> None:
         self.__dict__.update(checkpoint.__dict__)  # the same folder, opened once
         self._checkpoint = checkpoint
@@ -51,6 +49,11 @@ class Inside(Checkpoint):
         self.left_out = Counter(_part(name) for name in self.tensors if name not in kept)
         self.config = config
         self.tensors = {name: self.tensors[stored] for name, stored in self._stored.items()}
+
+    @property
+    def stands_alone(self) -> bool:
+        """See ``Checkpoint``."""
+        return False
 
     def where(self, name: str | None = None) -> str:
         """See ``Checkpoint``."""

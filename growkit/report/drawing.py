@@ -256,7 +256,9 @@ class Frame:
         for share, label in self.ticks:
             x = self.left + (self.right - self.left) * share
             parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{self.bottom}"/>')
-            parts.append(lettering(x, self.bottom + 18, label, "middle"))
+            half = LETTER * len(label) / 2
+            inside = min(max(x, half), WIDTH - half)
+            parts.append(lettering(inside, self.bottom + 18, label, "middle"))
         return "".join(parts)
 
     def titles(self, x_title: str, y_title: str = "") -> str:
