@@ -65,7 +65,8 @@ IN_THE_PLACE_OF_WEIGHTS = (
 
 def address_in(path: Path | str) -> str:
     """An address with the slashes that a path has lost."""
-    return re.sub(r"^([a-z][a-z0-9+.-]+):/+", r"\1://", str(path))
+    slashes = "///" if re.match("(file|local):/", str(path)) else "//"
+    return re.sub(r"^([a-z][a-z0-9+.-]+):/+", rf"\1:{slashes}", str(path))
 
 
 def index_of(single: str) -> str:
