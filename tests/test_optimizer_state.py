@@ -21,7 +21,8 @@ from growkit.optimizer.groups import Factors, Group, split
 from growkit.optimizer.optimizer import Optimizer
 from growkit.optimizer.schedule import grown_schedule
 from growkit.planner import plan
-from growkit.planning.updates import Law, Update
+from growkit.planning.update import Update
+from growkit.planning.updates import Law
 from growkit.recipe.files import parse_recipe
 from growkit.report.progress import Silent
 from growkit.training import hidden_matrices, param_groups
