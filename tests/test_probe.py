@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from typer.testing import CliRunner
 
 import growkit
@@ -31,6 +31,7 @@ from growkit.probing.look import Look
 from growkit.probing.ranking import conclude
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data, make_data
+from growkit.probing.training import _groups as source_groups
 from growkit.probing.training import no_failure
 from growkit.probing.work import JOURNAL, Work
 from growkit.report.probe_page import probe_page
@@ -521,3 +522,16 @@ def test_reports_replace_reports_alone(
     (tmp_path / "mine.json").write_text("{}")
     with pytest.raises(growkit.InputError, match="is no report"):
         found.save_report(tmp_path / "mine.json")
+
+
+def test_the_source_decays_as_its_candidates_do(tmp_path: Path) -> None:
+    """As Trainer has it: λ too, which are no matrices."""
+    model = AutoModelForCausalLM.from_pretrained(save_model(tmp_path / "source", "diffllama"))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    first, second = source_groups(model, None, 1e-3, 0.1)
+    arguments = TrainingArguments(str(tmp_path / "run"), weight_decay=0.1, report_to=[])
+    made = Trainer(model, arguments).create_optimizer().param_groups
+    assert [each["weight_decay"] for each in (first, second)] == [0.1, 0.0]
+    for ours, theirs in zip((first, second), made, strict=True):
+        assert [*map(id, ours["params"])] == [*map(id, theirs["params"])]
+    assert any("lambda" in names[id(each)] for each in first["params"])

@@ -18,6 +18,7 @@ from growkit.errors import InputError, foreign
 from growkit.probing.look import Look
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
+from growkit.training.decay import decayed
 from growkit.training.groups import param_groups, sorted_by_decay
 from growkit.training.warming import rewarming
 
@@ -137,10 +138,11 @@ def _groups(model: nn.Module, law: Path | None, lr: float, decay: float) -> list
     """By the law of updates; those of the source as Trainer makes them."""
     if law is not None:
         return param_groups(model, law, lr=lr, weight_decay=decay, eps=EPS)
+    lose = decayed(model)
     groups: dict[Any, dict[str, Any]] = {}
-    for parameter in model.parameters():
-        key = (parameter.dim() <= 1,)
-        made = {"params": [], "weight_decay": 0.0 if key[0] else decay}
+    for name, parameter in model.named_parameters():
+        key = (name not in lose,)
+        made = {"params": [], "weight_decay": decay if name in lose else 0.0}
         groups.setdefault(key, made)["params"].append(parameter)
     return sorted_by_decay(groups)
 
