@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import growkit
+from growkit.checkpoint.distributed_list import _check_whole
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import WeightFile
 from growkit.cli import app
@@ -137,6 +138,47 @@ def test_what_is_read_is_what_torch_reads(
     assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
     manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
     assert {".metadata", "config.json"} < manifest["source_files"].keys()
+
+
+def plain(model: Any, moments: Any) -> Any:
+    numbered = {n: {"exp_avg": tensor} for n, tensor in enumerate(moments.values())}
+    return {"model": model, "opt": {"state": numbered}, "step": torch.tensor(3)}
+
+
+def flat(model: Any, moments: Any) -> Any:
+    states = {f"state.{name}.exp_avg": tensor for name, tensor in moments.items()}
+    return {"model": model, "opt": states, "schedule": {"rate": torch.tensor(0.1)}}
+
+
+def below_another(model: Any, moments: Any) -> Any:
+    """As the tutorial of torch has it."""
+    named = {name: {"exp_avg": tensor} for name, tensor in moments.items()}
+    return {"app": {"model": model, "optim": {"state": named}}, "rng": torch.get_rng_state()}
+
+
+def complex_beside(model: Any, moments: Any) -> Any:
+    return {"model": model, "data": {"phases": torch.zeros(2, dtype=torch.complex64)}}
+
+
+def averaged(model: Any, moments: Any) -> Any:
+    """The control: nobody knows which of the two is meant."""
+    return {"model": model, "ema": model}
+
+
+@pytest.mark.parametrize("states", [plain, flat, below_another, complex_beside, averaged])
+def test_of_all_states_the_model_is_read(states: Any, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    model: Any = AutoModelForCausalLM.from_pretrained(source).state_dict()
+    moments = {name: tensor + 1 for name, tensor in model.items()}
+    dcp.save(states(model, moments), checkpoint_id=tmp_path / "folder")
+    shutil.copy(source / "config.json", tmp_path / "folder")
+    if states is averaged:
+        with pytest.raises(InputError, match=r"several states \(model, ema\)"):
+            Checkpoint(tmp_path / "folder")
+        return
+    checkpoint = Checkpoint(tmp_path / "folder")
+    assert checkpoint.tensors.keys() == model.keys()
+    assert all(checkpoint.read(name).equal(model[name]) for name in model)
 
 
 @pytest.mark.usage
@@ -262,6 +304,10 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated": (shortened, "__0_0.distcp has been cut off"),
     "of another model": (of_another, "__0_0.distcp"),
     "no list": (lambda folder: (folder / ".metadata").unlink(), "but has no .metadata"),
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        "config.json does not exist; the weights are there, so copy it",
+    ),
     "half a list": (
         lambda f: (f / ".metadata").write_bytes((f / ".metadata").read_bytes()[:300]),
         ".metadata cannot be read",
@@ -316,6 +362,76 @@ def test_reading_a_list_changes_no_class(state: Any, whole: Path, tmp_path: Path
     with pytest.raises(InputError):
         Checkpoint(folder)
     assert Metadata.version is None
+
+
+def nested(depth: int) -> bytes:
+    """Opcodes that leave a list on the stack, and in the memo tuples of 2, 4, 8, ... empty ones."""
+    pairs = b"".join(b"h%ch%c\x86\x94" % (n, n) for n in range(depth))
+    return b"\x80\x04](" + b")\x94" + pairs + b"e"
+
+
+DEPTH = 24  # a hash of this takes a moment, and one of a few more for ever
+BOMBS = {
+    "key": nested(DEPTH) + b"}h%cNs." % DEPTH,
+    "ordered": nested(DEPTH) + b"ccollections\nOrderedDict\n)Rh%cNs." % DEPTH,
+    "pairs": nested(DEPTH) + b"ccollections\nOrderedDict\n]h%cN\x86a\x85R." % DEPTH,
+    "dictionary": nested(DEPTH) + b"(h%cNd." % DEPTH,
+    "set": nested(DEPTH) + b"\x8f(h%c\x90." % DEPTH,
+    "frozen set": nested(DEPTH) + b"(h%c\x91." % DEPTH,
+    "claimed size": b"\x80\x05\x96" + (1 << 20).to_bytes(8, "little") + b".",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_no_list_takes_for_ever(bomb: str, whole: Path, tmp_path: Path) -> None:
+    """Nothing is hashed that was nested, and no room is made for what is not there."""
+    folder = shutil.copytree(whole, tmp_path / "folder")
+    (folder / ".metadata").write_bytes(BOMBS[bomb])
+    said = r"opcode \d+ is nothing|has no name|takes 1 positional argument"
+    with pytest.raises(InputError, match=said):
+        Checkpoint(folder)
+
+
+def test_what_an_entry_lies_below_has_a_name(whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "folder")
+
+    def change(found: Metadata) -> None:
+        found.planner_data = {**found.planner_data, UP: ((UP,),)}
+
+    Checkpoint(folder)  # the control
+    write_list(folder, change)
+    with pytest.raises(InputError, match="below something that has no name"):
+        Checkpoint(folder)
+
+
+def test_parts_make_up_a_tensor_or_do_not() -> None:
+    """Counted element by element; empty parts, which small tensors have on large meshes, do not."""
+    choose, found = seeded(0), [0, 0]
+    for _ in range(800):
+        shape = tuple(choose.randrange(5) for _ in range(choose.randrange(1, 4)))
+        boxes = [tuple((0, size) for size in shape)]
+        for _ in range(choose.randrange(4)):
+            box = boxes.pop(choose.randrange(len(boxes)))
+            along = choose.randrange(len(shape))
+            begin, end = box[along]
+            at = choose.randint(begin, end)
+            halves = ((begin, at), (at, end))
+            boxes += [(*box[:along], half, *box[along + 1 :]) for half in halves]
+        if choose.random() < 0.5:  # another box somewhere
+            box = boxes[choose.randrange(len(boxes))]
+            boxes[choose.randrange(len(boxes))] = box
+        count = torch.zeros(shape)
+        for box in boxes:
+            count[tuple(slice(*edges) for edges in box)] += 1
+        parts = [(tuple(b for b, _ in box), tuple(e - b for b, e in box)) for box in boxes]
+        sound = bool((count == 1).all())
+        found[sound] += 1
+        if sound:
+            _check_whole(shape, parts)
+        else:
+            with pytest.raises(ValueError, match="do not make it up"):
+                _check_whole(shape, parts)
+    assert min(found) > 50
 
 
 def test_what_is_written_is_loaded_by_torch(tmp_path: Path) -> None:

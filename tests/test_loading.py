@@ -22,6 +22,7 @@ import growkit
 from growkit import surgery
 from growkit.distributed import GrownStorageReader
 from growkit.distributed.entries import slabs
+from growkit.distributed.grown import Grown
 from growkit.errors import InputError
 from growkit.sources import hub
 from tests.conftest import save_model
@@ -79,6 +80,61 @@ def test_a_proof_without_weights(tmp_path: Path) -> None:
     (out / "growkit.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="did not keep its promise"):
         growkit.load(out)
+
+
+def test_a_manifest_that_was_changed_proves_nothing(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "llama")
+    growkit.run(recipe_of(tmp_path, source, WIDER))
+    file = tmp_path / "out" / "growkit.json"
+    content = json.loads(file.read_text())
+    growkit.load(file)  # the control
+    for change in (
+        {"recipe": content["recipe"] | {"seed": 1}},
+        {"kept": True},
+        {"sha256": "0" * 64},
+    ):
+        file.write_text(json.dumps(content | change))
+        for opened in (growkit.load, GrownStorageReader):
+            with pytest.raises(InputError, match="is not as growkit wrote it"):
+                opened(file)
+    content.pop("sha256")
+    file.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="is not as growkit wrote it"):
+        growkit.load(file)
+    assert not growkit.check(tmp_path / "out")["whole"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+        {"RANK": "5", "WORLD_SIZE": "2"},
+        {"WORLD_SIZE": "0", "LOCAL_WORLD_SIZE": "0"},
+    ],
+)
+def test_who_loads_alone_checks_every_file(
+    said: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have been started, but nobody knows that they check anything."""
+    source = save_model(tmp_path / "source", "llama", shard_size="8KB")
+    growkit.run(recipe_of(tmp_path, source, WIDER))
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    Grown(tmp_path / "out" / "growkit.json")  # the control
+    together = []
+    for file in sorted(source.glob("*.safetensors")):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(InputError, match=f"{file.name} is not the file"):
+            Grown(tmp_path / "out" / "growkit.json")
+        try:
+            Grown(tmp_path / "out" / "growkit.json", together=True)
+        except InputError:
+            together.append(file.name)
+        file.write_bytes(whole)
+    shared = said.get("LOCAL_WORLD_SIZE") == "2"
+    assert len(together) in ((1, 2) if shared else (3,))
 
 
 @pytest.mark.parametrize("form", ["safetensors", "dcp"])

@@ -197,10 +197,41 @@ def test_what_cannot_be_read_is_told(server: Server, root: Path) -> None:
     file = root / "one" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
     assert "is not a whole safetensors file" in refused(server)
-    with pytest.raises(InputError, match="is no address that can be read"):
-        RemoteWeights("nothing://here/at/all")
-    with pytest.raises(InputError, match="asked 4 times"):
+    for address in (
+        "nothing://here/at/all",
+        "zip://here",  # a way to read what lies elsewhere, as the next two
+        "reference://here",
+        "dir://here",
+        "ftp://127.0.0.1:1/model",
+    ):
+        with pytest.raises(InputError, match="is no address that can be read"):
+            RemoteWeights(address)
+    with pytest.raises(InputError, match=r"Cannot connect.*asked 4 times"):
         RemoteWeights("http://127.0.0.1:1/model")
+
+
+def test_an_address_of_a_file_has_three_slashes(root: Path) -> None:
+    """Also where a path has lost two of them."""
+    local = Checkpoint(root / "one")
+    for address in (f"file://{root}/one", f"file:{root}/one"):
+        source = RemoteWeights(address)
+        assert source.tensors == local.tensors
+        assert source.where() == f"file://{root}/one"
+
+
+@pytest.mark.parametrize("output", ["s3://bucket/model", "https:/host/model", "hf://org/model"])
+def test_nothing_is_written_to_an_address(
+    output: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    words = ["grow", str(root / "one"), output, "--hidden", "x2", "--no-verify"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "is an address, and models are written to folders" in done.stderr
+    assert not list(Path().iterdir())
+    Path(Path(output).parts[0]).mkdir()  # the control: it is a folder here
+    assert CliRunner().invoke(app, words).exit_code == 0
 
 
 def test_weights_that_change_meanwhile_are_refused(server: Server, root: Path) -> None:

@@ -13,6 +13,10 @@ from growkit.errors import InputError
 OPTIMIZER = ("optim", "state.", "param_groups.")
 """How names of states, or of entries that lie flat, begin that are an optimizer's."""
 
+WEIGHT = ".weight"
+"""How names of tensors end, some at least, in the state of every model; not in that of an optimizer
+or a schedule, nor do counts and random states that lie beside a model."""
+
 OF_TORCHTITAN = "tok_embeddings.weight"
 """A tensor that Hugging Face files call otherwise."""
 
@@ -41,13 +45,14 @@ def _of_the_model(folder: Folder, entries: Mapping[str, Listed]) -> dict[str, Li
     """The tensors of the model by their own names.
 
     A model that was saved as one state among several has its name before those of its tensors. Of
-    entries that lie at the same place the others are further names of the first.
+    these it is the one that holds weights by their names. Of entries that lie at the same place the
+    others are further names of the first.
     """
     states: defaultdict[tuple[str, ...], dict[str, Listed]] = defaultdict(dict)
     seen: set[tuple[Part, ...]] = set()
     for entry in entries.values():
         *state, name = entry.path
-        of_optimizer = (state or [name])[0].startswith(OPTIMIZER)
+        of_optimizer = any(each.startswith(OPTIMIZER) for each in state or [name])
         if entry.shape is None or of_optimizer or entry.parts in seen:
             continue
         seen.add(entry.parts)
@@ -58,14 +63,20 @@ def _of_the_model(folder: Folder, entries: Mapping[str, Listed]) -> dict[str, Li
                 "rows also lie in another order; save the model as Hugging Face files there "
                 "(checkpoint.last_save_in_hf), and give that folder"
             )
-    if len(states) == 1:
-        return next(iter(states.values()))
-    if not states:
+    with_weights = {
+        state: found
+        for state, found in states.items()
+        if any(name.endswith(WEIGHT) for name in found)
+    }
+    models = with_weights or states
+    if len(models) == 1:
+        return next(iter(models.values()))
+    if not models:
         raise InputError(
             f"{folder.path / LIST} lists no tensors of a model; save its state with "
             "torch.distributed.checkpoint, beside its config.json"
         )
-    names = ", ".join(".".join(state) or "tensors without a name before theirs" for state in states)
+    names = ", ".join(".".join(state) or "tensors without a name before theirs" for state in models)
     raise InputError(
         f"{folder.path / LIST} lists tensors of several states ({names}), of which one was "
         "expected; save the state of the model by itself, beside its config.json"

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
-from typing import Any
+from itertools import product
+from typing import Any, cast
 
+from growkit.checkpoint.elsewhere import LIST as LIST
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import STORED_NAMES
+from growkit.checkpoint.weight_file import MOST_DIMENSIONS, MOST_SIZE
 from growkit.errors import InputError, reason
-
-LIST = ".metadata"
 
 MOST_BYTES = 1 << 25
 """Size of a list, at most: a hundred thousand parts take half of it."""
@@ -36,12 +37,33 @@ MADE_OF = {
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
-    "torch": {"Size", *STORED_NAMES.values()},
+    "torch": {"Size", "complex32", "complex64", "complex128", *STORED_NAMES.values()},
     "collections": {"OrderedDict"},
     "pathlib": PATHS,
     "pathlib._local": PATHS,
 }
 """What the list of entries is made of."""
+
+OPCODES = frozenset(
+    b"".join(
+        (
+            *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.MEMOIZE),
+            *(pickle.PUT, pickle.BINPUT, pickle.LONG_BINPUT),
+            *(pickle.GET, pickle.BINGET, pickle.LONG_BINGET),
+            *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT),
+            *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.LONG4),
+            *(pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.BINUNICODE8),
+            *(pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.TUPLE),
+            *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS),
+            *(pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
+            *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.NEWOBJ, pickle.REDUCE, pickle.BUILD),
+        )
+    )
+)
+"""What a list of entries is written with, by protocols from 2 on."""
+
+MOST_CUT = 6
+"""Dimensions, at most, in which a tensor is cut into parts."""
 
 Sizes = tuple[int, ...]
 
@@ -135,15 +157,45 @@ class _StandIn:
         self.state = state
 
 
+class _Entries(dict[Any, Any]):
+    """A dictionary by names and the like; a few nested tuples would take for ever as a key."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not isinstance(key, str | _StandIn):
+            raise TypeError("an entry has no name")
+        super().__setitem__(key, value)
+
+
+class _Opcodes(dict[int, Any]):
+    """What a list is written with; not sets, say, nor arrays of a size that is only claimed."""
+
+    def __missing__(self, opcode: int) -> Any:
+        raise pickle.UnpicklingError(f"opcode {opcode} is nothing that such a list is written with")
+
+
 class _Unpickler(pickle._Unpickler):
     """Reads a list of entries with stand-ins for all of torch."""
+
+    dispatch = _Opcodes(
+        {code: load for code, load in pickle._Unpickler.dispatch.items() if code in OPCODES}
+    )
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in MADE_OF.get(module, ()):
             raise pickle.UnpicklingError(f"{module}.{name} is nothing that such a list is made of")
         if module == "torch":
             return tuple if name == "Size" else name
-        return dict if name == "OrderedDict" else type(name, (_StandIn,), {})
+        return _Entries if name == "OrderedDict" else type(name, (_StandIn,), {})
+
+    def _empty(self) -> None:
+        cast(Any, self).append(_Entries())
+
+    dispatch[pickle.EMPTY_DICT[0]] = _empty
 
 
 def _fields(found: Any, kind: str) -> dict[str, Any]:
@@ -166,8 +218,17 @@ def _text(found: Any) -> str:
     return found
 
 
+def _step(found: Any) -> str:
+    """A name, or the number of an entry in a list, on the way to an entry."""
+    if not isinstance(found, str | int):
+        raise TypeError("it lies below something that has no name")
+    return str(found)
+
+
 def _sizes(found: Any) -> Sizes:
-    if not isinstance(found, tuple | list) or not all(type(n) is int and n >= 0 for n in found):
+    if not isinstance(found, tuple | list) or len(found) > MOST_DIMENSIONS:
+        raise TypeError("some whole numbers were expected")
+    if not all(type(n) is int and 0 <= n <= MOST_SIZE for n in found):
         raise TypeError("whole numbers were expected")
     return tuple(found)
 
@@ -190,7 +251,7 @@ def _listed(
     name: str, of: Any, stored: Mapping[tuple[str, Sizes], tuple[str, int, int]], paths: Any
 ) -> Listed:
     path = paths.get(name) if isinstance(paths, dict) else None
-    names = tuple(map(str, path)) if isinstance(path, tuple) and path else (name,)
+    names = tuple(map(_step, path)) if isinstance(path, tuple) and path else (name,)
     if type(of).__name__ == "BytesStorageMetadata":
         pairs: list[tuple[Sizes, Sizes]] = [((), ())]
         shape = dtype = None
@@ -217,7 +278,11 @@ def _dtype(properties: Any) -> str:
 
 
 def _check_whole(shape: Sizes, parts: Sequence[tuple[Sizes, Sizes]]) -> None:
-    """Parts lie inside of a tensor, beside each other, and are as many elements as it has.
+    """Every element of a tensor lies in one of its parts, and in no other.
+
+    How many parts an element lies in, as a function of its place, follows from their corners alone,
+    signed in turn: those inside must cancel, and those of the tensor be left. This takes as long as
+    there are parts, whatever these are.
 
     Raises:
         ValueError: they do not make it up.
@@ -229,25 +294,22 @@ def _check_whole(shape: Sizes, parts: Sequence[tuple[Sizes, Sizes]]) -> None:
         ends = tuple(map(sum, zip(offsets, sizes, strict=True)))
         if any(end > size for end, size in zip(ends, shape, strict=True)):
             raise ValueError("its parts reach beyond it")
-        if prod(sizes):
-            boxes.append((offsets, ends))
-    total = sum(prod(sizes) for _, sizes in parts)
-    if total != prod(shape) or len(set(parts)) != len(parts) or _overlap(boxes):
+        boxes.append(tuple(zip(offsets, ends, strict=True)))
+    if 0 in shape:
+        return
+    whole = tuple((0, size) for size in shape)
+    cut = [d for d, edges in enumerate(whole) if any(box[d] != edges for box in boxes)]
+    if len(cut) > MOST_CUT:
+        raise ValueError(f"it is cut in more than {MOST_CUT} dimensions")
+    left: defaultdict[Sizes, int] = defaultdict(int)
+    for sign, box in ((-1, whole), *((1, box) for box in boxes)):
+        for other, corner in _corners([box[d] for d in cut]):
+            left[corner] += sign * other
+    if any(left.values()):
         raise ValueError("its parts do not make it up")
 
 
-def _overlap(boxes: list[tuple[Sizes, Sizes]]) -> bool:
-    """Whether any two share an element."""
-    if len(boxes) < 2:
-        return False
-    dimensions = range(len(boxes[0][0]))
-    # Along the dimension that divides them most, few are open at a time.
-    along = max(dimensions, key=lambda each: len({begin[each] for begin, _ in boxes}))
-    opened: list[tuple[Sizes, Sizes]] = []
-    for begin, end in sorted(boxes, key=lambda box: box[0][along]):
-        opened = [each for each in opened if each[1][along] > begin[along]]
-        for other_begin, other_end in opened:
-            if all(begin[d] < other_end[d] and other_begin[d] < end[d] for d in dimensions):
-                return True
-        opened.append((begin, end))
-    return False
+def _corners(box: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Sizes]]:
+    """The corners of a box, each with its sign."""
+    for ends in product((0, 1), repeat=len(box)):
+        yield (-1) ** sum(ends), tuple(edges[end] for edges, end in zip(box, ends, strict=True))

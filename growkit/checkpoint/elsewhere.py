@@ -25,6 +25,9 @@ SAVE = "save the model with transformers' save_pretrained, and give that folder"
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 """Files with all weights, in the order in which they are preferred; each before its own index."""
 
+LIST = ".metadata"
+"""What says where the weights lie in a folder of torch.distributed.checkpoint."""
+
 IN_THE_PLACE_OF_WEIGHTS = (
     ("adapter_config.json", "is that of an adapter; merge it into its base model first"),
     ("*.gguf", GGUF),
@@ -62,7 +65,8 @@ IN_THE_PLACE_OF_WEIGHTS = (
 
 def address_in(path: Path | str) -> str:
     """An address with the slashes that a path has lost."""
-    return re.sub(r"^([a-z][a-z0-9+.-]+):/+", r"\1://", str(path))
+    slashes = "///" if re.match("(file|local):/", str(path)) else "//"
+    return re.sub(r"^([a-z][a-z0-9+.-]+):/+", rf"\1:{slashes}", str(path))
 
 
 def index_of(single: str) -> str:
@@ -97,7 +101,8 @@ def no_folder(path: Path) -> str:
 def no_model(folder: Path) -> str:
     """Why a folder without ``config.json`` is no model, and what to give."""
     missing = f"{folder / 'config.json'} does not exist"
-    if any(os.path.lexists(folder / name) for each in SINGLE for name in (each, index_of(each))):
+    weights = (*SINGLE, *map(index_of, SINGLE), LIST)
+    if any(os.path.lexists(folder / name) for name in weights):
         adapter = os.path.lexists(folder / "adapter_config.json")
         return f"{missing}; {told_of_weights(folder) if adapter else COPY_CONFIG}"
     inside = [file.parent for file in (*folder.glob("*/config.json"), *_snapshots(folder))]

@@ -102,9 +102,17 @@ def _unchanged(file: Path, found: State, recorded: Any) -> bool:
 
 
 def own_hash(manifest: Mapping[str, Any]) -> bool:
-    """Whether a manifest is as it was written; early ones do not tell."""
+    """Whether a manifest is as it was written; early ones, without any hash, do not tell."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
-    return "sha256" not in manifest or manifest["sha256"] == _hash(rest)
+    if "sha256" in manifest:
+        return bool(manifest["sha256"] == _hash(rest))
+    files = manifest.get("files")
+    return not isinstance(files, dict) or not any(map(_has_hash, files.values()))
+
+
+def _has_hash(recorded: Any) -> bool:
+    """Whether a manifest gives the hash of a file, not the time of its last change."""
+    return isinstance(recorded, list) and any(isinstance(each, str) for each in recorded)
 
 
 def _hash(manifest: Mapping[str, Any]) -> str:

@@ -67,9 +67,9 @@ class Store:
                 f"{self.address} cannot be read without another package ({reason(error)}); "
                 f"install it: {INSTALL}"
             ) from error
-        except ValueError as error:
+        except Exception as error:  # each store has errors of its own, and asks for other things
             raise InputError(
-                f"{self.address} is no address that can be read ({reason(error)}); give one like "
+                f"{self.address} is no address that can be read ({_said(error)}); give one like "
                 "s3://BUCKET/MODEL or https://HOST/MODEL"
             ) from error
 
@@ -148,13 +148,20 @@ class Store:
                     raise FileNotFoundError(path) from error
                 failed = error
         raise InputError(
-            f"{path} cannot be read ({type(failed).__name__}: {reason(failed)}), asked "
+            f"{path} cannot be read ({_said(failed)}), asked "
             f"{TRIES} times; try again when it can be reached, or download the model"
         ) from failed
 
 
 def _changed(path: str) -> str:
     return f"{path} has changed while it was read; try again when nothing writes to it any more"
+
+
+def _said(error: Exception) -> str:
+    """What went wrong; over HTTP, it is behind an error that only names the file."""
+    behind = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    told = behind or error
+    return f"{type(told).__name__}: {reason(told)}"
 
 
 def _is_missing(error: Exception) -> bool:

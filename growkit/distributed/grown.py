@@ -37,6 +37,7 @@ class Grown:
     Args:
         recipe: see ``growkit.run``; of a model's manifest the source must be the recorded one.
         source: replaces the recipe's source.
+        together: whether all processes that torchrun has started make it; see ``check_recorded``.
 
     Attributes:
         recipe: what is done.
@@ -49,7 +50,13 @@ class Grown:
             first, since its last bits depend on the machine.
     """
 
-    def __init__(self, recipe: Recipe | str | Path, source: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe | str | Path,
+        source: str | Path | None = None,
+        *,
+        together: bool = False,
+    ) -> None:
         file = None if isinstance(recipe, Recipe) else recipe_file(Path(recipe))
         self.recipe = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe))
         if source is not None:
@@ -59,7 +66,7 @@ class Grown:
             if isinstance(self.source, Checkpoint):
                 check_carried(self.source.opened)
             if file and file.suffix == ".json":
-                check_recorded(file, self.source)
+                check_recorded(file, self.source, together=together)
             self.lineage = plan(self.recipe, self.source).lineage
             self._check()
             named = family_of(self.target.config, self.recipe.output).named(self.target.config)

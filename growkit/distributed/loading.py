@@ -73,7 +73,7 @@ def load(
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    grown = Grown(recipe, source)
+    grown = Grown(recipe, source, together=distributed_config is not None)
     folder = grown.source.where()
     with knowing(grown.recipe.family):
         lineage, settings = _as_transformers_has_it(grown)

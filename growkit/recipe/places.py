@@ -6,13 +6,24 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from growkit.checkpoint.elsewhere import STORE, address_in
 from growkit.checkpoint.inputs import Inputs
+from growkit.errors import InputError
 from growkit.recipe.recipe import Recipe
 
 
 def output_path(recipe: Recipe) -> Path:
-    """Where the output goes, absolute: the name must lead there also when OUT itself is moved."""
+    """Where the output goes, absolute: the name must lead there also when OUT itself is moved.
+
+    Raises:
+        InputError: it is an address, where nothing is written.
+    """
     output = Path(recipe.output)
+    if STORE.fullmatch(recipe.output) and not os.path.lexists(output.parts[0]):
+        raise InputError(
+            f"{address_in(recipe.output)} is an address, and models are written to folders on this "
+            "machine; name a folder, and upload that"
+        )
     if ".." in output.parts:  # which leads elsewhere behind a link
         output = Path(os.path.realpath(output.parent)) / output.name
     return Path(os.path.abspath(output))
