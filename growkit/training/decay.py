@@ -16,4 +16,8 @@ def decayed(model: nn.Module) -> frozenset[str]:
     from transformers import Trainer
 
     # Nothing of a trainer is needed for this, whose function is a method for no other reason.
-    return frozenset(Trainer.get_decay_parameter_names(cast(Trainer, None), model))
+    paths = Trainer.get_decay_parameter_names(cast(Trainer, None), model)
+    # Wrappers around all of a model (FSDP, checkpointing) leave themselves out of the names that
+    # they give, but not of these paths.
+    chosen = {id(model.get_parameter(path)) for path in paths}
+    return frozenset(name for name, each in model.named_parameters() if id(each) in chosen)
