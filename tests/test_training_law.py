@@ -233,7 +233,7 @@ def test_wrapped_models_have_the_same_groups(
 ) -> None:
     """Whether the wrapper leaves itself out of the names of parameters or not."""
     out = tmp_path / "out"
-    growkit.convert(make("diffllama"), out, "dint", verify=False)
+    growkit.grow(make("diffllama"), out, method="depth", layers="x2", verify=False)
     model = AutoModelForCausalLM.from_pretrained(out)
     expected = training.param_groups(model, out, lr=0.1, weight_decay=0.1)
     found = training.param_groups(wrap(model), out, lr=0.1, weight_decay=0.1)
