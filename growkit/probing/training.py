@@ -19,7 +19,7 @@ from growkit.probing.look import Look
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
 from growkit.training.decay import decayed
-from growkit.training.groups import param_groups, sorted_by_decay
+from growkit.training.groups import param_groups
 from growkit.training.warming import rewarming
 
 BETAS, EPS = (0.9, 0.95), 1e-8
@@ -139,12 +139,13 @@ def _groups(model: nn.Module, law: Path | None, lr: float, decay: float) -> list
     if law is not None:
         return param_groups(model, law, lr=lr, weight_decay=decay, eps=EPS)
     lose = decayed(model)
-    groups: dict[Any, dict[str, Any]] = {}
-    for name, parameter in model.named_parameters():
-        key = (name not in lose,)
-        made = {"params": [], "weight_decay": decay if name in lose else 0.0}
-        groups.setdefault(key, made)["params"].append(parameter)
-    return sorted_by_decay(groups)
+    every = list(model.named_parameters())
+    parted = [[each for name, each in every if (name in lose) is loses] for loses in (True, False)]
+    return [
+        {"params": parameters, "weight_decay": by}
+        for parameters, by in zip(parted, (decay, 0.0), strict=True)
+        if parameters
+    ]
 
 
 def computed_in(settings: ProbeSettings, device: torch.device) -> str:
