@@ -234,7 +234,8 @@ def verify(
     """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
-    from growkit.proof.beforehand import check_settings, check_vocabularies
+    from growkit.proof.beforehand import check_settings
+    from growkit.proof.sizes import check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
     from growkit.sources.source import find, pair
@@ -404,12 +405,15 @@ def probe(
     if report and work and os.path.realpath(report) == os.path.realpath(work):
         raise InputError(f"{report} cannot be both the report and --work")
     result = try_all(source, candidates, text, settings, work=work, resume=resume, progress=Bars())
-    with _told(f"the probe's work is in {work}, and --resume goes on with it" if work else ""):
-        write_probe(result, report, inputs, made)
-    if as_json:
-        _print_json(result)
-    else:
-        show_probe(_console(), result)
+    try:
+        with _told(f"the probe's work is in {work}, and --resume goes on with it" if work else ""):
+            write_probe(result, report, inputs, made)
+    finally:  # what may have taken hours is shown whether or not there is a report
+        with _also_in(report):
+            if as_json:
+                _print_json(result)
+            else:
+                show_probe(_console(), result)
 
 
 @app.command()

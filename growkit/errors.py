@@ -19,6 +19,10 @@ class InputError(ValueError):
         super().__init__(plain(shortened(sentence)))
 
 
+class PlaceError(InputError):
+    """Nothing can be written where it belongs, whatever it was to be made of."""
+
+
 def reason(error: BaseException) -> str:
     """Another library's error on one line, to be quoted in a sentence of ours."""
     text = " ".join(str(error).split()) or type(error).__name__

@@ -148,7 +148,9 @@ PROBED = {
             help="Learning rates of SRC; each candidate gets the best, by the law of updates.",
         ),
     ],
-    "weight_decay": Annotated[float, typer.Option(help="Of matrices.")],
+    "weight_decay": Annotated[
+        float, typer.Option(help="Of all but norms and biases, as in Trainer.")
+    ],
     "warmup": Annotated[int, typer.Option(help="Steps until the rate is reached; then it stays.")],
     "batch": Annotated[int, typer.Option(help="Windows in a step.")],
     "length": Annotated[int, typer.Option(help="Tokens in a window, at most.")],

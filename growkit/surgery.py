@@ -31,7 +31,8 @@ from growkit.families.added import knowing
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors, trained
 from growkit.planning.lineage import Lineage
-from growkit.proof.beforehand import bytes_of, check_settings, rehearse
+from growkit.proof.beforehand import check_settings, rehearse
+from growkit.proof.sizes import bytes_of
 from growkit.ranks import ALONE, Ranks
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.places import inputs_of, output_path

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MixtralConfig, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    MixtralConfig,
+    OlmoConfig,
+    Trainer,
+    TrainingArguments,
+)
 from typer.testing import CliRunner
 
 import growkit
@@ -21,7 +27,8 @@ from growkit.optimizer.groups import Factors, Group, split
 from growkit.optimizer.optimizer import Optimizer
 from growkit.optimizer.schedule import grown_schedule
 from growkit.planner import plan
-from growkit.planning.updates import Law, Update
+from growkit.planning.update import Update
+from growkit.planning.updates import Law
 from growkit.recipe.files import parse_recipe
 from growkit.report.progress import Silent
 from growkit.training import hidden_matrices, param_groups
@@ -174,6 +181,37 @@ def test_groups_are_those_of_the_training(tmp_path: Path, to: str | None, custom
     made = [[names[id(each)] for each in group["params"]] for group in groups]
     assert any("gamma_gate" in name for group in made for name in group) == (to == "dint")
     assert [group["param_names"] for group in kept] == made
+
+
+@pytest.mark.parametrize("way", [{"ffn": "x2", "hidden": None}, None], ids=["wider", "deeper"])
+def test_a_group_without_parameters_is_left_out(tmp_path: Path, way: Any) -> None:
+    """Trainer has one for a model without biases and weights of norms; ``param_groups`` has none.
+
+    torch.distributed.checkpoint cannot load one, and DeepSpeed takes it away.
+    """
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    config = OlmoConfig(vocab_size=29, num_attention_heads=4, **sizes)
+    source = save_random(tmp_path / "source", config)
+    first = trainer(source, tmp_path / "run", 1)
+    optimizer = first.create_optimizer()
+    assert [len(group["params"]) for group in optimizer.param_groups][1:] == [0]
+    first.model(batch(0), labels=batch(0)).loss.backward()
+    optimizer.step()
+    state, out = save_torch(first.model, optimizer, tmp_path / "optimizer"), tmp_path / "out"
+    if way:
+        grown(source, state, out, way)
+    else:
+        growkit.grow(source, out, method="depth", layers="x2", optimizer=state, verify=False)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    again = torch.optim.AdamW(param_groups(model, out, lr=RATE))
+    load_torch(model, again, out)
+    before = {name: each.clone() for name, each in model.named_parameters()}
+    model(batch(1), labels=batch(1)).loss.backward()
+    again.step()
+    assert all(not each.equal(before[name]) for name, each in model.named_parameters())
+    empty = torch.optim.AdamW([*param_groups(model, out, lr=RATE), {"params": []}])
+    with pytest.raises(ValueError, match="different number of parameter groups"):  # the control
+        load_torch(model, empty, out)
 
 
 @pytest.fixture

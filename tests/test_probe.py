@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import random
+import resource
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from typer.testing import CliRunner
 
 import growkit
@@ -23,7 +26,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.cli import app
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text
-from growkit.probing import arms, noise
+from growkit.probing import arms, noise, probe, training
 from growkit.probing.arms import Arm
 from growkit.probing.candidates import candidates_of
 from growkit.probing.flops import flops_of
@@ -31,8 +34,10 @@ from growkit.probing.look import Look
 from growkit.probing.ranking import conclude
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data, make_data
+from growkit.probing.training import _groups as source_groups
 from growkit.probing.training import no_failure
 from growkit.probing.work import JOURNAL, Work
+from growkit.report import saving
 from growkit.report.probe_page import probe_page
 from growkit.results.schema import json_schema
 from growkit.sources.source import find
@@ -265,6 +270,23 @@ def test_layouts_without_a_class_cannot_be_trained(place: Path, tmp_path: Path) 
     assert first == pytest.approx(expected, abs=1e-5)
 
 
+def test_what_is_only_stored_otherwise_trains_as_the_source(place: Path, tmp_path: Path) -> None:
+    """With a decay that shows: of the source as of candidates, λ decays as with Trainer."""
+    source, text = with_tokenizer(tmp_path / "diff", "diffllama", head_dim=8), place / "text.txt"
+    same = recipe(tmp_path / "same.yaml", "{convert: diff-transformer}")
+    told = by_name(growkit.probe(source, [same], text, quick(steps=2, weight_decay=100.0)))
+    found, expected = (told[name]["curves"][0]["losses"] for name in ("same", "diff"))
+    assert found == pytest.approx(expected, abs=1e-5)
+    model = AutoModelForCausalLM.from_pretrained(source)
+    groups = training._groups(model, None, 3e-3, 0.1)
+    arguments = TrainingArguments(str(tmp_path), weight_decay=0.1, report_to=[], use_cpu=True)
+    by_trainer = Trainer(model, arguments).create_optimizer().param_groups
+    parameters = [[id(each) for each in group["params"]] for group in groups]
+    assert parameters == [[id(each) for each in group["params"]] for group in by_trainer]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    assert any(each.dim() == 1 for each in groups[0]["params"])
+
+
 class OnlyBytes:
     """A progress with the one method that there was before."""
 
@@ -354,6 +376,40 @@ def test_a_killed_probe_goes_on_with_the_same_figures(
         probed(place, *names, settings=settings, work=work, resume=True)
 
 
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """No file may be larger: the system refuses what goes beyond, as that of a full disk does."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_no_fault_of_a_candidate(place: Path, tmp_path: Path) -> None:
+    """It is not refused for good, but grown as soon as there is room."""
+    recipe(place / "deep.yaml", "{grow: depth, layers: x2}")
+    work, settings = tmp_path / "work", quick(steps=1)
+    with files_of_at_most(50_000), pytest.raises(growkit.InputError, match=r"02-deep cannot be w"):
+        probed(place, "wide", "deep", settings=settings, work=work)
+    assert sorted(each.name for each in work.iterdir()) == ["01-wide", JOURNAL]
+    result = probed(place, "wide", "deep", settings=settings, work=work, resume=True)
+    assert {each["outcome"] for each in result["candidates"]} == {"ranked"}
+
+
+def test_half_a_line_is_no_note(tmp_path: Path) -> None:
+    """What the disk has no room for is not taken for written."""
+    work = Work(tmp_path, [])
+    work.begin({"the text": "1"})
+    size = (tmp_path / JOURNAL).stat().st_size
+    with files_of_at_most(size + 10), pytest.raises(OSError, match="too large"):
+        work.note_grown("a", {"outcome": "refused", "reason": "r" * 99})
+    assert work.grown("a") is None
+    work.note_grown("a", {"outcome": "refused"})  # the control
+    assert work.grown("a") is not None
+
+
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -369,6 +425,7 @@ MISTAKES = {
     "--text short.txt": "needed, give a longer text or a smaller --length",
     "--candidates wide.yaml nowhere.yaml": "there is no file nowhere.yaml",
     "--candidates other.yaml": "source in other.yaml is text.txt, but source is probed",
+    "--candidates wide.yaml typo.yaml": "typo.yaml: there is no growth method 'nothing'",
     "--candidates small.yaml": "no candidate is left to be trained: small: hidden 4 is less",
     "--text nowhere.txt": "nowhere.txt cannot be read",
     "--work source": "would work in source and read source",
@@ -390,6 +447,7 @@ def here(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(place / name, tmp_path / name)
     shutil.copytree(place / "source", tmp_path / "source")
     recipe(tmp_path / "other.yaml", "{grow: hypercloning, ffn: x2}", more="source: text.txt")
+    recipe(tmp_path / "typo.yaml", "{grow: nothing}")
     (tmp_path / "short.txt").write_text("A short text.")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine").touch()
@@ -425,9 +483,49 @@ def test_what_the_table_says(here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == sorted(
         [
             *("wide.yaml", "small.yaml", "text.txt", "source", "other.yaml", "notes", "link"),
-            *("text.html", "found.json", "short.txt", "more.yaml"),
+            *("text.html", "found.json", "short.txt", "more.yaml", "typo.yaml"),
         ]
     )
+
+
+def test_a_report_that_fails_takes_nothing_with_it(
+    here: Path, found: growkit.ProbeResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it may not be written is known before hours are spent; else the result is shown."""
+    words = ["probe", "source", "--candidates=wide.yaml", "--text=text.txt", "--json"]
+    words.append("--report=notes/found.json")
+    monkeypatch.setattr(probe, "probe", lambda *_, **__: found)
+
+    def fills(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saving, "write_whole", fills)
+        done = CliRunner().invoke(app, words)
+    assert (done.exit_code, json.loads(done.stdout)) == (2, found)
+    assert "the report cannot be written (No space left on device" in done.stderr
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda *_: False)  # root may write anywhere
+        done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "notes may not be written into" in done.stderr
+    done = CliRunner().invoke(app, words)  # the control
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert json.loads((here / "notes" / "found.json").read_text()) == found
+
+
+@pytest.mark.parametrize("text", ["漢字かな交じり文" * 500, "漢字 " * 1300])
+def test_the_last_tenth_is_a_tenth_in_every_language(
+    place: Path, tmp_path: Path, text: str
+) -> None:
+    """With or without blanks between its words; where it has some, no word is cut."""
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    source = place / "source"
+    settings = quick(steps=500)  # takes all of it
+    data = make_data(tmp_path / "text.txt", source, Checkpoint(source).config, settings)
+    held_out, training = data.held_out.numel(), data.training.numel()
+    assert held_out / (held_out + training) == pytest.approx(0.1, abs=0.02)
+    assert bytes(data.held_out[0].tolist()).decode(errors="replace").startswith(text[:1])
 
 
 TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 10: 2.2281, 30: 2.0423}
@@ -521,3 +619,16 @@ def test_reports_replace_reports_alone(
     (tmp_path / "mine.json").write_text("{}")
     with pytest.raises(growkit.InputError, match="is no report"):
         found.save_report(tmp_path / "mine.json")
+
+
+def test_the_source_decays_as_its_candidates_do(tmp_path: Path) -> None:
+    """As Trainer has it: λ too, which are no matrices."""
+    model = AutoModelForCausalLM.from_pretrained(save_model(tmp_path / "source", "diffllama"))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    first, second = source_groups(model, None, 1e-3, 0.1)
+    arguments = TrainingArguments(str(tmp_path / "run"), weight_decay=0.1, report_to=[])
+    made = Trainer(model, arguments).create_optimizer().param_groups
+    assert [each["weight_decay"] for each in (first, second)] == [0.1, 0.0]
+    for ours, theirs in zip((first, second), made, strict=True):
+        assert [*map(id, ours["params"])] == [*map(id, theirs["params"])]
+    assert any("lambda" in names[id(each)] for each in first["params"])

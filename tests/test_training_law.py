@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn import DataParallel
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -223,6 +225,23 @@ def test_engines_put_words_into_names(name: str) -> None:
     assert (
         class_name("base_model.model.model.q_proj.lora_A.default.weight") != "model.q_proj.weight"
     )
+
+
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, DataParallel])
+def test_wrapped_models_have_the_same_groups(
+    wrap: Callable[[Any], Any], make: Make, tmp_path: Path
+) -> None:
+    """Whether the wrapper leaves itself out of the names of parameters or not."""
+    out = tmp_path / "out"
+    growkit.grow(make("diffllama"), out, method="depth", layers="x2", verify=False)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    expected = training.param_groups(model, out, lr=0.1, weight_decay=0.1)
+    found = training.param_groups(wrap(model), out, lr=0.1, weight_decay=0.1)
+    assert [[*map(id, group.pop("params"))] for group in found] == [
+        [*map(id, group.pop("params"))] for group in expected
+    ]
+    assert found == expected
+    assert [group["weight_decay"] > 0 for group in found] == [True, False]
 
 
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])

@@ -26,7 +26,8 @@ from growkit.engine.class_updates import class_updates
 from growkit.engine.moments import ORDERS, grown_moments
 from growkit.engine.strict import strict_float64
 from growkit.planner import plan
-from growkit.planning.updates import Update, law_of
+from growkit.planning.update import Update
+from growkit.planning.updates import law_of
 from growkit.proof import training as proof
 from growkit.recipe.files import parse_recipe
 from growkit.settings import Settings

@@ -23,7 +23,7 @@ from growkit.checkpoint.made import MANIFEST as MANIFEST
 from growkit.checkpoint.made import Contents, as_made, contents, remove
 from growkit.checkpoint.reading import read_json
 from growkit.checkpoint.scratch import Scratch, clear, noted
-from growkit.errors import InputError, plain
+from growkit.errors import InputError, PlaceError, plain
 from growkit.units import size
 
 NEW, OLD = "new", "old."
@@ -118,11 +118,11 @@ def check_space(folder: Path, needed: int) -> None:
     """Refuse to begin what the disk cannot hold.
 
     Raises:
-        InputError: the file system of ``folder`` has fewer than ``needed`` bytes left.
+        PlaceError: the file system of ``folder`` has fewer than ``needed`` bytes left.
     """
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise InputError(
+        raise PlaceError(
             f"{size(needed)} are needed and {folder.parents[1]} has {size(free)} left; "
             "free some space or choose another disk"
         )
@@ -133,21 +133,21 @@ def writing(output: Path) -> Iterator[None]:
     """What goes wrong in here is that the output cannot be written.
 
     Raises:
-        InputError: says why, in place of an ``OSError``.
+        PlaceError: says why, in place of an ``OSError``.
     """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(
+            raise PlaceError(
                 f"the disk filled up while writing {output}; free some space"
             ) from error
         if error.errno == errno.ENAMETOOLONG:
-            raise InputError(
+            raise PlaceError(
                 f"{output} cannot be written, since its name is too long; choose a shorter one"
             ) from error
         where = f": {error.filename}" if error.filename else ""
-        raise InputError(
+        raise PlaceError(
             f"{output} cannot be written ({error.strerror}{where}); "
             "choose a folder that you may write to"
         ) from error

@@ -13,7 +13,8 @@ from growkit.engine.class_weights import converted
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
 from growkit.planning.layouts import read_layout
-from growkit.planning.updates import Update, stepped
+from growkit.planning.update import Update
+from growkit.planning.updates import stepped
 
 
 def class_updates(checkpoint: Checkpoint, updates: Mapping[str, Update]) -> dict[str, Update]:

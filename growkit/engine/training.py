@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from growkit.engine.moments import ORDERS, State
 from growkit.engine.strict import strict_float64
-from growkit.planning.updates import Update
+from growkit.planning.update import Update
 
 RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)
 """Of AdamW. Everything decays, so that every factor has something to do."""

@@ -28,7 +28,7 @@ from growkit.planning.plan import Plan, Rule, unused_tensors
 from growkit.planning.transforms import Constant, Kept
 
 if TYPE_CHECKING:
-    from growkit.planning.updates import Update
+    from growkit.planning.update import Update
 
 PLACES = ("even", "end")
 
@@ -85,7 +85,7 @@ class Begun(Kept):
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
-        from growkit.planning.updates import Update
+        from growkit.planning.update import Update
 
         return Update.begun(self.why)
 

@@ -33,7 +33,9 @@ def split(groups: Sequence[Group], factors: Mapping[str, Factors]) -> list[Group
     """Groups whose parameters have the same factors, with the options scaled by these.
 
     Every group is taken apart into one for each set of factors in it, in the order in which these
-    come up; parameters keep their order. Without factors the groups stay as they are.
+    come up; parameters keep their order. Without factors the groups stay as they are, but for those
+    without parameters, which ``param_groups`` does not make and torch.distributed.checkpoint cannot
+    load: Trainer has one where a model has neither norms with weights nor biases.
 
     Args:
         groups: those of the source's optimizer, with the parameters of the target.
@@ -41,7 +43,7 @@ def split(groups: Sequence[Group], factors: Mapping[str, Factors]) -> list[Group
     """
     found = []
     for number, group in enumerate(groups):
-        alike: dict[Factors, list[str]] = {} if group.parameters else {UNCHANGED: []}
+        alike: dict[Factors, list[str]] = {}
         for name in group.parameters:
             alike.setdefault(factors.get(name, UNCHANGED), []).append(name)
         found += [

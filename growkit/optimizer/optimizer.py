@@ -19,7 +19,8 @@ from growkit.optimizer.parameters import Parameters, check_class, parameters_of
 from growkit.optimizer.state import MUON, Format, State, check, written
 from growkit.planning.factors import UNCHANGED, Factors
 from growkit.planning.lineage import Lineage
-from growkit.planning.updates import Law, Update
+from growkit.planning.update import Update
+from growkit.planning.updates import Law
 from growkit.registry import members
 from growkit.report.progress import Progress
 from growkit.results.operation import OptimizerResult

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from growkit.checkpoint.tensors import TensorInfo
-from growkit.planning.updates import Law, Update
+from growkit.planning.update import Update
+from growkit.planning.updates import Law
 from growkit.results.updates import UpdateGroup, Updates
 
 NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")

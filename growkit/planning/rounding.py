@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from growkit.algebra.law import Rows
-    from growkit.planning.updates import Update
+    from growkit.planning.update import Update
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from growkit.algebra.expansion import IndexMap
     from growkit.algebra.law import Rows
-    from growkit.planning.updates import Update
+    from growkit.planning.update import Update
 
 PLAIN = Shares(None)
 """Parts without noise."""
@@ -311,7 +311,7 @@ class Computed:
 
     def update(self, before: Sequence[Update]) -> Update:
         """Nothing follows for what is computed."""
-        from growkit.planning.updates import Update
+        from growkit.planning.update import Update
 
         return (
             Update.begun(self.why)
@@ -360,7 +360,7 @@ class Constant:
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
-        from growkit.planning.updates import Update
+        from growkit.planning.update import Update
 
         return Update.begun(self.why)
 

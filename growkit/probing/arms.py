@@ -13,7 +13,7 @@ from growkit.checkpoint.made import as_made
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_parameters
 from growkit.engine.oracle import lacks_class
-from growkit.errors import InputError
+from growkit.errors import InputError, PlaceError
 from growkit.families.added import knowing
 from growkit.probing.candidates import Candidate
 from growkit.probing.flops import flops_of
@@ -98,7 +98,7 @@ def grown(
     """A candidate, grown and proved unless that was done before.
 
     Raises:
-        InputError: what was grown before is not what it was.
+        InputError: what was grown before is not what it was, or nothing can be written any more.
     """
     arm, folder = Arm(candidate.name, candidate), work.folder / candidate.folder
     noted = work.grown(arm.key)
@@ -139,6 +139,8 @@ def _grow(
                 "the recipe with 'convert: diff-transformer'"
             )
         arm.step_flops = _step_flops(arm.name, folder, data, settings, device)
+    except PlaceError:
+        raise  # with more room, it can be grown after all
     except InputError as error:
         arm.refuse(str(error))
 

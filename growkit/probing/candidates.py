@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
@@ -69,7 +69,8 @@ def candidates_of(
         else:
             file = recipe_file(Path(each))
             name = name_of(str(file.parent)) if file.name == MANIFEST else file.stem
-            recipe = load_recipe(file, otherwise={"source": source, "output": NOWHERE})
+            with _naming(file):
+                recipe = load_recipe(file, otherwise={"source": source, "output": NOWHERE})
             if file not in shipped_recipes().values():
                 _check_source(recipe.source, source, found, str(file))
         slug = re.sub(r"[^a-zA-Z0-9._-]+", "-", name)[:60]
@@ -78,6 +79,17 @@ def candidates_of(
         called = _unused(name, {name_of(found.name), *(other.name for other in chosen)})
         chosen.append(Candidate(called, f"{number:02}-{slug}", made, file))
     return chosen
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Say of which of several recipes an error is."""
+    try:
+        yield
+    except InputError as error:
+        if str(InputError(str(file))) in str(error):
+            raise
+        raise InputError(f"{file}: {error}") from error
 
 
 def _unused(name: str, names: Collection[str]) -> str:

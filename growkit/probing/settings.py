@@ -28,7 +28,7 @@ class ProbeSettings:
         seeds: trainings of each, on as many orders of the same windows, the same for all.
         lr: learning rates of the source, of which every candidate gets the best; a candidate's
             follow from each by the law of updates.
-        weight_decay: of matrices.
+        weight_decay: of all but norms and biases, as transformers' Trainer has it.
         warmup: steps until the rate is reached. Then it stays, so that a training is one of its
             length wherever it is cut.
         batch: windows in a step.

@@ -23,6 +23,9 @@ MOST_TEXT = 1 << 27
 MOST, FEW, FEWEST = 64, 16, 8
 """Windows that are held out, at most, of a short training, and at least."""
 
+A_WORD = 100
+"""Characters; a blank is not farther away where words are parted by blanks."""
+
 SHARE = 16
 """Windows that a training takes for each that is held out: looking costs less than training."""
 
@@ -80,7 +83,7 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
     length = min(settings.length, longest) if isinstance(longest, int) else settings.length
     content = read_text(str(text), MOST_TEXT)
     whole = content.decode("utf-8")
-    cut = whole.rfind(" ", 0, len(whole) * 9 // 10) + 1
+    cut = _last_tenth(whole)
     tokenizer = load_tokenizer(folder)
     taken = settings.steps * settings.batch
     windows = _windows(tokenizer, whole[:cut], length, taken * settings.seeds)
@@ -100,6 +103,12 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
             f"vocab_size is {config['vocab_size']}; they do not belong together"
         )
     return Data(windows, held_out, hashlib.sha256(content).hexdigest())
+
+
+def _last_tenth(text: str) -> int:
+    """Where the last tenth begins: behind a blank, if one is near, as some languages have none."""
+    whole = len(text) * 9 // 10
+    return text.rfind(" ", max(whole - A_WORD, 0), whole) + 1 or whole
 
 
 def _windows(tokenizer: Any, text: str, length: int, most: int, *, spread: bool = False) -> Tensor:

@@ -18,7 +18,8 @@ from growkit.errors import InputError, foreign
 from growkit.probing.look import Look
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
-from growkit.training.groups import param_groups, sorted_by_decay
+from growkit.training.decay import decayed
+from growkit.training.groups import param_groups
 from growkit.training.warming import rewarming
 
 BETAS, EPS = (0.9, 0.95), 1e-8
@@ -137,12 +138,14 @@ def _groups(model: nn.Module, law: Path | None, lr: float, decay: float) -> list
     """By the law of updates; those of the source as Trainer makes them."""
     if law is not None:
         return param_groups(model, law, lr=lr, weight_decay=decay, eps=EPS)
-    groups: dict[Any, dict[str, Any]] = {}
-    for parameter in model.parameters():
-        key = (parameter.dim() <= 1,)
-        made = {"params": [], "weight_decay": 0.0 if key[0] else decay}
-        groups.setdefault(key, made)["params"].append(parameter)
-    return sorted_by_decay(groups)
+    lose = decayed(model)
+    every = list(model.named_parameters())
+    parted = [[each for name, each in every if (name in lose) is loses] for loses in (True, False)]
+    return [
+        {"params": parameters, "weight_decay": by}
+        for parameters, by in zip(parted, (decay, 0.0), strict=True)
+        if parameters
+    ]
 
 
 def computed_in(settings: ProbeSettings, device: torch.device) -> str:

@@ -83,12 +83,10 @@ class Work:
     def _note(self, line: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(line, allow_nan=False) + "\n"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(self.folder / JOURNAL, flags, 0o600)
-        try:
-            os.write(descriptor, text.encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with open(os.open(self.folder / JOURNAL, flags, 0o600), "wb") as journal:
+            journal.write(text.encode())
+            journal.flush()
+            os.fsync(journal.fileno())
         self._lines.append(line)
         return line
 

@@ -28,7 +28,8 @@ from growkit.engine.strict import strict_float64
 from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, Training
 from growkit.errors import InputError
 from growkit.planning.lineage import Lineage
-from growkit.planning.updates import Law, Update, law_of
+from growkit.planning.update import Update
+from growkit.planning.updates import Law, law_of
 from growkit.proof.states import Places, States
 from growkit.results.training import TrainingProof
 from growkit.settings import Settings

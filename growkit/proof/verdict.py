@@ -26,7 +26,6 @@ from growkit.engine.reproducible import reproducible
 from growkit.errors import InputError
 from growkit.families.added import knowing
 from growkit.manifest import read_record
-from growkit.proof.beforehand import bytes_of, check_vocabularies, other_vocabulary
 from growkit.proof.files.folder import beside_plan, beside_source, rests_on
 from growkit.proof.findings import (
     Native,
@@ -39,6 +38,7 @@ from growkit.proof.fingerprint import question
 from growkit.proof.modes import Mode, modes, result
 from growkit.proof.origin import as_planned, origin_of
 from growkit.proof.parts import NO_NUMBERS, Parts
+from growkit.proof.sizes import bytes_of, check_vocabularies, other_vocabulary
 from growkit.proof.states import NOWHERE, places_of
 from growkit.proof.training import check_room, prove_training
 from growkit.proof.usage import used

@@ -57,6 +57,8 @@ def check_report(
     for path, what in ((file, "a report goes"), (figures, "figures go")):
         if path is not None and not path.parent.is_dir():
             raise InputError(f"{path.parent} is not a folder; make it before {what} there")
+        if path is not None and not os.access(path.parent, os.W_OK | os.X_OK):
+            raise InputError(f"{path.parent} may not be written into, where {what}; name another")
     if figures is not None and os.path.lexists(figures) and not figures.is_dir():
         raise InputError(f"{figures} is a file; name a folder for the figures")
     for path, what in ((file, "report"), (figures, "figures")):

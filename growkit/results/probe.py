@@ -107,7 +107,7 @@ class ProbeResult(Result):
         steps: of every training.
         seeds: trainings of each with every rate.
         lr: learning rates that were tried, of the source.
-        weight_decay: of matrices.
+        weight_decay: of all but norms and biases.
         warmup: steps until the rate was reached.
         batch: windows in a step.
         length: tokens in a window.

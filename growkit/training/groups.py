@@ -83,12 +83,7 @@ def param_groups(
             made = {"lr": lr * of.lr, "weight_decay": decay * of.weight_decay, "eps": eps * of.eps}
             key = (not loses, (of.lr, of.weight_decay, of.eps))
         groups.setdefault(key, {"params": [], **made})["params"].append(parameter)
-    return sorted_by_decay(groups)
-
-
-def sorted_by_decay(groups: dict[Any, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups that decay, then the others, each in the order in which they came up."""
-    return [groups[key] for key in sorted(groups, key=lambda key: bool(key[0]))]
+    return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:

@@ -31,8 +31,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.errors import InputError
 from growkit.manifest import changed_since
-from growkit.proof.beforehand import check_vocabulary
 from growkit.proof.fingerprint import COMPUTED, Question, apart, fingerprint_of
+from growkit.proof.sizes import check_vocabulary
 
 OTHER = "give the folder that it was loaded from"
 
