@@ -214,6 +214,33 @@ def test_a_group_without_parameters_is_left_out(tmp_path: Path, way: Any) -> Non
         load_torch(model, empty, out)
 
 
+def test_a_model_that_was_grown_twice_finds_its_groups_by_name(tmp_path: Path) -> None:
+    """As the documents make them; ``param_groups`` knows the last growth alone (the control)."""
+    source, once, out = tmp_path / "source", tmp_path / "once", tmp_path / "out"
+    model, optimizer = trained(save_model(source, "llama", **LLAMA), 1)
+    grown(source, save_torch(model, optimizer, tmp_path / "state"), once)
+    growkit.grow(
+        once, out, method="depth", layers="x2", optimizer=once / "optimizer.pt", verify=False
+    )
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    state = torch.load(out / "optimizer.pt", weights_only=True)
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [named[name] for name in group["param_names"]]}
+        for group in state["param_groups"]
+    ]
+    again = torch.optim.AdamW(groups)
+    again.load_state_dict(state)
+    rates = {id(each): group["lr"] for group in again.param_groups for each in group["params"]}
+    assert rates[id(named["lm_head.weight"])] == pytest.approx(RATE / 2)
+    assert rates[id(named["model.embed_tokens.weight"])] == pytest.approx(RATE)
+    model(batch(1), labels=batch(1)).loss.backward()
+    again.step()
+    last = torch.optim.AdamW(param_groups(model, out, lr=RATE, decays=lambda *_: True))
+    with pytest.raises(ValueError, match="parameter group"):
+        last.load_state_dict(state)
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """A model and the state of its optimizer."""

@@ -337,6 +337,20 @@ def test_what_cannot_be_trained_is_told_as_such(error: Exception, told: str) -> 
             raise error
 
 
+SPOILED: list[tuple[int, Callable[[Any], object]]] = [
+    (1, lambda line: line.pop("outcome")),
+    (3, lambda line: line.update(step_flops=None)),
+    (4, lambda line: line.update(looks=[])),
+    (4, lambda line: line["looks"].pop()),
+    (4, lambda line: line["looks"].pop(0)),
+    (4, lambda line: line["looks"].insert(0, line["looks"][-1])),
+    (4, lambda line: line["looks"][0][1].pop()),
+    (4, lambda line: line["looks"][0].__setitem__(1, None)),
+    (4, lambda line: line["looks"][0][1].__setitem__(0, math.nan)),
+]
+"""Lines of a journal, by their number, and how no probe writes them."""
+
+
 class Killed(BaseException):
     """What nobody expects."""
 
@@ -371,6 +385,16 @@ def test_a_killed_probe_goes_on_with_the_same_figures(
     for key in ("candidates", "differences", "reason", "equal_compute"):
         assert again[key] == found[key]
     assert len((work / JOURNAL).read_text().splitlines()) == 1 + 3 + 8
+    whole = (work / JOURNAL).read_text().splitlines()
+    for number, spoil in SPOILED:
+        line = json.loads(whole[number])
+        spoil(line)
+        (work / JOURNAL).write_text("\n".join([*whole[:number], json.dumps(line), ""]))
+        with pytest.raises(
+            growkit.InputError, match=f"{JOURNAL} is damaged; choose another --work"
+        ):
+            probed(place, *names, settings=settings, work=work, resume=True)
+    (work / JOURNAL).write_text("\n".join([*whole, ""]))
     flip(work / "03-wide" / "model.safetensors")
     with pytest.raises(growkit.InputError, match="has been changed since it was grown"):
         probed(place, *names, settings=settings, work=work, resume=True)

@@ -28,6 +28,9 @@ from growkit.surgery import run
 SOURCE = "source"
 """What notes call the source; those of candidates begin with a number."""
 
+NOTED = ("outcome", "reason", "promise", "parameters", "step_flops")
+"""What is noted of one that was grown."""
+
 LOOKS, EARLY = 8, 4
 """Looks at the loss on the way: over a whole training, and up to equal compute."""
 
@@ -109,9 +112,8 @@ def grown(
     if noted is None:
         with knowing(arm.family):
             _grow(arm, candidate, folder, data, settings, device, progress)
-        names = ("outcome", "reason", "promise", "parameters", "step_flops")
-        noted = work.note_grown(arm.key, {name: getattr(arm, name) for name in names})
-    arm = replace(arm, **{name: noted[name] for name in noted if name != "grown"})
+        noted = work.note_grown(arm.key, {name: getattr(arm, name) for name in NOTED})
+    arm = replace(arm, **{name: noted[name] for name in NOTED})
     arm.stored = folder if arm.outcome == "grown" else None
     return arm
 
@@ -201,7 +203,7 @@ def _train(
     trainee = Trainee(arm.name, arm.stored, law)
     for lr in settings.lr:
         for seed in range(settings.seeds):
-            found = work.trained(arm.key, lr, seed)
+            found = work.trained(arm.key, lr, seed, settings.steps, len(data.held_out))
             if found is None:
                 found = train(
                     trainee, data, settings, lr, seed, looks, device, lambda n: advance(n * cost)

@@ -8,9 +8,11 @@ which a number depends.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +70,27 @@ class Work:
         """A candidate is grown, or cannot be."""
         return self._note({"grown": folder, **found})
 
-    def trained(self, folder: str, lr: float, seed: int) -> list[Look] | None:
-        """The losses of a training that is over; None if it is not."""
+    def trained(
+        self, folder: str, lr: float, seed: int, steps: int, windows: int
+    ) -> list[Look] | None:
+        """The losses of a training that is over; None if it is not.
+
+        Args:
+            folder: of the candidate.
+            lr: the rate of the source.
+            seed: of the order of the windows.
+            steps: of the training.
+            windows: that are held out.
+
+        Raises:
+            InputError: what was noted is not of such a training.
+        """
         for line in self._lines:
             if (line.get("trained"), line.get("lr"), line.get("seed")) == (folder, lr, seed):
-                return [Look(int(step), losses) for step, losses in line["looks"]]
+                looks = [Look(int(step), losses) for step, losses in line["looks"]]
+                if not _is_whole(looks, steps, windows):
+                    raise damaged(self.folder / JOURNAL)
+                return looks
         return None
 
     def note_trained(self, folder: str, lr: float, seed: int, looks: list[Look]) -> None:
@@ -188,17 +206,25 @@ def _read(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             line = None
         if not _is_line(line):
-            raise InputError(f"{file} is damaged; choose another --work, and begin again")
+            raise damaged(file)
         lines.append(line)
     return lines
+
+
+def damaged(journal: Path) -> InputError:
+    """What is to be said of a journal that no probe has written like that."""
+    return InputError(f"{journal} is damaged; choose another --work, and begin again")
 
 
 def _is_line(line: Any) -> bool:
     match line:
         case {"plan": dict()}:
             return True
-        case {"grown": str(), "outcome": str(), "reason": _, "promise": _, "parameters": _}:
-            return isinstance(line.get("step_flops"), int | None)
+        case {"grown": str(), "reason": None, "promise": _, "parameters": int()}:
+            flops = line.get("step_flops")
+            return line.get("outcome") == "grown" and isinstance(flops, int) and flops > 0
+        case {"grown": str(), "reason": str(), "promise": _, "parameters": _, "step_flops": None}:
+            return line.get("outcome") in ("broken", "refused")
         case {"trained": str(), "lr": float(), "seed": int(), "looks": [*looks]}:
             return all(map(_is_look, looks))
     return False
@@ -209,5 +235,15 @@ def _is_look(look: Any) -> bool:
         case [int(), None]:
             return True
         case [int(), [*losses]]:
-            return all(isinstance(loss, float) for loss in losses)
+            return all(isinstance(loss, float) and math.isfinite(loss) for loss in losses)
     return False
+
+
+def _is_whole(looks: Sequence[Look], steps: int, windows: int) -> bool:
+    """Whether looks go from a training's beginning to its end, or to a loss that is not finite."""
+    after = [look.step for look in looks]
+    if not looks or after[0] != 0 or any(b < a for a, b in pairwise(after)):
+        return False
+    ended = looks[-1].losses is None or after[-1] == steps
+    known = looks[:-1] if looks[-1].losses is None else looks
+    return ended and all(look.losses is not None and len(look.losses) == windows for look in known)
