@@ -315,6 +315,12 @@ def test_what_cannot_be_trained_is_told_as_such(error: Exception, told: str) -> 
             raise error
 
 
+@pytest.mark.parametrize("given", [{"lr": "1e-4"}, {"lr": ["fast"]}, {"weight_decay": "0.1"}])
+def test_what_is_no_number_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(growkit.InputError, match=f"{next(iter(given))} is '.*; a number was expec"):
+        ProbeSettings(**given)
+
+
 class Killed(BaseException):
     """What nobody expects."""
 
