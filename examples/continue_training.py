@@ -2,7 +2,7 @@
 
     python examples/continue_training.py my-larger-llama some-text.txt my-run
     accelerate launch --config_file examples/fsdp2.yaml \
-        examples/continue_training.py my-larger-llama some-text.txt my-run
+        examples/continue_training.py my-larger-llama some-text.txt my-sharded-run
 
 Rate, decay and eps are those with which the source would go on; every tensor gets what becomes of
 them. Before the first step, the model in memory is held against the fingerprint in its folder.

@@ -546,7 +546,8 @@ def _lead(
             if result["verification"]:
                 show_verdict(console, result["verification"])
             if not running.dry_run:
-                console.print(f"written to {result['output']}", soft_wrap=True)
+                kept = ": the proof, without the weights" if running.proof_only else ""
+                console.print(f"written to {result['output']}{kept}", soft_wrap=True)
     return 1 if result["kept"] is False else 0
 
 

@@ -157,7 +157,7 @@ PROBED = {
     "dtype": Annotated[
         str | None,
         typer.Option(
-            help="What is computed in: float32, or bfloat16 by autocast, as on a GPU without it.",
+            help="What is computed in: float32, or bfloat16 by autocast, the default on a GPU.",
             autocompletion=one_of(lambda: COMPUTED),
         ),
     ],

@@ -107,7 +107,8 @@ def _carried_out(
     given()  # before anything that takes time
     if proof_only and recipe.verify is None:
         raise InputError(
-            "nothing but the proof is to be kept, and it is switched off; switch it on"
+            "nothing but the proof is to be kept, and it is switched off; leave out --proof-only, "
+            "or --no-verify (in Python verify=False, in a recipe verify: false)"
         )
     output = output_path(recipe)
     found = find(recipe.source)

@@ -278,7 +278,15 @@ def test_grow_and_share_in_one_pass(tmp_path: Path) -> None:
     ("kind", "config", "to", "options", "why"),
     [
         ("llama", {}, "dint", {}, r"it has no λ"),
-        ("llama", {}, "shared-diff", {"rank": 2}, r"no noise heads"),
+        ("llama", {}, "shared-diff", {"rank": 2}, r"no noise heads .*; convert it to diff first"),
+        ("llama", {}, "llama", {}, r"of Llama already; choose another layout"),
+        (
+            "llama",
+            {},
+            "diff-v2",
+            {"rank": 2},
+            r"has no option rank, nor any other; for rank choose",
+        ),
         ("diffllama", {}, "diff-v2", {}, r"λ of another kind"),
         ("llama", {}, "gda", {}, r"it has no noise heads"),
         ("diff_transformer", {"num_noise_heads": 1}, "gda", {}, r"it is grouped already"),

@@ -458,6 +458,7 @@ def test_what_is_written_is_loaded_by_torch(tmp_path: Path) -> None:
     assert growkit.check(tmp_path / "out")["whole"]
     manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
     assert manifest["recipe"]["format"] == "dcp"
+    assert 'dcp.load(state, checkpoint_id=".")' in (tmp_path / "out" / "README.md").read_text()
     checkpoint = Checkpoint(tmp_path / "out")
     assert checkpoint.tensors == Checkpoint(tmp_path / "plain").tensors
     place = checkpoint.read(UP)[0, 0].view(1).view(torch.uint8).numpy().tobytes()

@@ -61,6 +61,14 @@ def test_a_model_loads_in_one_process(tmp_path: Path) -> None:
     assert not differing(wide, {name: each.float() for name, each in expected.items()})
 
 
+def test_a_source_is_given_to_a_recipe_without_one(tmp_path: Path) -> None:
+    file, source = tmp_path / "recipe.yaml", save_model(tmp_path / "source", "llama")
+    file.write_text("steps: [{grow: hypercloning, ffn: x2}]\noutput: out\n")
+    assert growkit.load(file, source=source).config.intermediate_size == 2 * 24
+    with pytest.raises(InputError, match=r"has no source; a recipe needs source"):
+        growkit.load(file)
+
+
 def test_a_proof_without_weights(tmp_path: Path) -> None:
     """Manifest and source are enough, and another source is refused."""
     source = save_model(tmp_path / "source", "llama")
@@ -143,7 +151,7 @@ def test_the_proof_alone_is_kept(form: str, tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "llama")
     quick = growkit.Settings(prompts=1, length=8)
     recipe = replace(recipe_of(tmp_path, source, WIDER), shard_size="20KB", format=form)
-    with pytest.raises(InputError, match="is switched off"):
+    with pytest.raises(InputError, match="is switched off; leave out --proof-only, or --no-verify"):
         growkit.run(recipe, proof_only=True)
     growkit.run(recipe)
     whole = json.loads((tmp_path / "out" / "growkit.json").read_text())["files"]
@@ -155,7 +163,7 @@ def test_the_proof_alone_is_kept(form: str, tmp_path: Path) -> None:
     assert {file.name for file in out.iterdir()} == kept | {"growkit.json"}
     assert manifest["not_kept"] == {n: whole[n] for n in whole.keys() - kept}
     assert growkit.check(out)["whole"]
-    assert "growkit.load" in (out / "README.md").read_text()
+    assert 'growkit.load("growkit.json", source="SRC")' in (out / "README.md").read_text()
     if form == "safetensors":
         expected = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").state_dict()
         assert not differing(growkit.load(out).state_dict(), expected)

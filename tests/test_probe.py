@@ -351,6 +351,12 @@ SPOILED: list[tuple[int, Callable[[Any], object]]] = [
 """Lines of a journal, by their number, and how no probe writes them."""
 
 
+@pytest.mark.parametrize("given", [{"lr": "1e-4"}, {"lr": ["fast"]}, {"weight_decay": "0.1"}])
+def test_what_is_no_number_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(growkit.InputError, match=f"{next(iter(given))} is '.*; a number was expec"):
+        ProbeSettings(**given)
+
+
 class Killed(BaseException):
     """What nobody expects."""
 

@@ -31,7 +31,9 @@ class Storing(OnDiffTransformer):
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
         """See ``growkit.planning.operation.Operation``."""
         if family is self.target:
-            raise InputError(f"the source is in the layout of {family.name} already")
+            raise InputError(
+                f"the source is in the layout of {family.name} already; choose another layout"
+            )
         return super().expresses(family, config, options)
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:

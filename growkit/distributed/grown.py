@@ -58,9 +58,10 @@ class Grown:
         together: bool = False,
     ) -> None:
         file = None if isinstance(recipe, Recipe) else recipe_file(Path(recipe))
-        self.recipe = recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe))
-        if source is not None:
-            self.recipe = replace(self.recipe, source=str(source))
+        chosen = None if source is None else str(source)
+        if not isinstance(recipe, Recipe):
+            recipe = load_recipe(Path(recipe), chosen)
+        self.recipe = replace(recipe, source=chosen or recipe.source)
         with knowing(self.recipe.family):
             self.source = find(self.recipe.source).weights()
             if isinstance(self.source, Checkpoint):

@@ -44,7 +44,7 @@ def _is_place(text: str) -> bool:
 OPTIONS: tuple[Option, ...] = (
     SizeOption(
         "layers",
-        "number of layers; x1.5 turns 2 into 3",
+        "the number of layers; x1.5 turns 2 into 3",
         axes=("layers",),
         accepts=_is_size,
     ),

@@ -261,8 +261,7 @@ def complete(
         if name not in known:
             other = having(name, known)
             hint = f"; {other}" if other else perhaps(name, known, callings(operation.options))
-            raise InputError(
-                f"{operation.name} has no option {name}; it has {', '.join(known) or 'none'}{hint}"
-            )
+            has = f"; it has {', '.join(known)}" if known else ", nor any other"
+            raise InputError(f"{operation.name} has no option {name}{has}{hint}")
     read = {name: option.read(options.get(name)) for name, option in known.items()}
     return {name: value for name, value in read.items() if value is not None}

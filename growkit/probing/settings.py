@@ -49,7 +49,9 @@ class ProbeSettings:
 
     def __post_init__(self) -> None:
         given: Any = self.lr
-        rates = (given,) if isinstance(given, int | float) else tuple(given)
+        rates = (given,) if isinstance(given, int | float | str) else tuple(given)
+        _check_numbers("lr", *rates)
+        _check_numbers("weight_decay", self.weight_decay)
         object.__setattr__(self, "lr", tuple(dict.fromkeys(map(float, rates))))
         for name, fewest, most in (
             ("steps", 1, MOST_STEPS),
@@ -87,3 +89,9 @@ class ProbeSettings:
                     f"{name} {value!r} is not known; choose {' or '.join(names)}"
                     + perhaps(value, names, {"gpu": "cuda"} if name == "device" else {})
                 )
+
+
+def _check_numbers(name: str, *values: object) -> None:
+    for value in values:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise InputError(f"{name} is {value!r}; a number was expected")

@@ -31,8 +31,20 @@ name = "."  # this folder; ORG/NAME once it is on the Hub
 ```"""
 
 
+DCP = "torch.distributed.checkpoint"
+
+DCP_SNIPPET = f"""It loads with {DCP}, into a model of the class and sizes in `config.json`:
+
+```python
+import {DCP} as dcp
+
+state = model.state_dict()
+dcp.load(state, checkpoint_id=".")  # this folder
+```"""
+
 WITHOUT_WEIGHTS = """Its weights are not kept here, but the proof of how they are made:
-`growkit.load("growkit.json")` makes them of the source while it loads, and refuses any other."""
+`growkit.load("growkit.json", source="SRC")` makes them of the source while it loads, and refuses
+any other source."""
 
 
 def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
@@ -120,6 +132,8 @@ def _in_transformers(loads_with: Any) -> bool:
 
 
 def _use(loads_with: Any, tokenizer: bool) -> str:
+    if loads_with == DCP:
+        return DCP_SNIPPET
     if not _in_transformers(loads_with):
         return f"It loads with {_text(loads_with)}."
     trusted = ", trust_remote_code=True" if "trust_remote_code" in str(loads_with) else ""

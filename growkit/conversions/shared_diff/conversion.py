@@ -113,7 +113,8 @@ class SharedDiff(OnDiffTransformer):
         """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
-            raise refuse(self.name, diff, "there are no noise heads to share with")
+            why = "there are no noise heads to share with; convert it to diff first"
+            raise refuse(self.name, diff, why)
         if shared_queries(diff):
             raise refuse(self.name, diff, "its projections are shared already")
         if (

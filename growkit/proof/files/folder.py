@@ -150,7 +150,7 @@ def beside_source(
         named.append(said + (f", not {', '.join(keys)}" if keys else ""))
     other_class = _other_class(source, target, loaded)
     changed += other_class[0]
-    named += [*other_class[1], *_overruled(source.config, target)]
+    named += [*other_class[1], *_overruled(source.config, target, named_keys)]
     named += _passed_over(source, target, loads, loaded)
     named += _rewritten(source, target)
     ids, unseen = same_ids(source.opened, target.opened)
@@ -239,15 +239,22 @@ def _other_class(
     return [], ["architectures in config.json differs"] if lacks else []
 
 
-def _overruled(wanted: Config, target: Checkpoint) -> list[str]:
-    """What is to be said of keys that stand in ``config.json`` and that its class does not heed."""
+def _overruled(wanted: Config, target: Checkpoint, said: Sequence[str] = ()) -> list[str]:
+    """What is to be said of keys that stand in ``config.json`` and that its class does not heed.
+
+    Of those in ``said`` it has been said that they differ.
+    """
     found = target.config
     complete = resolved(found)
     keys = overruled(found, wanted, complete) if complete else []
     cached = found.get(SPEED)
     if complete and cached not in (None, wanted.get(SPEED, complete.get(SPEED, cached))):
         keys.append(SPEED)
-    return [f"{key} in config.json differs, without effect in transformers" for key in keys]
+    return [
+        f"{key} in config.json differs, without effect in transformers"
+        for key in keys
+        if key not in said
+    ]
 
 
 def _rewritten(source: Checkpoint, target: Checkpoint) -> tuple[str, ...]:
