@@ -5,6 +5,7 @@ torch writes them here and reads them for comparison.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import pickle
@@ -31,7 +32,9 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import growkit
+from growkit.checkpoint.distributed_file import DistributedFile
 from growkit.checkpoint.distributed_list import _check_whole
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import WeightFile
 from growkit.cli import app
@@ -487,3 +490,18 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
     assert "there is no format 'dpc' of weights; did you mean 'dcp'?" in done.stderr
+
+
+def test_what_is_read_leaves_no_cycle(whole: Path) -> None:
+    """It would keep memory until garbage is looked for, which is seldom in a command."""
+    folder = Folder(whole)
+    gc.collect()
+    gc.disable()
+    try:
+        parts = DistributedFile(folder)
+        for name in parts.tensors:
+            parts.read(name, None)
+        left = [each for each in gc.get_objects() if type(each).__name__ == "_Storages"]
+    finally:
+        gc.enable()
+    assert not left
