@@ -19,7 +19,7 @@ def output_path(recipe: Recipe) -> Path:
         InputError: it is an address, where nothing is written.
     """
     output = Path(recipe.output)
-    if STORE.fullmatch(recipe.output) and not os.path.lexists(output.parts[0]):
+    if STORE.fullmatch(recipe.output.lower()) and not os.path.lexists(output.parts[0]):
         raise InputError(
             f"{address_in(recipe.output)} is an address, and models are written to folders on this "
             "machine; name a folder, and upload that"
