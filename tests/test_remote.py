@@ -219,7 +219,9 @@ def test_an_address_of_a_file_has_three_slashes(root: Path) -> None:
         assert source.where() == f"file://{root}/one"
 
 
-@pytest.mark.parametrize("output", ["s3://bucket/model", "https:/host/model", "hf://org/model", "S3://b/m"])
+@pytest.mark.parametrize(
+    "output", ["s3://bucket/model", "https:/host/model", "hf://org/model", "S3://b/m"]
+)
 def test_nothing_is_written_to_an_address(
     output: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
