@@ -33,8 +33,8 @@ PROVING = 1.2e9
 STARTED = 2.0
 """Seconds until torch is there, and again transformers."""
 
-WRITTEN = 1e9
-"""Bytes that are written in a second."""
+WRITTEN = 6e8
+"""Bytes that are made and written in a second (``benchmarks/cost_model.py``)."""
 
 LOOKED_AT = 2.5e-8
 """Seconds that a proof takes for a parameter, however many tokens there are."""
