@@ -67,15 +67,34 @@ def train(
     Raises:
         InputError: it cannot be trained, or there is no room for it.
     """
-    with (
-        no_failure(trainee.name, device),
-        reproducible(device),
-        torch.random.fork_rng([] if device.type == "cpu" else [device]),
-        quiet(),
-    ):
-        choose_kernels()
-        torch.manual_seed(seed)
-        return _trained(trainee, data, settings, lr, seed, looks, device, advance)
+    with no_failure(trainee.name, device), _by_itself(device, seed):
+        model: Any = load(trainee.stored, torch.float32, device, None)
+        groups = _groups(model, trainee.law, lr, settings.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=lr, betas=BETAS, eps=EPS)
+        warmup = rewarming(settings.warmup) if settings.warmup else lambda step: 1.0
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup)
+        dtype = computed_in(settings, device)
+        found: list[Look] = []
+        for step in range(settings.steps + 1):
+            if step in looks:
+                found.append(Look(step, _held_out(model, data, settings.batch, device, dtype)))
+                if found[-1].losses is None:
+                    break
+            if step == settings.steps:
+                break
+            batch = data.batch(seed, step, settings.batch).to(device)
+            model.train()
+            with _computing(device, dtype):
+                loss = model(batch, labels=batch, use_cache=False).loss
+            if not loss.isfinite():
+                found.append(Look(step, None))
+                break
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            advance(1)
+        return found
 
 
 @contextmanager
@@ -95,43 +114,17 @@ def no_failure(name: str, device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def _trained(
-    trainee: Trainee,
-    data: Data,
-    settings: ProbeSettings,
-    lr: float,
-    seed: int,
-    looks: Collection[int],
-    device: torch.device,
-    advance: Callable[[int], None],
-) -> list[Look]:
-    model: Any = load(trainee.stored, torch.float32, device, None)
-    groups = _groups(model, trainee.law, lr, settings.weight_decay)
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=BETAS, eps=EPS)
-    warmup = rewarming(settings.warmup) if settings.warmup else lambda step: 1.0
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup)
-    dtype = computed_in(settings, device)
-    found: list[Look] = []
-    for step in range(settings.steps + 1):
-        if step in looks:
-            found.append(Look(step, _held_out(model, data, settings.batch, device, dtype)))
-            if found[-1].losses is None:
-                break
-        if step == settings.steps:
-            break
-        batch = data.batch(seed, step, settings.batch).to(device)
-        model.train()
-        with _computing(device, dtype):
-            loss = model(batch, labels=batch, use_cache=False).loss
-        if not loss.isfinite():
-            found.append(Look(step, None))
-            break
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        advance(1)
-    return found
+@contextmanager
+def _by_itself(device: torch.device, seed: int) -> Iterator[None]:
+    """Random numbers follow from the seed, and those of others are left alone."""
+    with (
+        reproducible(device),
+        torch.random.fork_rng([] if device.type == "cpu" else [device]),
+        quiet(),
+    ):
+        choose_kernels()
+        torch.manual_seed(seed)
+        yield
 
 
 def _groups(model: nn.Module, law: Path | None, lr: float, decay: float) -> list[dict[str, Any]]:
