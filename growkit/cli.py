@@ -8,17 +8,15 @@ Results are on stdout, everything else on stderr. Torch is imported inside comma
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from growkit.answers import also_in, console, print_json, told
 from growkit.commands import Commands, OfMany, command
 from growkit.errors import InputError, plain
 from growkit.operations import operations
@@ -41,18 +39,12 @@ from growkit.options import (
     say,
 )
 from growkit.probing.settings import ProbeSettings
-from growkit.recipe.recipe import Recipe
 from growkit.recipe.shipped import shipped_recipe, shipped_recipes
-from growkit.recipe.steps import Step
+from growkit.running import carry_out, check_proved, recipe_of
 from growkit.settings import DEVICES, Settings
 from growkit.signals import heed_signals
 from growkit.streams import make_patient, unprinted
 from growkit.version import __version__
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from growkit.ranks import Ranks
 
 app = typer.Typer(
     name="growkit",
@@ -131,15 +123,15 @@ def inspect(
 
         found = describe(folder)
         if as_json:
-            _print_json(found)
+            print_json(found)
         else:
             typer.echo(plain(found["yaml"], keep="\n"), nl=False)
         return
     result = look(folder) if family is None else look(folder, family=family)
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
-        show_inspection(_console(), result)
+        show_inspection(console(), result)
 
 
 @app.command("families")
@@ -151,9 +143,9 @@ def list_families(as_json: Json = False) -> None:
 
     result = catalogue()
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
-        show_catalogue(_console(), result)
+        show_catalogue(console(), result)
 
 
 @app.command()
@@ -179,13 +171,13 @@ def grow(
     """Grow SRC into a larger model OUT that computes the same function, and prove it."""
     from growkit.recipe.steps import GrowStep
 
-    recipe = _recipe(source, GrowStep(method, options), output, settings, writing)
+    recipe = recipe_of(source, GrowStep(method, options), output, settings, writing)
     if family is None:
-        return _run(recipe, running, answer)
+        return carry_out(recipe, running, answer)
     from growkit.families.described import load_description
 
     recipe = replace(recipe, family=load_description(family))
-    return _run(recipe, running, answer, [family])
+    return carry_out(recipe, running, answer, [family])
 
 
 @app.command()
@@ -209,8 +201,8 @@ def convert(
     """Turn SRC into another attention variant, or store it in another layout, and prove it."""
     from growkit.recipe.steps import ConvertStep
 
-    recipe = _recipe(source, ConvertStep(to, options), output, settings, writing)
-    return _run(recipe, running, answer)
+    recipe = recipe_of(source, ConvertStep(to, options), output, settings, writing)
+    return carry_out(recipe, running, answer)
 
 
 @app.command()
@@ -252,11 +244,11 @@ def verify(
 
     result = verify_found(one, other, settings, optimizer, Bars())
     write_report(result, other.folder, answer.report, answer.figures, inputs)
-    with _also_in(answer.report):
+    with also_in(answer.report):
         if answer.as_json:
-            _print_json(result)
+            print_json(result)
         else:
-            show_verdict(_console(), result)
+            show_verdict(console(), result)
     return 0 if result["kept"] else 1
 
 
@@ -274,9 +266,9 @@ def check(
 
     result = hold(folder, progress=Bars())
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
-        show_check(_console(), result)
+        show_check(console(), result)
     return 0 if result["whole"] else 1
 
 
@@ -311,7 +303,7 @@ def run(
     given = {"text": str(text) if text else None, **proof}
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name in asked:
-        _check_proved(name, chosen.verify)
+        check_proved(name, chosen.verify)
     if chosen.verify:
         chosen = replace(chosen, verify=replace(chosen.verify, **asked))
     if base_model is not None:
@@ -322,7 +314,7 @@ def run(
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )
-    return _run(chosen, running, answer, [file])
+    return carry_out(chosen, running, answer, [file])
 
 
 @app.command()
@@ -349,9 +341,9 @@ def plan(
 
     result = look_ahead(load_recipe(recipe, source), ranks=ranks, bandwidth=bandwidth)
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
-        show_large(_console(), result)
+        show_large(console(), result)
 
 
 @app.command(cls=OfMany)
@@ -406,14 +398,14 @@ def probe(
         raise InputError(f"{report} cannot be both the report and --work")
     result = try_all(source, candidates, text, settings, work=work, resume=resume, progress=Bars())
     try:
-        with _told(f"the probe's work is in {work}, and --resume goes on with it" if work else ""):
+        with told(f"the probe's work is in {work}, and --resume goes on with it" if work else ""):
             write_probe(result, report, inputs, made)
     finally:  # what may have taken hours is shown whether or not there is a report
-        with _also_in(report):
+        with also_in(report):
             if as_json:
-                _print_json(result)
+                print_json(result)
             else:
-                show_probe(_console(), result)
+                show_probe(console(), result)
 
 
 @app.command()
@@ -432,11 +424,11 @@ def demo(
     from growkit.report.terminal import Bars, show_demo
 
     story = tell(output, hidden, signal_heads, overwrite, Bars())
-    with _also_in(output):
+    with also_in(output):
         if as_json:
-            _print_json(story)
+            print_json(story)
         else:
-            show_demo(_console(), story)
+            show_demo(console(), story)
     return 0 if story["growth"]["kept"] else 1
 
 
@@ -474,111 +466,5 @@ def recipes_copy(
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; make it first")
     write_whole(destination, file.read_text(encoding="utf-8"), new=True)
-    with _also_in(destination):
+    with also_in(destination):
         typer.echo(str(destination))
-
-
-def _recipe(source: Path, step: Step, output: Path, settings: Settings, writing: Writing) -> Recipe:
-    """The recipe of a single step."""
-    proof = settings if writing.verify else None
-    for name in ("max_kl", "steps"):
-        if getattr(settings, name) is not None:
-            _check_proved(name, proof)
-    return Recipe(
-        str(source),
-        (step,),
-        str(output),
-        proof,
-        settings.seed,
-        dtype=writing.dtype,
-        shard_size=writing.shard_size,
-        base_model=writing.base_model,
-        optimizer=str(writing.optimizer) if writing.optimizer else None,
-        format=writing.format,
-    )
-
-
-def _check_proved(name: str, proof: Settings | None) -> None:
-    """What is asked of a proof that there is not: a limit, say, would be taken for one kept."""
-    if proof is None:
-        option = "--" + name.replace("_", "-")
-        raise InputError(f"{option} is for the proof, which is switched off; switch it on")
-
-
-def _run(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path] = ()) -> int:
-    from growkit.ranks import joined
-
-    with joined() as ranks:
-        if ranks.rank == 0:
-            return _lead(recipe, running, answer, reads, ranks)
-        if not running.dry_run:
-            from growkit.sharing import follow
-
-            follow(recipe, ranks, reads)
-        return 0
-
-
-def _lead(
-    recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path], ranks: Ranks
-) -> int:
-    from growkit.checkpoint.publishing import rejected_name
-    from growkit.recipe.places import inputs_of, output_path
-    from growkit.report.saving import check_report, write_report
-    from growkit.report.terminal import Bars, show_growth, show_verdict
-    from growkit.surgery import run as carry_out
-
-    report, figures = answer.report, answer.figures
-    for name, wanted in (("report", report), ("figures", figures)):
-        if wanted is not None:
-            _check_proved(name, recipe.verify)
-    inputs, output = inputs_of(recipe, reads), output_path(recipe)
-    check_report(report, figures, inputs, [output, rejected_name(output)])
-    result = carry_out(recipe, reads=reads, ranks=ranks, **vars(running), progress=Bars())
-    written = "" if running.dry_run else f"{result['output']} is written"
-    with _told(written), _also_in(written):
-        if result["verification"]:
-            write_report(result["verification"], Path(result["output"]), report, figures, inputs)
-        if answer.as_json:
-            _print_json(result)
-        else:
-            console = _console()
-            show_growth(console, result)
-            if result["verification"]:
-                show_verdict(console, result["verification"])
-            if not running.dry_run:
-                kept = ": the proof, without the weights" if running.proof_only else ""
-                console.print(f"written to {result['output']}{kept}", soft_wrap=True)
-    return 1 if result["kept"] is False else 0
-
-
-@contextmanager
-def _told(done: str) -> Iterator[None]:
-    """Whatever goes wrong in here, it is told what has been done before."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{done}; {error}" if done else str(error)) from error
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(*filter(None, [done])) from None
-
-
-@contextmanager
-def _also_in(written: Path | str | None) -> Iterator[None]:
-    """What is printed in here is no more than is written: that nobody can read it is no failure."""
-    yield
-    why = unprinted() if written else ""
-    if why:
-        say(f"warning: {why}")
-
-
-def _print_json(result: Any) -> None:
-    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
-    # What steers a terminal stands in texts alone, where JSON has another way to write it.
-    typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
-
-
-def _console() -> Console:
-    from growkit.report.terminal import PlainConsole
-
-    # Into a file or a pipe, lines stay whole.
-    return PlainConsole(width=None if sys.stdout.isatty() else 200)
