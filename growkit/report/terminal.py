@@ -17,8 +17,9 @@ from growkit.report.glance import at_a_glance
 from growkit.report.plan import show_estimate, show_plan, show_ranks
 from growkit.report.progress import Advance
 from growkit.report.summary import summary
+from growkit.results.advice import next_step
 from growkit.results.check import difference_sentence
-from growkit.results.sentences import fault_sentence, next_step, optimizer_sentence
+from growkit.results.sentences import fault_sentence, optimizer_sentence
 from growkit.units import size
 
 if TYPE_CHECKING:
