@@ -664,6 +664,9 @@ def test_a_spectrum_says_how_many_values_are_kept() -> None:
     text, line = mark_of(spectrum | {"kept": 4})
     assert "all 4 kept (rank 2)" in text
     assert not line
+    page = report_page(full(spectra=[spectrum | {"kept": 4}]), None)
+    assert "Every singular value is kept" in page
+    assert "on the left of the dashed line" not in page
 
 
 def test_ranks_stand_where_they_are_on_their_axis() -> None:
@@ -701,7 +704,9 @@ def test_the_first_layer_has_its_label() -> None:
 
 
 def test_lines_break_between_the_parts_of_names() -> None:
-    assert flowing("model.layers.0.self_attn") == "model.<wbr>layers.<wbr>0.<wbr>self_<wbr>attn"
+    name = "model.layers.0.self_attn.weight"
+    assert flowing(name) == "model.<wbr>layers.<wbr>0.<wbr>self_<wbr>attn.<wbr>weight"
+    assert flowing("trust_remote_code=True") == "trust_remote_code=True"
     assert flowing("--max-kl or 1e-14") == (
         '<span class="whole">--max-kl</span> or <span class="whole">1e-14</span>'
     )

@@ -16,9 +16,12 @@ from pathlib import Path
 from growkit.report.markup import BEYOND, escape, figure, is_number
 
 WIDTH = 440
-LEFT, RIGHT, TOP, BOTTOM = 66, 18, 40, 48
+LEFT, RIGHT, TOP, BOTTOM = 66, 18, 40, 52
 LETTER = 7.6
 """Width of a letter, on average and a little more, to keep labels apart."""
+
+LABEL = 21
+"""How far below a plot the labels of its axis stand: clear of the lowest number beside it."""
 
 ZERO_ROOM = 30
 """Height between a logarithmic scale and the line of zeros."""
@@ -68,7 +71,7 @@ def line(
     for index, text, anchor in _apart(names, [x - LEFT for x in across]):
         x = across[index]
         parts.append(f'<path class="axis" d="M{x:.1f} {frame.bottom}v4"/>')
-        parts.append(lettering(x, frame.bottom + 18, text, anchor))
+        parts.append(lettering(x, frame.bottom + LABEL, text, anchor))
     if limits and limit:
         y = frame.y(limit[0])
         parts.append(f'<path class="limit" d="M{LEFT} {y:.1f}H{frame.right}"/>')
@@ -270,7 +273,7 @@ class Frame:
             parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{self.bottom}"/>')
             half = LETTER * len(label) / 2
             inside = min(max(x, half), WIDTH - half)
-            parts.append(lettering(inside, self.bottom + 18, label, "middle"))
+            parts.append(lettering(inside, self.bottom + LABEL, label, "middle"))
         return "".join(parts)
 
     def titles(self, x_title: str, y_title: str = "") -> str:

@@ -11,11 +11,14 @@ from typing import Any, TypeGuard
 BEYOND = 1e300
 """Larger magnitudes count as infinite: their differences would overflow."""
 
+NOTHING = "–"
+"""What stands where nothing was measured; where a table is stacked, it is left out."""
+
 _NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 
 _WHOLE = re.compile(r"(?<![\w/.-])(?:-?[\d.]+e-\d+|--[a-z][\w-]*)(?![\w-])")
-_NAMES = re.compile(r"[\w./-]{12,}")
+_NAMES = re.compile(r"[\w./-]{24,}")
 _PARTS = re.compile(r"(?<=\w)[./_](?=\w)")
 
 
@@ -119,6 +122,7 @@ def _cell(value: Any, head: str, kind: str) -> str:
     if kind == "h":
         return f'<th scope="row">{text}</th>'
     colour = {"✓": " good", "✗": " bad"}.get(text[:1], "") if kind == "v" else ""
+    colour += " nothing" if value == NOTHING else ""
     shown = f"<code>{text}</code>" if kind == "c" else text
     named = f' data-head="{head}"' if head else ""
     return f'<td class="{kind}{colour}"{named}>{shown}</td>'

@@ -18,6 +18,7 @@ from growkit.report.document import document
 from growkit.report.drawing import Bar
 from growkit.report.header import Found, header, verdict_of
 from growkit.report.markup import (
+    NOTHING,
     escape,
     facts,
     figure,
@@ -59,9 +60,6 @@ BARS = (
     "layers, with a line from the smallest to the largest."
 )
 """What the distances between copies are."""
-
-NOTHING = "–"
-"""What stands where nothing was measured."""
 
 MOST_SPECTRA = 4
 """Spectra that are drawn; the others are in a table."""
@@ -362,22 +360,37 @@ def _low_rank(result: Found) -> str:
             y_title="singular value",
             names=[str(index + 1) for index in range(len(values))],
             log=True,
-            mark=(kept - 0.5, _held(found)) if is_number(kept) and kept < len(values) else None,
+            mark=(kept - 0.5, _held(found)) if is_number(kept) and _loses(found) else None,
         )
         note = f"residual {figure(found.get('residual'))} {found.get('unit') or ''}"
-        if is_number(kept) and kept >= len(values):
+        if not _loses(found):
             note = f"all {_held(found)}; {note}"
         charts.append(framed(chart, found["module"], note))
     rows = [[found.get(key) for key in ("module", "rank", "residual", "unit")] for found in spectra]
     return section(
         "What the low rank holds",
-        "A low-rank step keeps the singular values on the left of the dashed line and loses the "
-        f"rest; the residual says how much. Drawn are the largest, at most {MOST_SPECTRA}."
-        if spectra
-        else "",
+        _held_by(spectra),
         f'<div class="charts">{"".join(charts)}</div>' if charts else "",
         more(f"All {len(rows):,} modules", table(["module", "rank", "residual", ""], rows, "cnnt")),
     )
+
+
+def _held_by(spectra: Sequence[Found]) -> str:
+    """What the spectra show."""
+    if not spectra:
+        return ""
+    drawn = f"Drawn are the largest, at most {MOST_SPECTRA}."
+    if not any(_loses(found) for found in spectra):
+        return f"Every singular value is kept; the residual is what rounding leaves. {drawn}"
+    return (
+        "A low-rank step keeps the singular values on the left of the dashed line and loses the "
+        f"rest; the residual says how much. {drawn}"
+    )
+
+
+def _loses(spectrum: Found) -> bool:
+    kept = spectrum.get("kept")
+    return not is_number(kept) or kept < len(spectrum.get("singular_values") or [])
 
 
 def _chosen(by_rank: Sequence[Found], spectra: Sequence[Found]) -> tuple[float, str] | None:
