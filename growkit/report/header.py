@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from growkit.report.markup import escape, facts, flowing, is_number
+from growkit.report.markup import begun, escape, facts, flowing, is_number
 from growkit.report.summary import summary
 from growkit.results.advice import LEARNING, STUCK, next_step, problem, training_problem
 from growkit.results.sentences import fault_place, too_much
@@ -110,7 +110,7 @@ def _warnings(manifest: Found) -> str:
     """What should be known before the target is used, as its manifest says."""
     warnings = manifest.get("warnings")
     listed = warnings if isinstance(warnings, list) else []
-    return "".join(f"<p>! {_sentence(str(each))}.</p>" for each in listed)
+    return "".join(f"<p>! {begun(each)}.</p>" for each in listed)
 
 
 def _glance(result: Found) -> str:
@@ -141,12 +141,7 @@ def _reasons(result: Found, verdict: str) -> list[str]:
         reason = reason.removeprefix(beginning)
     if why and is_number(kl):
         reason = reason.replace(f", {kl:.3g} nats per token of KL", "")
-    return [_sentence(each) for each in (reason, training) if each]
-
-
-def _sentence(text: str) -> str:
-    """A text as a sentence begins."""
-    return flowing(text[:1].upper() + text[1:])
+    return [begun(each) for each in (reason, training) if each]
 
 
 def _lost(result: Found) -> str:

@@ -37,6 +37,12 @@ def flowing(text: str) -> str:
     return _NAMES.sub(lambda name: _PARTS.sub(r"\g<0><wbr>", name[0]), kept)
 
 
+def begun(text: Any) -> str:
+    """A text as a sentence begins, with a capital letter; see ``flowing``."""
+    text = str(text)
+    return flowing(text[:1].upper() + text[1:])
+
+
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether something can be drawn: neither missing nor NaN nor infinite."""
     return isinstance(value, int | float) and abs(value) < BEYOND  # false for a NaN

@@ -19,10 +19,10 @@ from growkit.report.drawing import Bar
 from growkit.report.header import Found, header, verdict_of
 from growkit.report.markup import (
     NOTHING,
+    begun,
     escape,
     facts,
     figure,
-    flowing,
     framed,
     is_number,
     more,
@@ -321,7 +321,7 @@ def _copies(result: Found) -> str:
                 *([BARS] if distances else []),
             ]
         ),
-        f"<p>{flowing(sentence[:1].upper() + sentence[1:])}.</p>" if sentence else "",
+        f"<p>{begun(sentence)}.</p>" if sentence else "",
         _unless_zero(
             [each for of_kind in distances.values() for each in of_kind],
             "All copies of a matrix get the same gradient: they are 0 apart.",
