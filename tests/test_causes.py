@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from growkit.proof.causes import Part, cause_of
+from growkit.proof.causes import Part, cause_of, factor_said
 
 SPACINGS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-23}
 TOLERANCE = 1e-12
@@ -55,6 +55,11 @@ def test_a_factor_is_seen_through_rounding(
     assert of_some == pytest.approx(factor, rel=SPACINGS[dtype])
     assert cause is not None
     assert cause.startswith("32 of 96 rows are multiplied by")
+
+
+def test_digits_are_those_that_weights_have() -> None:
+    said = [factor_said(1.00953053, spacing) for spacing in SPACINGS.values()]
+    assert said == ["about 1.01", "about 1.01", "1.00953"]
 
 
 def other(weights: Tensor, rows: slice) -> Tensor:

@@ -630,6 +630,13 @@ def test_a_key_that_was_changed_is_where_it_is() -> None:
     assert found["Next"].startswith(f"set {name} back to 1e-05 (it is 0.0001); or ")
     page = Tags(report_page(full(**changed), None)).text
     assert "0.0001 in place of 1e-05" in page
+    cause = f"{name} is not what growkit writes"
+    told = changed | {
+        "fault": changed["fault"] | {"cause": cause},
+        "reason": f"not preserved: the logits differ, and {cause}",
+    }
+    (reason,) = re.findall(r'<p class="reason">(.*?)</p>', report_page(full(**told), None))
+    assert reason == "The logits differ."
     # A tensor that is lost is at fault, whatever else was changed.
     lost = changed | {"first_lost_tensor": "model.norm.weight"}
     assert "input_layernorm" in to_do(full(**lost))["Where"]

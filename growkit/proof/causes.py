@@ -45,7 +45,7 @@ def cause_of(part: Part, tolerance: float, spacing: float) -> tuple[float | None
     off = abs(factor - 1)
     slack = tolerance + spacing
     if off > slack and _close(found, factor * expected, slack * (1 + off)):
-        return factor, f"everything is multiplied by {_said(factor, spacing)}"
+        return factor, f"everything is multiplied by {factor_said(factor, spacing)}"
     if part.component == "attention":
         return None, (
             "queries, keys and values agree: λ, the head norm, the rotation or the mask differs"
@@ -69,13 +69,13 @@ def cause_of(part: Part, tolerance: float, spacing: float) -> tuple[float | None
         one = ratio[wrong]
         if bool(((one - one[0]).abs() <= slack * one[0].abs()).all()):
             first = float(one[0])
-            return first, f"{share} are multiplied by {_said(first, spacing)}"
+            return first, f"{share} are multiplied by {factor_said(first, spacing)}"
         return None, f"{share} are multiplied, each by a number of its own"
     return None, f"{share} have other weights"
 
 
-def _said(factor: float, spacing: float) -> str:
-    """A factor, with the digits that weights at such a spacing have."""
+def factor_said(factor: float, spacing: float) -> str:
+    """A factor in words, with the digits that weights have whose numbers are so far apart."""
     digits = min(6, math.ceil(-math.log10(spacing)))
     return f"{'about ' if digits < 6 else ''}{factor:.{digits}g}"
 

@@ -246,7 +246,7 @@ class Parts:
             assert compared.ends is not None
             with strict_float64():
                 found = find_fault_behind_layers(
-                    self._source, self._target, self._hidden, compared.ends, limit, factor
+                    self._source, self._target, self._hidden, compared.ends, limit, factor, stored
                 )
         elif difference.module:
             with strict_float64():

@@ -139,6 +139,7 @@ def _reasons(result: Found, verdict: str) -> list[str]:
     )
     for beginning in beginnings:
         reason = reason.removeprefix(beginning)
+    reason = reason.replace(f", and {why}", "") if why else reason
     if why and is_number(kl):
         reason = reason.replace(f", {kl:.3g} nats per token of KL", "")
     return [begun(each) for each in (reason, training) if each]
