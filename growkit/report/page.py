@@ -6,7 +6,6 @@ left out with its heading. Everything that comes from files is escaped where it 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from re import sub
@@ -17,6 +16,7 @@ from growkit.report.bins import binned
 from growkit.report.document import document
 from growkit.report.drawing import Bar
 from growkit.report.header import Found, header, verdict_of
+from growkit.report.low_rank import low_rank
 from growkit.report.markup import (
     NOTHING,
     begun,
@@ -61,9 +61,6 @@ BARS = (
 )
 """What the distances between copies are."""
 
-MOST_SPECTRA = 4
-"""Spectra that are drawn; the others are in a table."""
-
 
 def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -> str:
     """The report of a proof.
@@ -76,7 +73,7 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
         The HTML file.
     """
     names = [Path(str(result.get(key))).name for key in ("source", "target")]
-    parts = [_difference, _numbers, _loss, _modes, _layers, _logits, _positions, _copies, _low_rank]
+    parts = [_difference, _numbers, _loss, _modes, _layers, _logits, _positions, _copies, low_rank]
     main = "".join(part(result) for part in [*parts, _measured]) + _manifest(manifest or {})
     title = f"{verdict_of(result)[1]}: {' → '.join(names)}"
     return document(title, header(result, manifest or {}, _steps(manifest or {})), main)
@@ -330,80 +327,6 @@ def _copies(result: Found) -> str:
         more(f"All {len(rows):,} matrices", table(heads, rows, "cnnn")),
         half=True,
     )
-
-
-def _low_rank(result: Found) -> str:
-    by_rank, spectra = result.get("kl_by_rank") or [], result.get("spectra") or []
-    charts = []
-    if by_rank:
-        chart = drawing.line(
-            [point.get("kl_nats_per_token") for point in by_rank],
-            title="KL by rank",
-            x_title="rank",
-            y_title="KL, nats per token",
-            names=[str(point["rank"]) for point in by_rank],
-            log=True,
-            mark=_chosen(by_rank, spectra),
-            places=[point["rank"] for point in by_rank],
-        )
-        charts.append(framed(chart, "KL by rank", "what another rank would cost or gain"))
-    drawn = [found for found in spectra if found.get("singular_values")]
-    drawn.sort(
-        key=lambda found: found.get("residual") if is_number(found.get("residual")) else math.inf
-    )
-    for found in drawn[: -MOST_SPECTRA - 1 : -1]:
-        values, kept = found["singular_values"], found.get("kept")
-        chart = drawing.line(
-            values,
-            title=f"Singular values of {found['module']}",
-            x_title="index",
-            y_title="singular value",
-            names=[str(index + 1) for index in range(len(values))],
-            log=True,
-            mark=(kept - 0.5, _held(found)) if is_number(kept) and _loses(found) else None,
-        )
-        note = f"residual {figure(found.get('residual'))} {found.get('unit') or ''}"
-        if not _loses(found):
-            note = f"all {_held(found)}; {note}"
-        charts.append(framed(chart, found["module"], note))
-    rows = [[found.get(key) for key in ("module", "rank", "residual", "unit")] for found in spectra]
-    return section(
-        "What the low rank holds",
-        _held_by(spectra),
-        f'<div class="charts">{"".join(charts)}</div>' if charts else "",
-        more(f"All {len(rows):,} modules", table(["module", "rank", "residual", ""], rows, "cnnt")),
-    )
-
-
-def _held_by(spectra: Sequence[Found]) -> str:
-    """What the spectra show."""
-    if not spectra:
-        return ""
-    drawn = f"Drawn are the largest, at most {MOST_SPECTRA}."
-    if not any(_loses(found) for found in spectra):
-        return f"Every singular value is kept; the residual is what rounding leaves. {drawn}"
-    return (
-        "A low-rank step keeps the singular values on the left of the dashed line and loses the "
-        f"rest; the residual says how much. {drawn}"
-    )
-
-
-def _loses(spectrum: Found) -> bool:
-    kept = spectrum.get("kept")
-    return not is_number(kept) or kept < len(spectrum.get("singular_values") or [])
-
-
-def _chosen(by_rank: Sequence[Found], spectra: Sequence[Found]) -> tuple[float, str] | None:
-    """Which of the ranks that were tried all spectra have, as a mark; None if there is none."""
-    ranks = {found.get("rank") for found in spectra}
-    tried = [index for index, point in enumerate(by_rank) if {point["rank"]} == ranks]
-    return (tried[0], f"rank {by_rank[tried[0]]['rank']}, chosen") if tried else None
-
-
-def _held(spectrum: Found) -> str:
-    """How many singular values a rank keeps; a matrix may hold the updates of several heads."""
-    kept, rank = spectrum.get("kept"), spectrum.get("rank")
-    return f"{kept} kept" if kept == rank else f"{kept} kept (rank {rank})"
 
 
 def _measured(result: Found) -> str:
