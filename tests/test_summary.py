@@ -19,7 +19,7 @@ from growkit.errors import InputError
 from growkit.recipe.files import load_recipe, parse_recipe
 from growkit.report.header import to_do
 from growkit.report.summary import duration, headroom, size, summary, times
-from growkit.results.advice import next_step
+from growkit.results.advice import fault_sentence, next_step
 from tests.conftest import save_model
 from tests.test_report import full, measured
 
@@ -310,6 +310,7 @@ def test_a_key_that_was_changed_is_told_with_its_values(place: Path, tmp_path: P
     assert to_do(found)["Where"] == name
     assert found["fault"]
     assert found["fault"]["tensor"] is None  # every weight gives the source's back
+    assert fault_sentence(found).startswith(f"at fault: {name}; ")
 
 
 def test_what_does_not_differ_is_identical(place: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from growkit.report.markup import begun, escape, facts, flowing, is_number
 from growkit.report.summary import summary
-from growkit.results.advice import LEARNING, STUCK, next_step, problem, training_problem
-from growkit.results.sentences import fault_place, too_much
+from growkit.results.advice import LEARNING, STUCK, next_step, place, problem, training_problem
+from growkit.results.sentences import too_much
 
 Found = Mapping[str, Any]
 
@@ -159,14 +159,9 @@ def to_do(result: Found) -> dict[str, Any]:
     passed = None
     if is_number(kl) and is_number(most) and kl > most:
         passed = too_much(kl, most)
-    changed = ", ".join(map(str, result.get("changed") or [])) or None
-    failed = [str(m.get("name")) for m in result.get("modes") or [] if m.get("kept") is False]
-    places = (fault_place(fault), result.get("first_difference"))
-    # Where every weight gives the source's back, what was changed beside them is at fault.
-    first = (changed, *places) if problem(result) == "changed" else (*places, changed)
     training = training_problem(result)
     return {
-        "Where": next((place for place in (*first, ", ".join(failed)) if place), None),
+        "Where": place(result),
         "Why": fault.get("cause")
         or passed
         # What would let them train is said next.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from shlex import quote
 from typing import Any
 
-from growkit.results.sentences import trainability_sentence
+from growkit.results.sentences import fault_place, trainability_sentence
 
 Found = Mapping[str, Any]
 
@@ -24,6 +24,22 @@ def problem(result: Found) -> str | None:
     if result.get("kept"):
         return None
     return next((name for name, holds in _PROBLEMS.items() if holds(result)), "unknown")
+
+
+def place(result: Found) -> str | None:
+    """Where a target is not what it should be; None if that is not known."""
+    changed = ", ".join(map(str, result.get("changed") or []))
+    inside = fault_place(result.get("fault") or {}), result.get("first_difference")
+    # Where every weight gives the source's back, what was changed beside them is at fault.
+    first = (changed, *inside) if problem(result) == "changed" else (*inside, changed)
+    failed = ", ".join(str(mode.get("name")) for mode in _failed(result))
+    return next((str(each) for each in (*first, failed) if each), None)
+
+
+def fault_sentence(result: Found) -> str:
+    """Where two models part, and why (a ``growkit.VerifyResult`` with a fault)."""
+    cause = f"; {result['fault']['cause']}" if result["fault"]["cause"] else ""
+    return f"at fault: {place(result) or 'not known'}{cause}"
 
 
 def training_problem(result: Found) -> str | None:

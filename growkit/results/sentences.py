@@ -93,12 +93,6 @@ def counted(number: int, name: str) -> str:
     return f"{number:,} {name}{'s' * (number != 1)}"
 
 
-def fault_sentence(fault: Mapping[str, Any]) -> str:
-    """Where two models part, and why (a ``growkit.results.proof.Fault``)."""
-    cause = f"; {fault['cause']}" if fault["cause"] else ""
-    return f"at fault: {fault_place(fault) or 'not known'}{cause}"
-
-
 def fault_place(fault: Mapping[str, Any]) -> str:
     """Where two models part; empty if that is not known."""
     layer = None if fault.get("layer") is None else f"layer {fault['layer']}"
