@@ -256,7 +256,7 @@ def _path(law: Law) -> str:
         return f"the target follows a path of its own ({'; '.join(others)})"
     were = "tensor was" if len(names) == 1 else "tensors were"
     why = f"{len(names)} {were} split at random (first {names[0]})"
-    own = f"because {'; '.join([why, *others])}, the target follows a path of its own"
+    own = f"because {' and '.join([why, *others])}, the target follows a path of its own"
     return own if others else f"{own}, while --symmetry keep follows the source's"
 
 
