@@ -3,7 +3,8 @@
     python benchmarks/figures.py first-steps RUNS.jsonl OUT.svg
     python benchmarks/figures.py symmetry RUNS.jsonl OUT.svg
 
-Lines are means over the orders of batches.
+Lines are means over the orders of batches. They also differ by how they are dashed, for print and
+for eyes that tell few colours apart.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from growkit.report.drawing import linear
+
 WIDTH, HEIGHT, LEFT, TOP, GAP = 260, 200, 56, 62, 76
 STYLE = """
 .page { fill: #ffffff; stroke: #d0d7de } .text { fill: #1f2328 } .soft { fill: #59636e }
 .grid { stroke: #d0d7de } .line { fill: none; stroke-width: 1.8 } .noise { fill: #b6bec7 }
 .c0 { stroke: #2f6db5 } .c1 { stroke: #2d7d4b } .c2 { stroke: #c2410c } .c3 { stroke: #8a4b9c }
-.c4 { stroke: #a16207 } .c5 { stroke: #57606a; stroke-dasharray: 4 3 }
+.c4 { stroke: #a16207 } .c5 { stroke: #57606a }
+.c1 { stroke-dasharray: 9 3 } .c2 { stroke-dasharray: 2 3 } .c3 { stroke-dasharray: 10 3 2 3 }
+.c4 { stroke-dasharray: 5 3 } .c5 { stroke-dasharray: 12 3 2 3 2 3 }
 @media (prefers-color-scheme: dark) {
 .page { fill: #0d1117; stroke: #3d444d } .text { fill: #f0f6fc } .soft { fill: #a6b0bb }
 .grid { stroke: #3d444d } .noise { fill: #57606a }
@@ -99,7 +104,7 @@ def drawn(panels: Sequence[Panel], title: str) -> str:
     rows = -(-len(names) // len(panels))
     noise = any(panel.noise for panel in panels)
     width = LEFT + len(panels) * (WIDTH + GAP) - GAP + 24
-    height = TOP + HEIGHT + 58 + 20 * (rows + noise)
+    height = TOP + HEIGHT + 70 + 20 * (rows + noise)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img" font-family="system-ui, sans-serif" font-size="12">',
@@ -109,7 +114,7 @@ def drawn(panels: Sequence[Panel], title: str) -> str:
     ]
     for number, panel in enumerate(panels):
         parts.append(_panel(panel, LEFT + number * (WIDTH + GAP), names))
-    below = TOP + HEIGHT + 52
+    below = TOP + HEIGHT + 64
     for number, name in enumerate(names):
         x, y = LEFT + number // rows * (WIDTH + GAP), below + 20 * (number % rows)
         parts.append(f'<path class="line c{number}" d="M{x} {y - 4}h24"/>')
@@ -124,40 +129,38 @@ def drawn(panels: Sequence[Panel], title: str) -> str:
 
 def _panel(panel: Panel, left: float, names: Sequence[str]) -> str:
     values = [y for points in panel.lines.values() for _, y in points]
-    low, high = min(0.0, *values), max(values)
-    most = max(x for points in panel.lines.values() for x, _ in points)
+    up = linear([0.0, *values, panel.noise, -panel.noise], HEIGHT)
+    across = linear([0.0, *(x for points in panel.lines.values() for x, _ in points)], HEIGHT)
 
-    def at(x: float, y: float) -> str:
-        across = left + WIDTH * x / most
-        return f"{across:.1f} {TOP + HEIGHT * (high - y) / (high - low):.1f}"
+    def right(x: float) -> float:
+        return left + WIDTH * (x - across.low) / (across.high - across.low)
+
+    def down(y: float) -> float:
+        return TOP + HEIGHT * (up.high - y) / (up.high - up.low)
 
     parts = [f'<text class="text" x="{left}" y="{TOP - 12}">{panel.title}</text>']
     if panel.noise:
-        begin, end = at(0, panel.noise).split(), at(most, -panel.noise).split()
+        begin, end = down(panel.noise), down(-panel.noise)
         parts.append(
-            f'<rect class="noise" x="{begin[0]}" y="{begin[1]}" width="{WIDTH}" '
-            f'height="{float(end[1]) - float(begin[1]):.1f}"/>'
+            f'<rect class="noise" x="{left}" y="{begin:.1f}" width="{WIDTH}" '
+            f'height="{end - begin:.1f}"/>'
         )
-    for share in range(5):
-        y = high * share / 4
-        place = at(0, y)
-        parts.append(f'<path class="grid" d="M{place}h{WIDTH}"/>')
-        across, down = place.split()
-        parts.append(
-            f'<text class="soft" x="{float(across) - 6}" y="{float(down) + 4:.1f}" '
-            f'text-anchor="end">{y:.2g}</text>'
-        )
-    for share in range(5):
-        x = most * share / 4
-        across = at(x, 0).split()[0]
-        parts.append(
-            f'<text class="soft" x="{across}" y="{TOP + HEIGHT + 18}" '
-            f'text-anchor="middle">{x:g}</text>'
-        )
+    for share, label in up.ticks:
+        y = TOP + HEIGHT * (1 - share)
+        parts.append(f'<path class="grid" d="M{left} {y:.1f}h{WIDTH}"/>')
+        parts.append(_number(left - 6, y + 4, label, "end"))
+    for share, label in across.ticks:
+        parts.append(_number(left + WIDTH * share, TOP + HEIGHT + 18, label, "middle"))
+    parts.append(_number(left + WIDTH, TOP + HEIGHT + 36, panel.x_title, "end"))
     for name, points in panel.lines.items():
-        path = "L".join(at(x, y) for x, y in points)
+        path = "L".join(f"{right(x):.1f} {down(y):.1f}" for x, y in points)
         parts.append(f'<path class="line c{names.index(name)}" d="M{path}"/>')
     return "\n".join(parts)
+
+
+def _number(x: float, y: float, text: str, anchor: str) -> str:
+    """What stands at an axis."""
+    return f'<text class="soft" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
 KINDS = {

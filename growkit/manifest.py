@@ -62,6 +62,7 @@ def manifest_of(
         "dtype": result["dtype"],
         "rounded": result["rounded"],
         "loads_with": result["loads_with"],
+        "warnings": without_paths(_paths(result["verification"], recipe))(result["warnings"]),
         "copies": result["copies"],
         "dropped": result["dropped"],
         "updates": result["updates"],
@@ -82,11 +83,21 @@ def _public(proof: VerifyResult | None, recipe: Recipe) -> dict[str, Any] | None
     """
     if proof is None:
         return None
-    files = {key: proof[key] for key in ("source", "target", "text") if proof[key] is not None}
-    public = without_paths([recipe.source, recipe.output, *files.values()])
+    files = _files(proof)
+    public = without_paths(_paths(proof, recipe))
     took = proof["seconds"] if given() is None else None
     named = {key: name_of(path) for key, path in files.items()}
     return {**public(proof), **named, "seconds": took}
+
+
+def _files(proof: VerifyResult) -> dict[str, str]:
+    """What a proof read, by what it is."""
+    return {key: proof[key] for key in ("source", "target", "text") if proof[key] is not None}
+
+
+def _paths(proof: VerifyResult | None, recipe: Recipe) -> list[str]:
+    """Folders and files that sentences may name."""
+    return [recipe.source, recipe.output, *(_files(proof).values() if proof else ())]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from growkit.checkpoint.carrying import carried, carry_over, check_carried
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.journal import journal
 from growkit.checkpoint.leftovers import sweep
-from growkit.checkpoint.publishing import check_output, check_space, staged, writing
+from growkit.checkpoint.publishing import check_output, check_space, rejected_name, staged, writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import parse_bytes
 from growkit.companions import without_weights, write_config, write_documents
@@ -236,5 +236,8 @@ def _prove(
     verdict["kl_by_rank"] = [
         RankCost(rank=rank, kl_nats_per_token=cost) for rank, cost in prepared.kl_by_rank.items()
     ]
-    verdict["source"], verdict["target"] = found.name, recipe.output
+    # What broke its promise lies beside the name that was asked for.
+    rejected = str(rejected_name(output_path(recipe)))
+    verdict["source"] = found.name
+    verdict["target"] = recipe.output if verdict["kept"] else rejected
     return verdict

@@ -39,6 +39,7 @@ from growkit.probing.training import no_failure
 from growkit.probing.work import JOURNAL, Work
 from growkit.report import saving
 from growkit.report.probe_page import probe_page
+from growkit.results.probe import probe_next, probe_sentence
 from growkit.results.schema import json_schema
 from growkit.sources.source import find
 from tests.conftest import folder_bytes, save_model
@@ -509,7 +510,7 @@ def test_what_the_table_says(here: Path) -> None:
     assert done.exit_code == 0, done.output
     result = json.loads((here / "found.json").read_text())
     assert done.output.startswith(result["reason"])
-    assert all(name in done.output for name in ("wide", "more", "source, trained on"))
+    assert all(name in done.output for name in ("wide", "more", "source, trained further"))
     assert sorted(path.name for path in here.iterdir()) == sorted(
         [
             *("wide.yaml", "small.yaml", "text.txt", "source", "other.yaml", "notes", "link"),
@@ -593,7 +594,7 @@ def test_the_page_is_whole_and_safe(place: Path, found: growkit.ProbeResult) -> 
     for text in (
         "Loss by compute",
         "wide",
-        "source, trained on",
+        "source, trained further",
         "small",
         "stuck",
         "Satterthwaite",
@@ -637,6 +638,70 @@ def test_every_class_of_the_charts_has_a_rule(found: growkit.ProbeResult) -> Non
         for each in chart.iter():
             for name in str(each.get("class") or "").split():
                 assert f".{name}" in style or name in ("chart", "sure"), name
+
+
+def pair(better: str, worse: str, *, noise: bool) -> dict[str, Any]:
+    return {
+        "better": better,
+        "worse": worse,
+        "difference": 0.25,
+        "low": -0.5 if noise else 0.125,
+        "high": 1.0,
+        "noise": noise,
+    }
+
+
+@pytest.mark.parametrize(
+    ("pairs", "reason", "what"),
+    [
+        (
+            [pair("wide", "source", noise=False)],
+            "wide is ahead: at equal compute its loss is 0.2500 nats per token below that of "
+            "source, trained further, which is more than noise",
+            "grow the source as wide says",
+        ),
+        (
+            [pair("source", "wide", noise=False)],
+            "no candidate is ahead: at equal compute the loss of the best, wide, is 0.2500 nats "
+            "per token above that of source, trained further, which is more than noise",
+            "train the source further as it is",
+        ),
+        (
+            [pair("source", "wide", noise=True)],
+            "no candidate can be told apart from source, trained further, at equal compute: the "
+            "loss of the best, wide, is 0.2500 nats per token above its own, which may be noise",
+            "more --seeds and more --steps",
+        ),
+    ],
+)
+def test_what_was_found_and_what_to_do_next(
+    found: growkit.ProbeResult, pairs: list[dict[str, Any]], reason: str, what: str
+) -> None:
+    first = ("wide", "source") if pairs[0]["better"] == "wide" else ("source", "wide")
+    result = json.loads(json.dumps(found))
+    order = {name: rank for rank, name in enumerate(first)}
+    result["candidates"].sort(key=lambda each: order.get(each["name"], 9))
+    result["differences"] = pairs
+    assert probe_sentence(result) == reason
+    page = probe_page(result | {"reason": reason})
+    assert page.index("</h1>") < page.index(">Next<") < page.index(what.split(" --")[0])
+    assert page.index(">Next<") < page.index('class="reason"')
+    # A pair has one sign: that of the second above the first.
+    rows = page[page.index("<h2>What is noise") :]
+    rows = rows[: rows.index("</section>")]
+    assert ">0.2500" in rows
+    assert "+0.2500" not in rows
+    assert "-0.2500" not in rows
+
+
+def test_where_nothing_is_ranked_there_is_something_to_do(found: growkit.ProbeResult) -> None:
+    result = json.loads(json.dumps(found))
+    for each in result["candidates"]:
+        each["outcome"] = "ranked" if each["source"] else "refused"
+    assert "why each candidate was not ranked" in probe_next(result)
+    for each in result["candidates"]:
+        each["outcome"] = "diverged"
+    assert "a lower --lr" in probe_next(result)
 
 
 def test_reports_replace_reports_alone(

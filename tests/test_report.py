@@ -19,12 +19,16 @@ from growkit.report import drawing
 from growkit.report.bins import binned
 from growkit.report.curves import Interval, intervals
 from growkit.report.drawing import LETTER, WIDTH, Bar
+from growkit.report.header import to_do
+from growkit.report.markup import flowing
 from growkit.report.page import report_page
+from growkit.results.advice import next_step
+from growkit.results.sentences import too_much
 from tests.conftest import save_model
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\ud800"
 SVG = "{http://www.w3.org/2000/svg}"
-VOID = {"meta", "br", "hr", "img", "link", "input"}
+VOID = {"wbr", "meta", "br", "hr", "img", "link", "input"}
 OUTSIDE = re.compile(
     r"""(?:src|href|action|data|poster|srcset)\s*=\s*["']?(?!\#)|url\(|@import|<(?:script|iframe|link|img|base|object|embed)\b""",
     re.IGNORECASE,
@@ -77,8 +81,8 @@ def full(**changes: Any) -> dict[str, Any]:
             "without_gradient": 0,
             "first_identical": None,
         },
-        "tokens": 24,
-        "predictions": 22,
+        "tokens": 240,
+        "predictions": 220,
         "text": "/texts/held_out.txt",
         "text_sha256": "ab" * 32,
         "seed": 7,
@@ -324,22 +328,77 @@ def test_any_number_is_shown(number: float | None) -> None:
         assert "none" in Tags(page).text
 
 
+SOUND: dict[str, Any] = {
+    "first_lost_tensor": None,
+    "weights_recovered": True,
+    "fault": None,
+    "first_difference": None,
+    "strict_float64": measured(relative=1e-15, tolerance=1e-12),
+    "modes": [],
+}
+"""Nothing is wrong, though it was rejected."""
+
+STUCK: dict[str, Any] = {
+    "reason": "not able to learn: new capacity: 6 of 8 copied rows get identical gradients (first "
+    "in a.b.c) and would stay equal in training; --symmetry break lets them part; but preserved: "
+    "every weight is recovered",
+    "trainability": full()["trainability"]
+    | {"trainable": False, "copied": 8, "identical_gradients": 6, "first_identical": "a.b.c"},
+}
+UNLIKE: dict[str, Any] = {
+    "reason": "the target does not learn what its source does: it is off; but preserved: every "
+    "weight is recovered",
+    "training": {
+        "kept": False,
+        "reason": "the target does not learn what its source does: it is off",
+        "relative": 1.0,
+        "tolerance": 0.1,
+        "steps": 3,
+        "control_caught": True,
+    },
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "verdict", "kind"),
     [
         ({"kept": True, "reason": "preserved: all"}, "Preserved", "good"),
         ({}, "Not preserved", "bad"),
-        ({"reason": "no verdict: the negative control was not noticed"}, "No verdict", "warn"),
-        ({"kept": True, "promise": "bounded"}, "Bounded, as asked for", "warn"),
-        ({"kept": True, "promise": "different"}, "Different, as asked for", "warn"),
+        (SOUND | {"negative_control_caught": False}, "No verdict", "warn"),
+        ({"kept": True, "promise": "bounded"}, "Changed, as asked for", "warn"),
+        ({"kept": True, "promise": "different"}, "Changed, as asked for", "warn"),
+        ({"kept": True, "promise": "bounded", "max_kl": 0.1}, "Within the limit", "warn"),
         ({"promise": "bounded"}, "Not as asked", "bad"),
+        (SOUND | {"max_kl": 1e-9}, "Not as asked", "bad"),
+        (SOUND | STUCK, "Preserved, but cannot train as asked", "bad"),
+        (SOUND | UNLIKE, "Preserved, but does not learn as its source does", "bad"),
+        (SOUND | STUCK | {"promise": "bounded"}, "Not as asked", "bad"),
+        (STUCK, "Not preserved", "bad"),
+        (SOUND | STUCK | {"changed": ["model.py"]}, "Not preserved", "bad"),
     ],
 )
 def test_the_verdict_in_words_and_colour(changes: dict[str, Any], verdict: str, kind: str) -> None:
     page = report_page(full(**changes), None)
     assert f"{verdict}</h1>" in page
+    assert f"<title>{verdict}: " in page
     assert f'class="verdict {kind}"' in page
     assert sum(f'class="verdict {other}"' in page for other in ("good", "warn", "bad")) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (STUCK, "6 of 8 copied rows get identical gradients"),
+        (UNLIKE, "the target does not learn what its source does: it is off"),
+    ],
+)
+def test_a_training_that_fails_is_why(changes: dict[str, Any], why: str) -> None:
+    page = report_page(full(**SOUND | changes), None)
+    assert page.index(">Why<") < page.index(why) < page.index(">Next<")
+    (told,) = re.findall(r'<p class="reason">(.*?)</p>', page)
+    assert told == "Every weight is recovered."
+    assert "new capacity: " not in page
+    assert ">Why<" not in report_page(full(**SOUND), None)  # the control
 
 
 def test_charts_say_what_they_show() -> None:
@@ -514,6 +573,180 @@ def test_what_is_kept_says_what_to_do() -> None:
     assert lossy not in broken
 
 
+def test_it_says_what_the_target_loads_with() -> None:
+    kept = {"kept": True, "reason": "preserved: all"}
+    loads = "X's own code; not transformers"
+    page = report_page(full(**kept), manifest(loads_with=loads))
+    assert "Nothing is left to be done" not in page
+    assert "Use it or train it in the place of its source. It loads with X&#x27;s own code" in page
+    assert "<dt>loads with</dt>" in page
+    lossy = report_page(full(**kept, promise="bounded"), manifest(loads_with=loads))
+    assert "It loads with X" in lossy
+    plain = report_page(full(**kept), manifest(loads_with=None))
+    assert "It loads with" not in plain
+    assert "<dt>loads with</dt>" not in plain
+    without = report_page(full(**kept), manifest(not_kept=["model.safetensors"]))
+    assert "Its weights are not kept" in without
+
+
+def test_warnings_of_the_operation_are_shown() -> None:
+    page = report_page(full(), manifest(warnings=["rank 8 makes <it> larger"]))
+    assert page.index("! Rank 8 makes &lt;it&gt; larger.") < page.index("<h2>")
+    assert "! " not in Tags(report_page(full(), manifest(warnings=[]))).text
+    Tags(report_page(full(), manifest(warnings={"of": "another form"})))
+
+
+def test_few_predictions_leave_something_to_be_done() -> None:
+    few = full(**SOUND | {"kept": True, "reason": "preserved: all", "predictions": 1})
+    page = report_page(few, None)
+    assert page.index(">Next<") < page.index("prove it on more") < page.index("<h2>")
+    assert "Nothing is left to be done" not in page
+    assert "1 prediction (" in page
+    assert "1 predictions" not in page
+    enough = report_page(full(**SOUND | {"kept": True, "reason": "preserved: all"}), None)
+    assert ">Next<" not in enough
+
+
+def test_tensors_that_went_into_others_are_not_said_to_come_back() -> None:
+    some = {"weights_recovered": True, "tensors_recovered": 38, "source_tensors": 54}
+    page = report_page(full(**some), None)
+    said = "38 of 54 tensors are recovered bit for bit, the other 16 went into tensors that are"
+    assert said in page
+    assert "every element, bit for bit" not in page
+    every = report_page(full(**some | {"tensors_recovered": 54}), None)
+    assert "every element, bit for bit" in every
+
+
+def test_a_key_that_was_changed_is_where_it_is() -> None:
+    name = "rms_norm_eps in config.json"
+    changed = SOUND | {
+        "changed": [name],
+        "changed_values": [{"name": name, "expected": "1e-05", "found": "0.0001"}],
+        "fault": full()["fault"] | {"tensor": "model.layers.0.input_layernorm.weight"},
+        "strict_float64": measured(relative=1.0, tolerance=0.1),
+    }
+    found = to_do(full(**changed))
+    assert found["Where"] == name
+    assert found["Next"].startswith(f"set {name} back to 1e-05 (it is 0.0001); or ")
+    page = Tags(report_page(full(**changed), None)).text
+    assert "0.0001 in place of 1e-05" in page
+    cause = f"{name} is not what growkit writes"
+    told = changed | {
+        "fault": changed["fault"] | {"cause": cause},
+        "reason": f"not preserved: the logits differ, and {cause}",
+    }
+    (reason,) = re.findall(r'<p class="reason">(.*?)</p>', report_page(full(**told), None))
+    assert reason == "The logits differ."
+    # A tensor that is lost is at fault, whatever else was changed.
+    lost = changed | {"first_lost_tensor": "model.norm.weight"}
+    assert "input_layernorm" in to_do(full(**lost))["Where"]
+
+
+def test_what_is_made_again_is_named() -> None:
+    lost = {**SOUND, "first_lost_tensor": "a", "source": "/m/my model", "target": "/m/out.rejected"}
+    said = next_step(full(**lost)) or ""
+    command = (
+        "growkit run /m/out.rejected/growkit.json --source '/m/my model' --output /m/out-again"
+    )
+    assert f"({command})" in said
+    assert "growkit.json" not in (next_step(full(**lost | {"weights_recovered": None})) or "")
+
+
+def mark_of(spectrum: dict[str, Any]) -> tuple[str, bool]:
+    """What a spectrum's chart and caption say of what is kept; whether a line is drawn."""
+    page = report_page(full(spectra=[spectrum], kl_by_rank=[]), None)
+    (drawn,) = re.findall(r"<figure><figcaption>.*?</figure>", page)
+    return Tags(drawn).text, 'class="limit"' in drawn
+
+
+def test_a_spectrum_says_how_many_values_are_kept() -> None:
+    spectrum = full()["spectra"][0]
+    text, line = mark_of(spectrum | {"kept": 3})
+    assert "3 kept (rank 2)" in text
+    assert line
+    text, line = mark_of(spectrum | {"kept": 2})
+    assert "2 kept" in text
+    assert "rank" not in text
+    # The last of four values is not set apart where all are kept.
+    text, line = mark_of(spectrum | {"kept": 4})
+    assert "all 4 kept (rank 2)" in text
+    assert not line
+    page = report_page(full(spectra=[spectrum | {"kept": 4}]), None)
+    assert "Every singular value is kept" in page
+    assert "on the left of the dashed line" not in page
+
+
+def test_ranks_stand_where_they_are_on_their_axis() -> None:
+    ranks = [1, 2, 8]
+    svg = drawing.line([3.0, 2.0, 1.0], names=["1", "2", "8"], places=ranks, **TITLES)
+    first, second, third = (
+        float(dot.get("cx", "nan")) for dot in ElementTree.fromstring(svg).iter("circle")
+    )
+    assert third - second == pytest.approx(6 * (second - first), rel=0.01)
+    costs = [{"rank": rank, "kl_nats_per_token": 1 / rank} for rank in ranks]
+    page = report_page(full(kl_by_rank=costs), None)
+    assert "rank 2, chosen" in page
+    spectra = [full()["spectra"][0] | {"rank": rank} for rank in (1, 8)]
+    assert "chosen" not in report_page(full(kl_by_rank=costs, spectra=spectra), None)
+
+
+def test_what_is_only_zero_is_a_sentence() -> None:
+    layers = [{"module": "model.layers.0", "relative": 0.0}]
+    zeros = {
+        "by_layer": layers,
+        "kl_by_position": [0.0, 0.0],
+        "logit_sample": [[1.0, 1.0]],
+        "symmetry": [full()["symmetry"][0] | {"relative_distance": 0.0}],
+    }
+    page = report_page(full(**zeros), manifest())
+    assert len(charts(page)) == len(charts(report_page(full(), manifest()))) - len(zeros)
+    assert page.count("identical to the source") == 3
+    assert "Error by layer" in headings(page)
+
+
+def test_the_first_layer_has_its_label() -> None:
+    names = ["embed_tokens", "0", "1", "2", "3"]
+    found = ElementTree.fromstring(drawing.line([1.0] * 5, names=names, **TITLES)).iter("text")
+    assert [each.text for each in found if float(each.get("y", 0)) > 240][:5] == names
+
+
+def test_lines_break_between_the_parts_of_names() -> None:
+    name = "model.layers.0.self_attn.weight"
+    assert flowing(name) == "model.<wbr>layers.<wbr>0.<wbr>self_<wbr>attn.<wbr>weight"
+    assert flowing("trust_remote_code=True") == "trust_remote_code=True"
+    assert flowing("--max-kl or 1e-14") == (
+        '<span class="whole">--max-kl</span> or <span class="whole">1e-14</span>'
+    )
+    assert flowing("0.001 & <b>") == "0.001 &amp; &lt;b&gt;"
+
+
+def test_texts_are_those_of_the_promise() -> None:
+    exact = report_page(full(), None)
+    lossy = report_page(full(promise="bounded", kept=True), None)
+    for words in ("A fault shows as a step", "a slope or a shift is a fault"):
+        assert words in exact
+        assert words not in lossy
+    assert "Copies learn different things" in exact
+    nothing = full(symmetry=[])
+    nothing["trainability"]["copied"] = 0
+    assert "Copies learn different things" not in report_page(nothing, None)
+
+
+def test_where_nothing_was_measured_nothing_is_said_to_be_none() -> None:
+    free = {"name": "prefill", "relative": 0.5, "tolerance": None, "kept": None, "note": ""}
+    other = {"name": "generate", "relative": None, "tolerance": None, "kept": True, "note": ""}
+    page = report_page(full(modes=[free, other]), None)
+    rows = dict(re.findall(r'<th scope="row">(prefill|generate)</th>(.*?)</tr>', page))
+    assert re.findall(r">([^<>]+)</td>", rows["prefill"]) == [
+        "no limit",
+        "0.5",
+        "no limit",
+        "–",
+        "–",
+    ]
+    assert re.findall(r">([^<>]+)</td>", rows["generate"]) == ["✓ kept", "–", "–", "–", "–"]
+
+
 def test_what_cannot_train_as_it_is_has_something_left_to_be_done() -> None:
     kept = {"kept": True, "reason": "preserved: all"}
     stuck = {"copied": 8, "identical_gradients": 4, "first_identical": "w"}
@@ -526,10 +759,42 @@ def test_what_cannot_train_as_it_is_has_something_left_to_be_done() -> None:
     assert "cannot train as it is" in report_page(full(**kept, trainability=silent), None)
 
 
+def test_what_is_known_is_said_once() -> None:
+    """A limit that was passed stands in one row, and not again in the sentence below."""
+    passed = SOUND | {
+        "promise": "bounded",
+        "max_kl": 0.001,
+        "lost": "half of it",
+        "strict_float64": measured(kl_nats_per_token=0.7579573),
+        "reason": "not as asked: 0.758 nats per token of KL are more than the 0.001 allowed; "
+        "changed (half of it): the loss goes from 1.4 to 1.9 nats per token, 64.5% of the "
+        "likeliest next tokens are the same, 0.758 nats per token of KL; on 50 predictions alone",
+    }
+    page = report_page(full(**passed), None)
+    assert page.count("more than the 0.001 allowed") == 1
+    assert page.count("half of it") == 1
+    (told,) = re.findall(r'<p class="reason">(.*?)</p>', page)
+    assert told == (
+        "The loss goes from 1.4 to 1.9 nats per token, 64.5% of the likeliest next tokens are the "
+        "same; on 50 predictions alone."
+    )
+
+
+@pytest.mark.parametrize(
+    ("kl", "most", "said"),
+    [
+        (0.7579573, 0.001, "0.758 nats per token of KL are more than the 0.001 allowed"),
+        (0.00100049, 0.001, "0.00100049 nats per token of KL are more than the 0.001 allowed"),
+    ],
+)
+def test_a_limit_that_was_just_passed_shows_its_digits(kl: float, most: float, said: str) -> None:
+    assert too_much(kl, most) == said
+
+
 def test_a_limit_that_was_passed_is_the_reason() -> None:
     changes = {"promise": "bounded", "max_kl": 1e-6, "fault": None, "lost": "the rest of it"}
     page = report_page(full(**changes), None)
-    why = page.index("0.0005 nats per token of KL are more than the 1e-06 allowed")
+    why = page.index("0.0005 nats per token of KL are more than the ")
     assert page.index(">Why<") < why < page.index(">Lost<") < page.index("the rest of it")
     assert "allowed</dd>" not in report_page(full(**changes | {"max_kl": 1.0}), None)
 
@@ -538,7 +803,7 @@ def test_a_lossy_conversion_leads_with_what_was_lost() -> None:
     lossy = full(
         kept=True,
         promise="bounded",
-        reason="bounded, as asked for (a <b> of it): 0.1 nats",
+        reason="changed, as asked for (a <b> of it): 0.1 nats",
         lost="a <b> of it",
         fault=None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import growkit
 from growkit.cli import app
 from growkit.errors import InputError
 from growkit.recipe.files import load_recipe, parse_recipe
+from growkit.report.header import to_do
 from growkit.report.summary import duration, headroom, size, summary, times
-from growkit.results.sentences import next_step
+from growkit.results.advice import fault_sentence, next_step
 from tests.conftest import save_model
 from tests.test_report import full, measured
 
@@ -50,8 +52,8 @@ def test_what_people_look_for(place: Path) -> None:
     assert result["source_bytes"] == sum(each.nbytes for each in tensors.values())
     assert found["tensors"] == f"{len(tensors)} of {len(tensors)} recovered (bit for bit)"
     count = len(result["modes"])
-    assert found["ways of asking"].startswith(f"{count} of {count} tried (prefill, ")
-    assert found["headroom"].count("× below the limit") == 2
+    assert found["ways of asking"].startswith(f"all {count} kept (prefill, ")
+    assert found["largest difference"].count("× below the limit") == 2
     assert begun <= datetime.fromisoformat(result["created"]) <= datetime.now(timezone.utc)
     assert 0 < result["seconds"] < 60
     assert "KL" not in found
@@ -71,7 +73,12 @@ def test_what_was_lost_is_said(place: Path) -> None:
     assert recovered is not None
     assert every is not None
     assert 0 < recovered < every
-    assert "headroom" not in found
+    assert "largest difference" not in found
+    count = len(result["modes"])
+    assert {mode["kept"] for mode in result["modes"]} == {None}
+    assert found["ways of asking"].startswith(f"{count} of {count} without a limit (")
+    assert result["reason"].startswith(f"changed, as asked for ({result['lost']}): the loss goes")
+    assert "of the likeliest next tokens are the same" in result["reason"]
     assert growkit.verify(place / "source", place / "exact", **QUICK)["lost"] is None
 
 
@@ -83,6 +90,7 @@ def test_what_was_lost_is_said(place: Path) -> None:
         (0.5, "2 × above the limit"),
         (12345.0, "12,000 × below the limit"),
         (2e9, "2e+09 × below the limit"),
+        (1 / 2e9, "far above the limit"),
         (math.inf, "no difference at all"),
         (0.0, "not a number"),
     ],
@@ -123,6 +131,39 @@ def test_the_headroom_is_the_smallest_of_all_ways() -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (1000, 1000, "1,000 → 1,000 (1 kB in bfloat16)"),
+        (771_456, 771_584, "771,456 → 771,584 (+128; 1 kB in bfloat16)"),
+        (771_584, 771_456, "771,584 → 771,456 (-128; 1 kB in bfloat16)"),
+        (1000, 4000, "1,000 → 4,000 (× 4; 1 kB in bfloat16)"),
+    ],
+)
+def test_a_factor_that_rounds_to_one_is_a_difference(before: int, after: int, said: str) -> None:
+    sizes = {"source_bytes": 1000, "bytes": 1000}
+    assert words(full(source_parameters=before, parameters=after, **sizes))["parameters"] == said
+
+
+def test_how_many_ways_held() -> None:
+    kept = {"name": "prefill", "kept": True, "note": ""}
+    untried = {"name": "cached decoding", "kept": None, "note": "not tried: too short"}
+    failed = {"name": "generate", "kept": False, "note": ""}
+    free = kept | {"kept": None}
+    said = [
+        ([kept], "all 1 kept (prefill)"),
+        ([kept, untried], "1 of 2 kept (prefill; not tried: cached decoding (too short))"),
+        ([kept, failed], "1 of 2 kept, 1 not the same (not the same with generate)"),
+        (
+            [free, untried],
+            "1 of 2 without a limit (prefill; not tried: cached decoding (too short))",
+        ),
+        ([free, failed], "1 of 2 without a limit, 1 not the same (not the same with generate)"),
+    ]
+    for modes, expected in said:
+        assert words(full(modes=modes))["ways of asking"] == expected
+
+
+@pytest.mark.parametrize(
     ("count", "said"),
     [(0, "0 bytes"), (999, "999 bytes"), (1540, "1.54 kB"), (999_950, "1 MB"), (6.43e9, "6.43 GB")],
 )
@@ -153,6 +194,11 @@ NEXT: list[tuple[dict[str, Any], str]] = [
     ({"promise": "bounded", "max_kl": 1e-9}, "--max-kl"),
     ({"trainability": full()["trainability"] | {"trainable": False}}, "--symmetry break"),
     ({"modes": [{"name": "generate", "note": "", "kept": False}]}, "avoid generate"),
+    ({"training": {"kept": False, "control_caught": False}}, "--steps"),
+    (
+        {"training": {"kept": False, "relative": 0.0, "tolerance": 0.1, "control_caught": True}},
+        "the state of the source's optimizer",
+    ),
 ]
 
 
@@ -181,12 +227,17 @@ def test_the_terminal_begins_with_the_verdict(place: Path, tmp_path: Path) -> No
     places = [done.stdout.index(each) for each in ("not preserved", "at fault:", "next:", "loss")]
     assert places == sorted(places)
     assert done.stdout.index("source's rounding") > places[-1]
-    done = CliRunner().invoke(
-        app, ["verify", str(place / "source"), str(place / "exact"), *quick], env={"COLUMNS": "80"}
-    )
-    assert done.exit_code == 0
-    assert done.stdout.startswith("preserved: ")
-    assert "next:" not in done.stdout
+    for prompts, few in (("1", True), ("10", False)):  # of 11 predictions each
+        amount = ["--prompts", prompts, "--length", "12"]
+        done = CliRunner().invoke(
+            app,
+            ["verify", str(place / "source"), str(place / "exact"), *amount],
+            env={"COLUMNS": "80"},
+        )
+        assert done.exit_code == 0
+        assert done.stdout.startswith("preserved: ")
+        assert ("next: prove it on more" in done.stdout) == few
+        assert ("next:" in done.stdout) == few
 
 
 # What may be lost.
@@ -210,6 +261,64 @@ def test_a_limit_turns_a_loss_into_an_exit_code(place: Path) -> None:
     exact = growkit.verify(place / "source", place / "exact", max_kl=1e-6, **QUICK)
     assert exact["kept"]
     assert "KL" in words(exact)
+
+
+def test_a_rejected_output_has_its_own_name(place: Path, tmp_path: Path) -> None:
+    for limit, name in ((1e-9, "out.rejected"), (1e3, "out")):
+        made = growkit.convert(
+            place / "source",
+            tmp_path / "out",
+            "shared-diff",
+            rank=1,
+            verify=growkit.Settings(**QUICK, max_kl=limit),
+        )
+        assert made.verification
+        assert made.output == made.verification.target == str(tmp_path / name)
+        manifest = json.loads((tmp_path / name / "growkit.json").read_text())
+        assert manifest["verification"]["target"] == name
+        made.save_report(tmp_path / "report.html")
+        assert f"<strong>{name}</strong>, made from" in (tmp_path / "report.html").read_text()
+
+
+def test_warnings_are_kept_beside_the_weights(place: Path, tmp_path: Path) -> None:
+    for rank, larger in ((4, True), (1, False)):
+        out = tmp_path / str(rank)
+        made = growkit.convert(
+            place / "source", out, "shared-diff", rank=rank, verify=growkit.Settings(**QUICK)
+        )
+        assert ("makes the model larger" in " ".join(made.warnings)) == larger
+        assert json.loads((out / "growkit.json").read_text())["warnings"] == made.warnings
+        growkit.verify(place / "source", out, **QUICK).save_report(tmp_path / f"{rank}.html")
+        page = (tmp_path / f"{rank}.html").read_text()
+        assert (f"! Rank {rank} makes the model larger" in page) == larger
+
+
+def test_a_key_that_was_changed_is_told_with_its_values(place: Path, tmp_path: Path) -> None:
+    spoiled = tmp_path / "spoiled"
+    shutil.copytree(place / "exact", spoiled)
+    config = json.loads((spoiled / "config.json").read_text())
+    value = config["rms_norm_eps"]
+    (spoiled / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.25}))
+    name = "rms_norm_eps in config.json"
+    found = growkit.verify(place / "source", spoiled, **QUICK)
+    assert found["changed"] == [name]
+    assert found["changed_values"] == [
+        {"name": name, "expected": json.dumps(value), "found": "0.25"}
+    ]
+    assert f"0.25 in place of {value}" in found["reason"]
+    assert (next_step(found) or "").startswith(f"set {name} back to {value} (it is 0.25)")
+    assert to_do(found)["Where"] == name
+    assert found["fault"]
+    assert found["fault"]["tensor"] is None  # every weight gives the source's back
+    assert fault_sentence(found).startswith(f"at fault: {name}; ")
+
+
+def test_what_does_not_differ_is_identical(place: Path) -> None:
+    same = growkit.verify(place / "source", place / "source", **QUICK)
+    assert "the logits are identical in strict float64" in same["reason"]
+    assert "0.0e" not in same["reason"]
+    grown = growkit.verify(place / "source", place / "exact", **QUICK)
+    assert "the logits differ by at most " in grown["reason"]
 
 
 def test_by_every_way(place: Path, tmp_path: Path) -> None:

@@ -126,3 +126,15 @@ def test_spectra_of_shared_projections(rank: int, tmp_path: Path) -> None:
     assert len(spectra) == 4  # queries and keys of two layers
     for each in spectra:
         assert each["residual"] == pytest.approx(each["best"], rel=1e-9, abs=1e-20)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ([1, 2], [1, 2], "the same 2 tokens, greedily"),
+        ([1, 2], [1, 3], "the first 1 of 2 tokens are the same, greedily"),
+        ([1, 2], [3, 2], "none of 2 tokens are the same, greedily"),
+    ],
+)
+def test_generated_texts_are_compared_in_words(one: list[int], other: list[int], said: str) -> None:
+    assert usage._same_text(one, lambda: other, exact=True)["note"] == said

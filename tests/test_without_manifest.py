@@ -86,6 +86,9 @@ def test_a_setting_that_no_prompt_shows(key: str, value: Any, source: Path, targ
         result = growkit.verify(source, target, **QUICK)
         assert not result["kept"]
         assert f"{key} in config.json is not what it is in the source" in result["reason"]
+        assert (
+            f"({value} in place of {result['changed_values'][0]['expected']})" in result["reason"]
+        )
 
 
 @pytest.mark.parametrize(

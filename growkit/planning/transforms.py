@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 PLAIN = Shares(None)
 """Parts without noise."""
 
+AT_RANDOM = "it is split at random"
+"""Why a tensor leaves the path of its source in training."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Holding:
@@ -174,7 +177,7 @@ class Mapped(_Holding):
             return made.because("its copies play parts of their own")
         splits = any(each.role is Role.READ and not each.identity for each in self.maps)
         if splits and self.shares.amplitude:
-            return made.because("it is split at random")
+            return made.because(AT_RANDOM)
         if self.resets and any(each.later.any() for each in self.maps):
             return made.because("moments of its copies begin anew")
         return made

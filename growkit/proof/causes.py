@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +45,7 @@ def cause_of(part: Part, tolerance: float, spacing: float) -> tuple[float | None
     off = abs(factor - 1)
     slack = tolerance + spacing
     if off > slack and _close(found, factor * expected, slack * (1 + off)):
-        return factor, f"everything is multiplied by {factor:.6g}"
+        return factor, f"everything is multiplied by {factor_said(factor, spacing)}"
     if part.component == "attention":
         return None, (
             "queries, keys and values agree: λ, the head norm, the rotation or the mask differs"
@@ -67,14 +68,39 @@ def cause_of(part: Part, tolerance: float, spacing: float) -> tuple[float | None
     if by_row:
         one = ratio[wrong]
         if bool(((one - one[0]).abs() <= slack * one[0].abs()).all()):
-            return float(one[0]), f"{share} are multiplied by {float(one[0]):.6g}"
+            first = float(one[0])
+            return first, f"{share} are multiplied by {factor_said(first, spacing)}"
         return None, f"{share} are multiplied, each by a number of its own"
     return None, f"{share} have other weights"
 
 
+def factor_said(factor: float, spacing: float) -> str:
+    """A factor in words, with the digits that weights have whose numbers are so far apart."""
+    digits = min(6, math.ceil(-math.log10(spacing)))
+    return f"{'about ' if digits < 6 else ''}{factor:.{digits}g}"
+
+
 def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    scale = expected.square().mean().sqrt()
-    return bool((found - expected).abs().max() <= tolerance * scale)
+    """Whether every row and every token is as expected, on average over the other.
+
+    The rounding of weights grows with what they are multiplied with: single products of a large
+    activation are further off than the average, so no single one decides. Rows and tokens that are
+    smaller than the average may be off by as much as that.
+    """
+    overall = expected.square().mean().sqrt()
+    return all(
+        bool(
+            (
+                _size(found - expected, over)
+                <= tolerance * _size(expected, over).clamp_min(overall)
+            ).all()
+        )
+        for over in (0, 1)
+    )
+
+
+def _size(values: Tensor, over: int) -> Tensor:
+    return values.square().mean(over).sqrt()
 
 
 def _moved(expected: Tensor, found: Tensor, wrong: Tensor, tolerance: float) -> Tensor | None:

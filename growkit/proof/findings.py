@@ -12,6 +12,7 @@ from growkit.planning.plan import Plan
 from growkit.proof.comparison import Compared, Control
 from growkit.proof.modes import PREFILL
 from growkit.results.proof import CopyDistance, Measured, ModeResult, Trainability
+from growkit.results.sentences import recovered_sentence, too_much
 from growkit.results.spectrum import Spectrum
 from growkit.version import __version__
 
@@ -55,6 +56,7 @@ class Recovered:
         unknown: why it could not look.
         lost: the first tensor that is lost.
         changed: what else is not as it was made; or, if that is not known, as in the source.
+        instead: what that is and what it should be, in words; empty if there are no values.
         notes: what the verdict does not cover, in words.
         in_effect: number of tensors that live on in what was computed from them.
         spectra: of projections that share bases.
@@ -66,6 +68,7 @@ class Recovered:
     unknown: str | None = None
     lost: str | None = None
     changed: str | None = None
+    instead: str = ""
     notes: Sequence[str] = ()
     in_effect: int = 0
     spectra: Sequence[Spectrum] = ()
@@ -76,8 +79,8 @@ class Recovered:
     def is_not(self) -> str:
         """How a sentence ends that begins with what was changed."""
         if self.unknown:
-            return "is not what it is in the source"
-        return f"is not what growkit {__version__} writes"
+            return f"is not what it is in the source{self.instead}"
+        return f"is not what growkit {__version__} writes{self.instead}"
 
     @property
     def told(self) -> str:
@@ -241,11 +244,16 @@ def within_limit(distance: Distance, max_kl: float | None) -> tuple[bool, str]:
     kl = distance.kl / distance.tokens
     if max_kl is None or kl <= max_kl:
         return True, ""
-    return False, f"{kl:.6g} nats per token of KL are more than the {max_kl:.6g} allowed"
+    return False, too_much(kl, max_kl)
 
 
 def other_reason(
-    weights: Recovered, strict: Strict, lineage: Lineage, limit: float | None, dtype: str
+    weights: Recovered,
+    strict: Strict,
+    lineage: Lineage,
+    limit: float | None,
+    dtype: str,
+    max_kl: float | None,
 ) -> str:
     """The verdict on what was asked to be another function.
 
@@ -255,6 +263,7 @@ def other_reason(
         lineage: how the target was made.
         limit: what the logits may differ by, relative to their scale; None for any number.
         dtype: whose rounding explains as much.
+        max_kl: nats per token of KL that are allowed; None for any number.
     """
     if weights.lost:
         return f"not as asked: tensor {weights.lost} is not what the recipe makes"
@@ -271,11 +280,16 @@ def other_reason(
             f"does to the source itself explains {limit:.1e}"
         )
     unchecked = f"; {weights.unchecked} tensors could not be checked" if weights.unchecked else ""
+    within, found_kl = within_limit(distance, max_kl)
+    verdict = "changed, as asked for" if max_kl is None else "within the limit"
+    if not within:
+        verdict = f"not as asked: {found_kl}; changed"
     return (
-        f"{lineage.promise}, as asked for ({lineage.lost}): "
-        f"{distance.kl / distance.tokens:.3g} nats per token of KL, the loss goes from "
+        f"{verdict} ({lineage.lost}): the loss goes from "
         f"{distance.loss_source / distance.predictions:.4f} to "
-        f"{distance.loss_target / distance.predictions:.4f}{unchecked}{weights.told}"
+        f"{distance.loss_target / distance.predictions:.4f} nats per token, "
+        f"{distance.agreeing / distance.tokens:.1%} of the likeliest next tokens are the same, "
+        f"{distance.kl / distance.tokens:.3g} nats per token of KL{unchecked}{weights.told}"
     )
 
 
@@ -298,11 +312,9 @@ def exact_reason(
     if failed:
         return f"not preserved: {failed[0]['name']}: {failed[0]['note']}"
     half = "" if weights.unknown else "every weight is recovered, and "
-    if weights.in_effect:
-        half = (
-            f"every weight is recovered ({weights.in_effect} in what they were computed to), and "
-        )
-    verdict = f"preserved: {half}the logits differ by at most {_strict_error(strict)}"
+    if weights.recovered and weights.recovered[0] < weights.recovered[1]:
+        half = f"{recovered_sentence(*weights.recovered)}, and "
+    verdict = f"preserved: {half}the logits {_at_most(strict)}"
     if native.tolerance is None:
         verdict += f"; but in {native.dtype} the source itself computes no usable logits"
     return verdict + weights.told
@@ -328,6 +340,12 @@ def _where_it_differs(weights: Recovered, strict: Strict) -> str:
     elif weights.changed:
         where += f", and {weights.changed} {weights.is_not}"
     return f"not preserved: the logits differ by {_strict_error(strict)}{where}{weights.told}"
+
+
+def _at_most(strict: Strict) -> str:
+    if all(each.largest == 0 for each in strict.compared.distances.values()):
+        return "are identical in strict float64"
+    return f"differ by at most {_strict_error(strict)}"
 
 
 def _strict_error(strict: Strict) -> str:

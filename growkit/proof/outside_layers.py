@@ -7,7 +7,7 @@ from torch import Tensor
 
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
-from growkit.proof.causes import Part, cause_of
+from growkit.proof.causes import Part, cause_of, factor_said
 from growkit.proof.copies import Copied
 from growkit.proof.localisation import TOKENS
 from growkit.results.proof import Fault
@@ -55,6 +55,7 @@ def find_fault_behind_layers(
     ends: tuple[Tensor, Tensor],
     tolerance: float,
     factor: float | None,
+    spacing: float,
 ) -> Fault:
     """Look behind the layers, where all of them agree; in strict float64.
 
@@ -65,6 +66,7 @@ def find_fault_behind_layers(
         ends: what the last layers hand on, each [tokens, hidden].
         tolerance: relative error that is only rounding.
         factor: by which all logits are multiplied, if that is all.
+        spacing: relative spacing of the numbers that weights are stored in.
     """
     models = source, target
     one, other = (_given_to_head(model, end) for model, end in zip(models, ends, strict=True))
@@ -79,7 +81,9 @@ def find_fault_behind_layers(
         layer=None,
         component="lm_head" if agree else "norm",
         tensor=name if agree and target.stores(name) else None,
-        cause=None if factor is None else f"all logits are multiplied by {factor:.6g}",
+        cause=None
+        if factor is None
+        else f"all logits are multiplied by {factor_said(factor, spacing)}",
         factor=factor,
     )
 

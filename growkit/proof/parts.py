@@ -42,6 +42,7 @@ from growkit.proof.outside_layers import find_fault_before_layers, find_fault_be
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import compare_weights
 from growkit.ranks import Ranks
+from growkit.results.advice import instead_of
 from growkit.results.proof import Fault, Fingerprint
 
 STRICT_MARGIN = 8
@@ -95,12 +96,15 @@ class Parts:
         """
         origin, after = self.origin, self.after
         changed = next(iter(beside.changed), None)
+        values = next((v for v in beside.values if v["name"] == changed), None)
+        instead = f" ({instead_of(values)})" if values else ""
         if origin.lineage is None:
-            return Recovered(unknown=origin.unknown, changed=changed, notes=notes)
+            return Recovered(unknown=origin.unknown, changed=changed, instead=instead, notes=notes)
         compared = compare_weights(origin.lineage, after, ranks)
         return Recovered(
             lost=compared.lost,
             changed=changed,
+            instead=instead,
             notes=notes,
             in_effect=sum(len(plan.in_effect) for plan in origin.plans),
             spectra=compared.spectra,
@@ -242,7 +246,7 @@ class Parts:
             assert compared.ends is not None
             with strict_float64():
                 found = find_fault_behind_layers(
-                    self._source, self._target, self._hidden, compared.ends, limit, factor
+                    self._source, self._target, self._hidden, compared.ends, limit, factor, stored
                 )
         elif difference.module:
             with strict_float64():
@@ -256,6 +260,8 @@ class Parts:
             found["tensor"], found["component"] = lost, component
         elif weights.changed and not weights.lost:
             found["cause"] = f"{weights.changed} {weights.is_not}"
+            # Where every tensor gives the source's back, none is at fault.
+            found["tensor"] = found["tensor"] if weights.unknown else None
         if found["factor"] is None and not strict.kept:
             found["factor"] = factor
         return found

@@ -28,6 +28,7 @@ from growkit.engine.strict import strict_float64
 from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, Training
 from growkit.errors import InputError
 from growkit.planning.lineage import Lineage
+from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.update import Update
 from growkit.planning.updates import Law, law_of
 from growkit.proof.states import Places, States
@@ -247,6 +248,18 @@ def _spoiled(updates: Updates, after: Checkpoint) -> tuple[str, Updates]:
     return f"learning rate of {name} × {FAULT:g}", spoiled
 
 
+def _path(law: Law) -> str:
+    """Why the target does not train as its source does, and what would."""
+    names = [name for name, each in law.updates.items() if each.why == AT_RANDOM and not each.new]
+    others = [why for why in law.why if not why.endswith(AT_RANDOM)]
+    if not names:
+        return f"the target follows a path of its own ({'; '.join(others)})"
+    were = "tensor was" if len(names) == 1 else "tensors were"
+    why = f"{len(names)} {were} split at random (first {names[0]})"
+    own = f"because {' and '.join([why, *others])}, the target follows a path of its own"
+    return own if others else f"{own}, while --symmetry keep follows the source's"
+
+
 def _reason(
     law: Law,
     steps: int,
@@ -263,9 +276,8 @@ def _reason(
     if tolerance is None:
         apart = [abs(a - b) for a, b in zip(source.losses, target.losses, strict=True)]
         return (
-            f"the law of updates does not reach this far ({'; '.join(law.why)}): the losses part "
-            f"from {apart[0]:.1e} before the first step to {apart[1]:.1e} after it and "
-            f"{apart[-1]:.1e} nats per token after {times}{besides}"
+            f"both were also trained for {times}: {_path(law)}; the losses are {apart[0]:.1e} nats "
+            f"per token apart before the first step and {apart[-1]:.1e} after the last{besides}"
         )
     if relative > tolerance:
         return (

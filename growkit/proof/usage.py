@@ -142,7 +142,8 @@ def _same_text(one: list[int], source: Callable[[], list[int]], *, exact: bool) 
         note, kept = f"the same {len(one)} tokens, greedily", True
     else:
         count = min(len(one), len(other)) if same is None else same
-        note, kept = f"the first {count} of {len(other)} tokens are the same, greedily", False
+        first = f"the first {count}" if count else "none"
+        note, kept = f"{first} of {len(other)} tokens are the same, greedily", False
     return result("generate", note, kept=kept if exact else None)
 
 

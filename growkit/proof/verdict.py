@@ -46,14 +46,12 @@ from growkit.proof.weights import first_unsound
 from growkit.ranks import ALONE, Ranks
 from growkit.recipe.recipe import Recipe
 from growkit.report.progress import Progress, Silent
+from growkit.results.advice import FEW
 from growkit.results.proof import LayerError, ModeResult, VerifyResult
-from growkit.results.sentences import trainability_sentence
+from growkit.results.sentences import counted, trainability_sentence
 from growkit.results.versions import versions
 from growkit.settings import Settings
 from growkit.sources.source import Source, find, pair
-
-FEW = 100
-"""Predictions below which a verdict says how few there were."""
 
 
 def verify(
@@ -222,7 +220,7 @@ def _proved(
         assert origin.lineage is not None
         limit = native.tolerance if by_rounding else None
         kept = strict.within(limit)
-        reason = other_reason(weights, strict, origin.lineage, limit, native.dtype)
+        reason = other_reason(weights, strict, origin.lineage, limit, native.dtype, settings.max_kl)
     if origin.unknown and proof.more_tokens and not strict.within(native.tolerance):
         raise other_vocabulary(before, after, f"they are {reason}")
     learns = strict.trainability
@@ -237,13 +235,16 @@ def _proved(
     fault = proof.fault(strict, weights, asked)
     distance = strict.distance
     within, found_kl = within_limit(distance, settings.max_kl)
-    if kept and weights.kept and strict.caught and not within:
-        reason = f"not as asked: {found_kl}; {reason.replace(', as asked for', '', 1)}"
+    if exact and sound and not within:
+        reason = f"not as asked: {found_kl}; {reason}"
     if training and sound and able and within:
-        reason = f"{reason}; {training['reason']}" if learns_alike else training["reason"]
+        joined = (
+            (reason, training["reason"]) if learns_alike else (training["reason"], f"but {reason}")
+        )
+        reason = "; ".join(joined)
     reason += "".join(f"; {note}" for note in strict.notes)
     if distance.predictions < FEW:
-        reason += f"; on {distance.predictions} predictions alone"
+        reason += f"; on {counted(distance.predictions, 'prediction')} alone"
     shown = native.compared if exact else strict.compared
     return VerifyResult(
         promise=origin.promise,
@@ -252,6 +253,7 @@ def _proved(
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
         changed=list(beside.changed),
+        changed_values=list(beside.values),
         notes=[*weights.notes, *strict.notes],
         unknown_files=list(beside.unknown),
         strict_float64=distance.measured(

@@ -9,7 +9,8 @@ from typing import Any
 from growkit.errors import plain
 from growkit.report.markup import figure
 from growkit.report.summary import text_name
-from growkit.results.sentences import NOT_TRIED, fault_sentence, trainability_sentence
+from growkit.results.advice import fault_sentence
+from growkit.results.sentences import NOT_TRIED, trainability_sentence
 from growkit.units import size
 
 Found = Mapping[str, Any]
@@ -182,7 +183,7 @@ def _proof(proof: Found) -> Iterator[str]:
     caught = "yes" if proof["negative_control_caught"] else "no"
     yield f"Negative control caught: {caught} ({_text(proof['negative_control'])})."
     if proof["fault"]:
-        sentence = fault_sentence(proof["fault"])
+        sentence = fault_sentence(proof)
         yield f"{_text(sentence[:1].upper() + sentence[1:])}."
     if proof["trainability"]:
         sentence = trainability_sentence(proof["trainability"])

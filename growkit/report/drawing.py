@@ -16,9 +16,12 @@ from pathlib import Path
 from growkit.report.markup import BEYOND, escape, figure, is_number
 
 WIDTH = 440
-LEFT, RIGHT, TOP, BOTTOM = 66, 18, 34, 48
+LEFT, RIGHT, TOP, BOTTOM = 66, 18, 40, 52
 LETTER = 7.6
 """Width of a letter, on average and a little more, to keep labels apart."""
+
+LABEL = 21
+"""How far below a plot the labels of its axis stand: clear of the lowest number beside it."""
 
 ZERO_ROOM = 30
 """Height between a logarithmic scale and the line of zeros."""
@@ -42,11 +45,12 @@ def line(
     log: bool = False,
     limit: tuple[float, str] | None = None,
     mark: tuple[float, str] | None = None,
+    places: Sequence[float] | None = None,
 ) -> str:
     """A line through values in a row.
 
     Args:
-        values: what is drawn, at equal distances; what is no number leaves a gap with a cross.
+        values: what is drawn; what is no number leaves a gap with a cross.
         title: what the chart shows.
         x_title: of the row.
         y_title: of the values, with their unit.
@@ -54,31 +58,35 @@ def line(
         log: whether the axis is logarithmic; zeros then have a line of their own, below a break.
         limit: a value to draw a horizontal line at, and its name.
         mark: an index, possibly between two, to draw a vertical line at, and its name.
+        places: where the values stand on the axis, in ascending order; at equal distances if left
+            out.
     """
     names = names or [str(index) for index in range(len(values))]
     known = [value for value in values if is_number(value)]
     limits = [limit[0]] if limit and is_number(limit[0]) else []
     frame = _logarithmic([*known, *limits], 280) if log else linear([0, *known, *limits], 280)
-    step = (frame.right - LEFT) / max(len(values) - 1, 1)
+    across = _across(places or range(len(values)), frame.right)
 
     parts = [frame.rows()]
-    for index, text, anchor in _apart(names, step):
-        x = LEFT + step * index
+    for index, text, anchor in _apart(names, [x - LEFT for x in across]):
+        x = across[index]
         parts.append(f'<path class="axis" d="M{x:.1f} {frame.bottom}v4"/>')
-        parts.append(lettering(x, frame.bottom + 18, text, anchor))
+        parts.append(lettering(x, frame.bottom + LABEL, text, anchor))
     if limits and limit:
         y = frame.y(limit[0])
         parts.append(f'<path class="limit" d="M{LEFT} {y:.1f}H{frame.right}"/>')
         below = 15 if y < TOP + 20 else -6
         parts.append(lettering(frame.right, y + below, limit[1], "end", "limit-name"))
     if mark:
-        x = min(max(LEFT + step * mark[0], LEFT), frame.right)
+        before, share = int(mark[0]), mark[0] % 1
+        ends = across[before], across[min(before + 1, len(across) - 1)]
+        x = ends[0] + share * (ends[1] - ends[0])
         side, gap = ("end", -6) if x > WIDTH / 2 else ("start", 6)
         parts.append(f'<path class="limit" d="M{x:.1f} {TOP}V{frame.bottom}"/>')
         parts.append(lettering(x + gap, TOP + 12, mark[1], side, "limit-name"))
     points = [
-        (LEFT + step * index, frame.y(value)) if is_number(value) else None
-        for index, value in enumerate(values)
+        (x, frame.y(value)) if is_number(value) else None
+        for x, value in zip(across, values, strict=True)
     ]
     # No line leads across the break: nothing is known of the way to zero.
     broken = [log and one != other for one, other in pairwise(v == 0 for v in values)]
@@ -89,11 +97,18 @@ def line(
             x, y = point
             parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3">{hint}</circle>')
         elif not point:
-            cross = f"M{LEFT + step * index - 4:.1f} {TOP + 2}l8 8m0 -8l-8 8"
+            cross = f"M{across[index] - 4:.1f} {TOP + 2}l8 8m0 -8l-8 8"
             parts.append(f'<path class="lost" d="{cross}">{hint}</path>')
     parts.append(frame.titles(x_title, y_title))
     said = _said(names, values) + [named[1] for named in (limit, mark) if named]
     return drawn(title, said, frame.height, parts)
+
+
+def _across(places: Sequence[float], right: int) -> list[float]:
+    """Where values stand from left to right: the first and the last at the ends of the axis."""
+    first, last = (places[0], places[-1]) if len(places) else (0, 0)
+    scale = (right - LEFT) / (last - first) if last > first else 0.0
+    return [LEFT + scale * (place - first) for place in places]
 
 
 def residuals(
@@ -258,7 +273,7 @@ class Frame:
             parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{self.bottom}"/>')
             half = LETTER * len(label) / 2
             inside = min(max(x, half), WIDTH - half)
-            parts.append(lettering(inside, self.bottom + 18, label, "middle"))
+            parts.append(lettering(inside, self.bottom + LABEL, label, "middle"))
         return "".join(parts)
 
     def titles(self, x_title: str, y_title: str = "") -> str:
@@ -306,13 +321,24 @@ def linear(
     return Frame(first * step, last * step, ticks, False, height, left)
 
 
-def _apart(names: Sequence[str], step: float) -> list[tuple[int, str, str]]:
-    """Indices, labels and anchors: the first, the last and round numbers between, kept apart."""
+def _apart(names: Sequence[str], places: Sequence[float]) -> list[tuple[int, str, str]]:
+    """Indices, labels and anchors: the first, the last and round numbers between, kept apart.
+
+    Args:
+        names: of what is drawn.
+        places: where that stands, from the left end of the axis.
+    """
     last = len(names) - 1
 
+    def anchor(index: int) -> str:
+        # What stands left of the axis is free below it.
+        if index == 0 and LETTER * len(names[index]) / 2 > LEFT:
+            return "start"
+        return "end" if index and index == last else "middle"
+
     def span(index: int) -> tuple[float, float]:
-        size, x = LETTER * len(names[index]) + 8, step * index
-        start = x if index == 0 else x - size if index == last else x - size / 2
+        size = LETTER * len(names[index]) + 8
+        start = places[index] - {"start": 0.0, "middle": size / 2, "end": size}[anchor(index)]
         return start, start + size
 
     def clear(first: int, second: int) -> bool:
@@ -328,8 +354,7 @@ def _apart(names: Sequence[str], step: float) -> list[tuple[int, str, str]]:
             break
     between = [index for index in between if clear(0, index) and clear(index, last)]
     ends = [0, last] if last > 0 and clear(0, last) else [0] if names else []
-    anchors = {last: "end", 0: "start"}
-    return [(i, names[i], anchors.get(i, "middle")) for i in sorted({*ends, *between})]
+    return [(i, names[i], anchor(i)) for i in sorted({*ends, *between})]
 
 
 def _path(points: Sequence[tuple[float, float] | None], broken: Sequence[bool]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from re import sub
 from typing import Any
 
-from growkit.report.markup import escape, facts, is_number
+from growkit.report.markup import begun, escape, facts, flowing, is_number
 from growkit.report.summary import summary
-from growkit.results.sentences import fault_place, next_step
+from growkit.results.advice import LEARNING, STUCK, next_step, place, problem, training_problem
+from growkit.results.sentences import too_much
 
 Found = Mapping[str, Any]
 
@@ -20,36 +20,55 @@ PROMISES = {
 }
 SIGNS = {"good": "✓", "warn": "!", "bad": "✗"}
 
+FAILED = {
+    "kl": "Not as asked",
+    STUCK: "Preserved, but cannot train as asked",
+    LEARNING: "Preserved, but does not learn as its source does",
+}
+"""Verdicts on what computes what its source does, by what is wrong all the same."""
+
+KEPT = {
+    "exact": "Nothing is left to be done: use it or train it in the place of its source.",
+    "bounded": "If too much is lost, choose options that lose less; --max-kl sets a limit.",
+    "different": "Train it before it takes the place of its source.",
+}
+"""What to do with a target that is as it was promised."""
+
 
 def verdict_of(result: Found) -> tuple[str, str]:
     """Its colour and its words."""
-    promise, reason = result.get("promise"), str(result.get("reason"))
-    if reason.startswith("no verdict"):
+    promise, found = result.get("promise"), problem(result)
+    if found == "control":
         return "warn", "No verdict"
-    if not result.get("kept"):
-        as_asked = promise != "exact" or reason.startswith("not as asked")
-        return "bad", "Not as asked" if as_asked else "Not preserved"
+    if found:
+        return "bad", FAILED.get(found, "Not preserved") if promise == "exact" else "Not as asked"
     if promise == "exact":
         return "good", "Preserved"
-    return "warn", f"{promise}, as asked for".capitalize()
+    within = result.get("max_kl") is not None
+    return "warn", "Within the limit" if within else "Changed, as asked for"
 
 
-def header(result: Found, steps: Sequence[str] = ()) -> str:
+def header(result: Found, manifest: Found, steps: Sequence[str] = ()) -> str:
     """What was tried and the verdict in a box; below it what people look for.
 
     Args:
         result: of a proof.
+        manifest: the target's, as far as there is one.
         steps: how the target was made, as far as that is known.
     """
     kind, verdict = verdict_of(result)
     promise = str(result.get("promise"))
     meaning = f" ({PROMISES[promise]})" if promise in PROMISES else ""
-    first = _lost(result) if result.get("kept") else facts(to_do(result), "to-do")
+    to_be_done = to_do(result)
+    listed = {"Next": to_be_done["Next"]} if result.get("kept") else to_be_done
+    lost = _lost(result) if result.get("kept") else ""
+    told = "".join(f'<p class="reason">{each}.</p>' for each in _reasons(result, verdict))
     return (
         f'<header><div class="verdict {kind}"><p>{_tried(result, steps)}</p>'
         f'<h1><span aria-hidden="true">{SIGNS[kind]}</span> '
-        f'{escape(verdict)}</h1>{first}<p class="reason">{_reason(result, verdict)}.</p>'
-        f"<p>Promise: <strong>{escape(promise)}</strong>{meaning}. {_after(result)}</p></div>"
+        f"{escape(verdict)}</h1>{lost}{facts(listed, 'to-do')}{told}"
+        f"<p>Promise: <strong>{escape(promise)}</strong>{meaning}. {_after(result, manifest)}</p>"
+        f"{_warnings(manifest)}</div>"
         f"{_glance(result)}"
         f"{facts({key: result.get(key) for key in ('source', 'target')})}</header>"
     )
@@ -66,33 +85,64 @@ def _tried(result: Found, steps: Sequence[str]) -> str:
     return f"{target}, made from {source} ({escape('; '.join(steps))})"
 
 
-def _after(result: Found) -> str:
-    """What to do with a target that is as it was promised."""
+def _after(result: Found, manifest: Found) -> str:
+    """What to do with a target that is as it was promised, and what it loads with."""
+    loads = manifest.get("loads_with")
+    told = [f"It loads with {flowing(str(loads))}."] if loads else []
+    if manifest.get("not_kept"):
+        told = ["Its weights are not kept: growkit.load makes them of the source."]
     if not result.get("kept"):
-        return ""
+        return told[0] if loads else ""
+    what = KEPT.get(str(result.get("promise")), "")
+    if result.get("promise") == "bounded" and result.get("max_kl") is not None:
+        what = "Use it where as much may be lost as the limit allows."
     if result.get("promise") == "exact":
         if (result.get("trainability") or {}).get("trainable") is False:
-            return "Use it in the place of its source; before training, read “new capacity” below."
-        return "Nothing is left to be done: use it or train it in the place of its source."
-    return "If too much is lost, choose options that lose less; --max-kl sets a limit."
+            what = "Use it in the place of its source; before training, read “new capacity” below."
+        elif next_step(result):
+            what = ""
+        elif told:
+            what = "Use it or train it in the place of its source."
+    return " ".join([what, *told])
+
+
+def _warnings(manifest: Found) -> str:
+    """What should be known before the target is used, as its manifest says."""
+    warnings = manifest.get("warnings")
+    listed = warnings if isinstance(warnings, list) else []
+    return "".join(f"<p>! {begun(each)}.</p>" for each in listed)
 
 
 def _glance(result: Found) -> str:
     rows = "".join(
         f"<div><dt>{name}</dt>"
-        f"<dd><strong>{escape(line.first)}</strong> {escape(line.then)}</dd></div>"
+        f"<dd><strong>{flowing(line.first)}</strong> {flowing(line.then)}</dd></div>"
         for name, line in summary(result).items()
     )
     return f'<dl class="glance">{rows}</dl>' if rows else ""
 
 
-def _reason(result: Found, verdict: str) -> str:
-    """The verdict's sentence, without what the heading says."""
-    reason = str(result.get("reason")).removeprefix(f"{verdict.lower()}: ")
-    reason = reason.removeprefix(f"{verdict.lower()} ({result.get('lost')}): ")
-    reason = escape(reason[:1].upper() + reason[1:])
-    # Browsers would break a line after the hyphen of 1e-14.
-    return sub(r"[\d.]+e-\d+", r'<span class="whole">\g<0></span>', reason)
+def _reasons(result: Found, verdict: str) -> list[str]:
+    """The verdict's sentences, without what the heading and what is to be done say."""
+    reason, lost = str(result.get("reason")), result.get("lost")
+    why = to_do(result)["Why"]
+    training = (result.get("training") or {}).get("reason")
+    kl = (result.get("strict_float64") or {}).get("kl_nats_per_token")
+    if training and not training_problem(result):
+        reason = reason.replace(f"; {training}", "")
+    elif training:
+        training = None
+    beginnings = (
+        *(f"{verdict.lower()}: ", f"{verdict.lower()} ({lost}): "),
+        *("not as asked: ", "not able to learn: ", f"{training_problem(result)}; but ", f"{why}; "),
+        *("preserved: ", f"changed ({lost}): "),
+    )
+    for beginning in beginnings:
+        reason = reason.removeprefix(beginning)
+    reason = reason.replace(f", and {why}", "") if why else reason
+    if why and is_number(kl):
+        reason = reason.replace(f", {kl:.3g} nats per token of KL", "")
+    return [begun(each) for each in (reason, training) if each]
 
 
 def _lost(result: Found) -> str:
@@ -106,21 +156,18 @@ def to_do(result: Found) -> dict[str, Any]:
     fault = result.get("fault") or {}
     measured, most = result.get("strict_float64") or {}, result.get("max_kl")
     kl = measured.get("kl_nats_per_token")
-    too_much = None
+    passed = None
     if is_number(kl) and is_number(most) and kl > most:
-        too_much = f"{kl:.3g} nats per token of KL are more than the {most:.3g} allowed"
-    changed = ", ".join(map(str, result.get("changed") or [])) or None
-    failed = [str(m.get("name")) for m in result.get("modes") or [] if m.get("kept") is False]
+        passed = too_much(kl, most)
+    training = training_problem(result)
     return {
-        "Where": fault_place(fault)
-        or result.get("first_difference")
-        or changed
-        or ", ".join(failed)
-        or None,
+        "Where": place(result),
         "Why": fault.get("cause")
+        or passed
+        # What would let them train is said next.
         or (
-            f"{kl:.3g} nats per token of KL are more than the {most:.3g} allowed"
-            if too_much
+            training.removeprefix("new capacity: ").partition("; --symmetry")[0]
+            if training
             else None
         ),
         "Lost": result.get("lost"),

@@ -11,12 +11,36 @@ from typing import Any, TypeGuard
 BEYOND = 1e300
 """Larger magnitudes count as infinite: their differences would overflow."""
 
+NOTHING = "–"
+"""What stands where nothing was measured; where a table is stacked, it is left out."""
+
 _NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+
+
+_WHOLE = re.compile(r"(?<![\w/.-])(?:-?[\d.]+e-\d+|--[a-z][\w-]*)(?![\w-])")
+_NAMES = re.compile(r"[\w./-]{24,}")
+_PARTS = re.compile(r"(?<=\w)[./_](?=\w)")
 
 
 def escape(text: Any) -> str:
     """Any text as it may stand in HTML and XML, also in attributes."""
     return escape_markup(_NOT_IN_XML.sub("\ufffd", str(text)))
+
+
+def flowing(text: str) -> str:
+    """A text as it may stand in HTML, whose lines break between words and between parts of names.
+
+    Browsers break lines after hyphens, such as those of ``--max-kl`` and of ``1e-14``, and a name
+    that is too long for a line anywhere.
+    """
+    kept = _WHOLE.sub(r'<span class="whole">\g<0></span>', escape(text))
+    return _NAMES.sub(lambda name: _PARTS.sub(r"\g<0><wbr>", name[0]), kept)
+
+
+def begun(text: Any) -> str:
+    """A text as a sentence begins, with a capital letter; see ``flowing``."""
+    text = str(text)
+    return flowing(text[:1].upper() + text[1:])
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -47,13 +71,13 @@ def section(title: str, text: str, *parts: str, half: bool = False) -> str:
     if not any(parts):
         return ""
     kind = ' class="half"' if half else ""
-    return f"<section{kind}><h2>{title}</h2><p>{escape(text)}</p>{''.join(parts)}</section>\n"
+    return f"<section{kind}><h2>{title}</h2><p>{flowing(text)}</p>{''.join(parts)}</section>\n"
 
 
 def facts(facts: Mapping[str, Any], kind: str = "") -> str:
     """Names and what they are; what is missing is left out."""
     rows = [
-        f"<div><dt>{name}</dt><dd>{escape(figure(value))}</dd></div>"
+        f"<div><dt>{name}</dt><dd>{flowing(figure(value))}</dd></div>"
         for name, value in facts.items()
         if value is not None
     ]
@@ -63,7 +87,7 @@ def facts(facts: Mapping[str, Any], kind: str = "") -> str:
 
 def framed(chart: str, name: str = "", note: str = "") -> str:
     """A chart, with a name and a note if it needs them."""
-    caption = f'{escape(name)}<span class="small">{escape(note)}</span>'
+    caption = f'{flowing(name)}<span class="small">{escape(note)}</span>'
     return f"<figure>{f'<figcaption>{caption}</figcaption>' if name else ''}{chart}</figure>"
 
 
@@ -95,15 +119,16 @@ def _row(row: Sequence[Any], heads: Sequence[str], kinds: str) -> str:
     """A row; the meaning of its head stands below, as wide as the table."""
     head, meaning = row[0] if isinstance(row[0], tuple) else (row[0], "")
     cells = "".join(map(_cell, [head, *row[1:]], heads, kinds))
-    small = f'<td class="small" colspan="{len(kinds)}">{escape(meaning)}</td>'
+    small = f'<td class="small" colspan="{len(kinds)}">{flowing(meaning)}</td>'
     return f"<tr>{cells}</tr>" + (f'<tr class="meaning">{small}</tr>' if meaning else "")
 
 
 def _cell(value: Any, head: str, kind: str) -> str:
-    text = escape(figure(value))
+    text = flowing(figure(value))
     if kind == "h":
         return f'<th scope="row">{text}</th>'
     colour = {"✓": " good", "✗": " bad"}.get(text[:1], "") if kind == "v" else ""
+    colour += " nothing" if value == NOTHING else ""
     shown = f"<code>{text}</code>" if kind == "c" else text
     named = f' data-head="{head}"' if head else ""
     return f'<td class="{kind}{colour}"{named}>{shown}</td>'

@@ -16,6 +16,7 @@ from growkit.report.markup import escape
 from growkit.report.probe import WORDS, apart, called
 from growkit.report.probe_page import verdict_of as found
 from growkit.report.summary import size, summary
+from growkit.results.probe import probe_next
 
 if TYPE_CHECKING:
     from growkit.inspection import Inspection
@@ -51,7 +52,7 @@ def probe_html(result: ProbeResult) -> str:
     """What was found, and the order."""
     kind, verdict = found(result)
     source = next(each["name"] for each in result["candidates"] if each["source"])
-    rows = (
+    order = (
         (
             called(each),
             WORDS[each["outcome"]] if each["loss"] is None else f"{each['loss']:.4f}",
@@ -59,7 +60,7 @@ def probe_html(result: ProbeResult) -> str:
         )
         for each in result["candidates"]
     )
-    return _box(kind, verdict, result["reason"], rows)
+    return _box(kind, verdict, result["reason"], [("Next", probe_next(result), ""), *order])
 
 
 def inspection_html(result: Inspection) -> str:

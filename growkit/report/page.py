@@ -6,8 +6,7 @@ left out with its heading. Everything that comes from files is escaped where it 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from re import sub
 from typing import Any
@@ -17,9 +16,22 @@ from growkit.report.bins import binned
 from growkit.report.document import document
 from growkit.report.drawing import Bar
 from growkit.report.header import Found, header, verdict_of
-from growkit.report.markup import escape, facts, figure, framed, is_number, more, section, table
-from growkit.report.summary import text_name
-from growkit.results.sentences import NOT_TRIED, trainability_sentence
+from growkit.report.low_rank import low_rank
+from growkit.report.markup import (
+    NOTHING,
+    begun,
+    escape,
+    facts,
+    figure,
+    framed,
+    is_number,
+    more,
+    section,
+    table,
+)
+from growkit.report.summary import predictions, text_name
+from growkit.results.advice import instead_of
+from growkit.results.sentences import NOT_TRIED, recovered_sentence, trainability_sentence
 from growkit.units import duration
 
 MEASURES = (
@@ -37,11 +49,17 @@ MEASURES = (
     ("KL, nats per token", "kl_nats_per_token", "how far predictions are apart; 0 if not at all"),
     ("top-1 agreement", "top1_agreement", "the share of tokens with the same likeliest next token"),
 )
-RECORDED = ("growkit", "created", "dtype", "source_parameters", "parameters", "bytes", "lost")
+RECORDED = (
+    *("growkit", "created", "dtype", "source_parameters", "parameters", "bytes", "lost"),
+    "loads_with",
+)
 """What the page takes from the manifest as it is."""
 
-MOST_SPECTRA = 4
-"""Spectra that are drawn; the others are in a table."""
+BARS = (
+    "Bars show how far the copies of a matrix are apart, relative to their size: the mean over "
+    "layers, with a line from the smallest to the largest."
+)
+"""What the distances between copies are."""
 
 
 def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -> str:
@@ -55,10 +73,10 @@ def report_page(result: Mapping[str, Any], manifest: Mapping[str, Any] | None) -
         The HTML file.
     """
     names = [Path(str(result.get(key))).name for key in ("source", "target")]
-    parts = [_difference, _numbers, _loss, _modes, _layers, _logits, _positions, _copies, _low_rank]
+    parts = [_difference, _numbers, _loss, _modes, _layers, _logits, _positions, _copies, low_rank]
     main = "".join(part(result) for part in [*parts, _measured]) + _manifest(manifest or {})
     title = f"{verdict_of(result)[1]}: {' → '.join(names)}"
-    return document(title, header(result, _steps(manifest or {})), main)
+    return document(title, header(result, manifest or {}, _steps(manifest or {})), main)
 
 
 def _numbers(result: Found) -> str:
@@ -78,7 +96,7 @@ def _numbers(result: Found) -> str:
     )
     if recovered is not None:
         told = (
-            "The written weights give the source's back, every element, bit for bit."
+            _recovered(result)
             if recovered
             else "Some of the source's weights cannot be read off the written ones."
         )
@@ -93,6 +111,14 @@ def _numbers(result: Found) -> str:
         )
     heads = ["", "strict float64", "as it runs", "source's own rounding"]
     return section("The numbers", told, table(heads, rows if any(columns[:2]) else [], "hnnn"))
+
+
+def _recovered(result: Found) -> str:
+    """What of the source's weights the written ones give back, where nothing is lost."""
+    found, every = result.get("tensors_recovered"), result.get("source_tensors")
+    if found is None or every is None or found == every:
+        return "The written weights give the source's back, every element, bit for bit."
+    return f"{recovered_sentence(found, every)}."
 
 
 def _loss(result: Found) -> str:
@@ -117,7 +143,7 @@ def _loss(result: Found) -> str:
     return section(
         "Loss before and after",
         "Mean negative log-likelihood in nats per token, over "
-        f"{figure(result.get('predictions'))} predictions ({text_name(result)}).",
+        f"{predictions(result)} ({text_name(result)}).",
         table(["", "before", "after", "change"], rows, "hnnn"),
     )
 
@@ -133,6 +159,8 @@ def _difference(result: Found) -> str:
         "factor": fault.get("factor"),
         "changed files and keys": ", ".join(result.get("changed") or []) or None,
     }
+    for values in result.get("changed_values") or []:
+        found[escape(values["name"])] = instead_of(values)
     told = "The first module whose output is not the source's, and what is known of the reason."
     return section("Where and why it differs", told, facts(found))
 
@@ -140,8 +168,18 @@ def _difference(result: Found) -> str:
 def _layers(result: Found) -> str:
     layers = result.get("by_layer") or []
     tolerance = (result.get("strict_float64") or {}).get("tolerance")
+    errors = [layer.get("relative") for layer in layers]
+    told = (
+        "How far the hidden states are from the source's after each module, in strict float64. "
+        "A fault shows as a step, rounding grows slowly."
+    )
+    if result.get("promise") in ("bounded", "different"):
+        told = (
+            "How far the hidden states are from the source's after each module, in strict "
+            "float64: a step shows where much of the difference comes from."
+        )
     chart = drawing.line(
-        [layer.get("relative") for layer in layers],
+        errors,
         title="Error by layer",
         x_title="layer",
         y_title="error / scale of the source's states",
@@ -151,30 +189,44 @@ def _layers(result: Found) -> str:
     )
     return section(
         "Error by layer",
-        "How far the hidden states are from the source's after each module, in strict float64. "
-        "A fault shows as a step, rounding grows slowly.",
-        framed(chart) if layers else "",
+        told,
+        _unless_zero(errors, "Every hidden state is identical to the source's.", chart),
         half=True,
     )
 
 
+def _unless_zero(values: Sequence[Any], told: str, chart: str) -> str:
+    """A chart; a sentence where all that it would show is zero, and nothing where it is empty."""
+    if not values:
+        return ""
+    return framed(chart) if any(value != 0 for value in values) else f"<p>{told}</p>"
+
+
 def _modes(result: Found) -> str:
+    modes = result.get("modes") or []
+    columns = ("relative", "tolerance"), ("native", "native_tolerance")
     rows = [
         [
             (mode["name"], mode.get("note") or ""),
             _kept(mode),
-            mode.get("relative"),
-            mode.get("tolerance"),
-            mode.get("native"),
-            mode.get("native_tolerance"),
+            *(cell for pair in columns for cell in _measured_in(mode, *pair)),
         ]
-        for mode in result.get("modes") or []
+        for mode in modes
     ]
     heads = ["way of asking", "verdict", "strict", "limit", "as it runs", "its limit"]
     told = (
-        "Largest difference of a logit, relative to their scale, in every way that models are used."
+        "Largest difference of a logit, relative to their scale, in every way that models are "
+        "used; – where no logits were compared."
     )
     return section("How it was run", told, table(heads, rows, "hvnnnn"))
+
+
+def _measured_in(mode: Found, measured: str, limit: str) -> list[Any]:
+    """A difference and its limit, of which there may be none where there is a difference."""
+    value, most = mode.get(measured), mode.get(limit)
+    if value is None and most is None:
+        return [NOTHING, NOTHING]
+    return [value, "no limit" if most is None else most]
 
 
 def _kept(mode: Found) -> str:
@@ -199,9 +251,18 @@ def _logits(result: Found) -> str:
     return section(
         title,
         f"How far {len(sample):,} logits of the target are above or below the source's, as the "
-        "models run. Rounding spreads them evenly around zero, whatever the logit; a slope or a "
-        "shift is a fault.",
-        framed(chart) if sample else "",
+        "models run. "
+        + (
+            "What lies outside of the dashed lines is more than rounding."
+            if result.get("promise") in ("bounded", "different")
+            else "Rounding spreads them evenly around zero, whatever the logit; a slope or a shift "
+            "is a fault."
+        ),
+        _unless_zero(
+            [one is None or one != other for one, other in sample],
+            "All of them are identical to the source's.",
+            chart,
+        ),
         half=True,
     )
 
@@ -226,7 +287,7 @@ def _positions(result: Found) -> str:
     return section(
         title,
         f"{told} A slope means that an error accumulates with the context.",
-        framed(chart) if values else "",
+        _unless_zero(values, "At every position predictions are identical to the source's.", chart),
         more("All positions", table(["positions", "tokens", "KL, nats per token"], rows, "hnn")),
         half=True,
     )
@@ -234,7 +295,8 @@ def _positions(result: Found) -> str:
 
 def _copies(result: Found) -> str:
     found, matrices = result.get("trainability"), result.get("symmetry") or []
-    sentence = trainability_sentence(found) if found else ""
+    sentence = trainability_sentence(found).removeprefix("new capacity: ") if found else ""
+    copied = bool(matrices or (found and found.get("copied")))
     distances: dict[str, list[float]] = {}
     for matrix in matrices:
         if is_number(matrix.get("relative_distance")):
@@ -250,57 +312,20 @@ def _copies(result: Found) -> str:
     rows = [[matrix.get(key) for key in keys] for matrix in matrices]
     return section(
         "Can the new capacity train?",
-        "Copies learn different things if their gradients differ. Bars show how far the copies of "
-        "a matrix are apart, relative to their size: the mean over layers, with a line from the "
-        "smallest to the largest."
-        if distances
-        else "Copies learn different things if their gradients differ.",
-        f"<p>{escape(sentence[:1].upper() + sentence[1:])}.</p>" if sentence else "",
-        framed(chart) if distances else "",
+        " ".join(
+            [
+                *(["Copies learn different things if their gradients differ."] if copied else []),
+                *([BARS] if distances else []),
+            ]
+        ),
+        f"<p>{begun(sentence)}.</p>" if sentence else "",
+        _unless_zero(
+            [each for of_kind in distances.values() for each in of_kind],
+            "All copies of a matrix get the same gradient: they are 0 apart.",
+            chart,
+        ),
         more(f"All {len(rows):,} matrices", table(heads, rows, "cnnn")),
         half=True,
-    )
-
-
-def _low_rank(result: Found) -> str:
-    by_rank, spectra = result.get("kl_by_rank") or [], result.get("spectra") or []
-    charts = []
-    if by_rank:
-        chart = drawing.line(
-            [point.get("kl_nats_per_token") for point in by_rank],
-            title="KL by rank",
-            x_title="rank",
-            y_title="KL, nats per token",
-            names=[str(point["rank"]) for point in by_rank],
-            log=True,
-        )
-        charts.append(framed(chart, "KL by rank", "what another rank would cost or gain"))
-    drawn = [found for found in spectra if found.get("singular_values")]
-    drawn.sort(
-        key=lambda found: found.get("residual") if is_number(found.get("residual")) else math.inf
-    )
-    for found in drawn[: -MOST_SPECTRA - 1 : -1]:
-        values, kept = found["singular_values"], found.get("kept")
-        chart = drawing.line(
-            values,
-            title=f"Singular values of {found['module']}",
-            x_title="index",
-            y_title="singular value",
-            names=[str(index + 1) for index in range(len(values))],
-            log=True,
-            mark=(kept - 0.5, f"rank {found.get('rank')}") if is_number(kept) else None,
-        )
-        note = f"residual {figure(found.get('residual'))} {found.get('unit') or ''}"
-        charts.append(framed(chart, found["module"], note))
-    rows = [[found.get(key) for key in ("module", "rank", "residual", "unit")] for found in spectra]
-    return section(
-        "What the low rank holds",
-        "A low-rank step keeps the singular values on the left of the dashed line and loses the "
-        f"rest; the residual says how much. Drawn are the largest, at most {MOST_SPECTRA}."
-        if spectra
-        else "",
-        f'<div class="charts">{"".join(charts)}</div>' if charts else "",
-        more(f"All {len(rows):,} modules", table(["module", "rank", "residual", ""], rows, "cnnt")),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from growkit.results.probe import ProbeResult, difference_between
+from growkit.results.probe import ProbeResult, difference_between, probe_next
 
 HEADS = (
     *("", "candidate", "parameters", "rate", "loss", "spread", "to the source", "to the first"),
@@ -46,7 +46,9 @@ def order(result: Mapping[str, Any]) -> list[list[str]]:
 
 def called(candidate: Mapping[str, Any]) -> str:
     """Its name, and that it is the source."""
-    return f"{candidate['name']}, trained on" if candidate["source"] else str(candidate["name"])
+    return (
+        f"{candidate['name']}, trained further" if candidate["source"] else str(candidate["name"])
+    )
 
 
 def apart(result: Mapping[str, Any], name: str, other: str) -> str:
@@ -95,6 +97,7 @@ def compute(flops: float) -> str:
 def show_probe(console: Console, result: ProbeResult) -> None:
     """The order of the candidates, those that are not in it, and what was compared."""
     console.print(result["reason"], style="bold")
+    console.print(f"next: {probe_next(result)}")
     table = Table(show_edge=False, pad_edge=False)
     for head in HEADS:
         table.add_column(head, justify="left" if head == "candidate" else "right")

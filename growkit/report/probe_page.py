@@ -10,9 +10,9 @@ from typing import Any
 from growkit.report.curves import MOST_LINES, Curve, Interval, curves, intervals
 from growkit.report.document import document
 from growkit.report.header import SIGNS
-from growkit.report.markup import escape, facts, figure, framed, more, section, table
-from growkit.report.probe import HEADS, apart, called, compute, order, told, unit_of, why_not
-from growkit.results.probe import difference_between
+from growkit.report.markup import begun, escape, facts, figure, framed, more, section, table
+from growkit.report.probe import HEADS, called, compute, order, told, unit_of, why_not
+from growkit.results.probe import difference_between, probe_next
 from growkit.units import duration
 
 Found = Mapping[str, Any]
@@ -61,13 +61,13 @@ def _header(result: Found) -> str:
     name = Path(str(result["source"])).name
     tried = len(result["candidates"]) - 1
     several = f"{tried} candidates" if tried > 1 else "a candidate"
-    reason = str(result["reason"])
-    warnings = "".join(f"<p>! {escape(each)}.</p>" for each in result["warnings"])
+    warnings = "".join(f"<p>! {begun(each)}.</p>" for each in result["warnings"])
     return (
         f'<header><div class="verdict {kind}"><p><strong>{escape(name)}</strong>, grown as '
-        f"{several}, and each trained beside it</p>"
+        f"{several}, each of which was trained as the source itself was</p>"
         f'<h1><span aria-hidden="true">{SIGNS[kind]}</span> {escape(verdict)}</h1>'
-        f'<p class="reason">{escape(reason[:1].upper() + reason[1:])}.</p>{warnings}</div></header>'
+        f"{facts({'Next': probe_next(result)}, 'to-do')}"
+        f'<p class="reason">{begun(result["reason"])}.</p>{warnings}</div></header>'
     )
 
 
@@ -81,9 +81,10 @@ def _order(result: Found) -> str:
     text = " ".join(told(result)[:1])
     return section(
         "The order",
-        f"{text[:1].upper()}{text[1:]}. “To the source” is the loss above that of the source "
-        "trained on, “to the first” above the first of the order; less is better. The last column "
-        "is after equally many tokens, which cost more compute the larger a model is."
+        f"{text[:1].upper()}{text[1:]}. “To the source” is how far the loss is above that of the "
+        "source, trained further, “to the first” how far above the first of the order; where it is "
+        "below, the number is negative, and less is better. The last column is after equally many "
+        "tokens, which cost more compute the larger a model is."
         if text
         else "Nothing was trained to its end.",
         table(heads, rows, "hnnnnnnnn"),
@@ -184,7 +185,7 @@ def _to_the_source(result: Found) -> str:
         seeds = [a - b for a, b in zip(losses[each["name"]], losses[source["name"]], strict=True)]
         mean = sign * pair["difference"]
         rows.append(Interval(each["name"], mean, low, high, seeds, pair["noise"]))
-    title = "Against the source trained on"
+    title = "Against the source, trained further"
     chart = intervals(rows, title=title, x_title="loss − loss of the source, nats per token")
     return section(
         title,
@@ -198,16 +199,19 @@ def _to_the_source(result: Found) -> str:
 def _pairs(result: Found) -> str:
     rows = [
         [
-            f"{pair['better']} before {pair['worse']}",
-            apart(result, pair["worse"], pair["better"]),
-            f"{pair['low']:+.4f} to {pair['high']:+.4f}",
+            pair["better"],
+            pair["worse"],
+            f"{pair['difference']:.4f}{', noise' if pair['noise'] else ''}",
+            f"{pair['low']:.4f} to {pair['high']:.4f}",
         ]
         for pair in result["differences"]
     ]
+    heads = ["lower loss", "higher loss", "higher by", "interval"]
     return section(
         "What is noise",
-        f"Every pair at equal compute, with the interval of its difference. {result['rule']}",
-        table(["pair", "difference", "interval"], rows, "hnn"),
+        "Every pair at equal compute: how much higher the loss of the second is, and the interval "
+        f"of that. {result['rule']}",
+        table(heads, rows, "htnn"),
         half=True,
     )
 

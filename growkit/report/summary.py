@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from growkit.report.markup import figure, is_number
-from growkit.results.sentences import modes_sentence, trainability_sentence
+from growkit.results.sentences import (
+    NOT_TRIED,
+    counted,
+    modes_sentence,
+    recovered_sentence,
+    trainability_sentence,
+)
 from growkit.units import duration as duration
 from growkit.units import size as size
+
+FAR = 1e6
+"""Times the limit from which on it does not matter how many."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ def summary(result: Mapping[str, Any]) -> dict[str, Line]:
         "parameters": _parameters(result),
         "tensors": _tensors(result),
         "loss": _loss(result),
-        "headroom": _headroom(result),
+        "largest difference": _headroom(result),
         "ways of asking": _ways(result),
         "training": _learning(result),
         "new capacity": _training(result),
@@ -50,6 +59,12 @@ def summary(result: Mapping[str, Any]) -> dict[str, Line]:
 def text_name(result: Mapping[str, Any]) -> str:
     """What the models were asked about."""
     return Path(str(result["text"])).name if result.get("text") else "random tokens"
+
+
+def predictions(result: Mapping[str, Any]) -> str:
+    """How many predictions losses are means over."""
+    count = result.get("predictions")
+    return counted(count, "prediction") if isinstance(count, int) else "no predictions"
 
 
 def headroom(result: Mapping[str, Any]) -> dict[str, float]:
@@ -91,6 +106,8 @@ def times(ratio: float) -> str:
     side = "below" if ratio >= 1 else "above"
     ratio = max(ratio, 1 / ratio)
     rounded = float(f"{ratio:.2g}")
+    if side == "above" and rounded >= FAR:
+        return "far above the limit"
     shown = f"{rounded:,.0f}" if 10 <= rounded < 1e6 else f"{rounded:.2g}"
     return f"{shown} × {side} the limit"
 
@@ -119,7 +136,8 @@ def _parameters(result: Mapping[str, Any]) -> Line | None:
     before, after = result.get("source_parameters"), result.get("parameters")
     if not before or not after:
         return None
-    factor = "" if after == before else f"× {after / before:.3g}"
+    ratio = f"{after / before:.3g}"
+    factor = f"× {ratio}" if ratio != "1" else "" if after == before else f"{after - before:+,}"
     return Line(f"{before:,} → {after:,}", "; ".join(filter(None, [factor, _sizes(result)])))
 
 
@@ -128,7 +146,8 @@ def _sizes(result: Mapping[str, Any]) -> str:
     dtype = (result.get("native") or {}).get("dtype")
     if not before or not after:
         return ""
-    return f"{size(before)} → {size(after)}" + (f" in {dtype}" if dtype else "")
+    sizes = dict.fromkeys([size(before), size(after)])
+    return " → ".join(sizes) + (f" in {dtype}" if dtype else "")
 
 
 def _tensors(result: Mapping[str, Any]) -> Line | None:
@@ -138,8 +157,8 @@ def _tensors(result: Mapping[str, Any]) -> Line | None:
     if recovered is None or every is None:
         why = "it is not known how the target was made"
         return Line("not compared", why) if "parameters" in result else None
-    rest = "" if recovered == every else "; the others were made into new ones"
-    return Line(f"{recovered:,} of {every:,} recovered", f"bit for bit{rest}")
+    first, _, then = recovered_sentence(recovered, every).partition(" tensors are recovered ")
+    return Line(f"{first} recovered", then)
 
 
 def _loss(result: Mapping[str, Any]) -> Line | None:
@@ -150,7 +169,7 @@ def _loss(result: Mapping[str, Any]) -> Line | None:
     if not any(map(is_number, strict)):
         return None
     runs = f"as it runs {_arrow(native, '.4f')}; " if any(map(is_number, native)) else ""
-    over = f"nats per token, {figure(result.get('predictions'))} predictions, {text_name(result)}"
+    over = f"nats per token, {predictions(result)}, {text_name(result)}"
     form = ".6f" if result.get("promise") == "exact" else ".4f"
     return Line(_arrow(strict, form), f"in strict float64; {runs}{over}")
 
@@ -164,9 +183,15 @@ def _ways(result: Mapping[str, Any]) -> Line | None:
     modes = [{"note": "", "kept": None} | dict(mode) for mode in result.get("modes") or []]
     if not modes:
         return None
-    first, _, then = modes_sentence(modes).removeprefix("asked in ").partition(" ways")
-    failed = sum(mode["kept"] is False for mode in modes)
-    return Line(f"{first} tried" + (f", {failed} not the same" if failed else ""), then[2:])
+    tried = [mode for mode in modes if not str(mode["note"]).startswith(NOT_TRIED)]
+    kept, failed, free = (sum(mode["kept"] is how for mode in tried) for how in (True, False, None))
+    _, _, then = modes_sentence(modes).partition(" ways")
+    first = f"{kept} of {len(modes)} kept"
+    if kept == len(modes):
+        first = f"all {kept} kept"
+    if free:
+        first = f"{free} of {len(modes)} without a limit" + (f", {kept} kept" if kept else "")
+    return Line(first + (f", {failed} not the same" if failed else ""), then[2:])
 
 
 def _learning(result: Mapping[str, Any]) -> Line | None:
@@ -176,7 +201,9 @@ def _learning(result: Mapping[str, Any]) -> Line | None:
         return None
     losses = [found.get(f"losses_{of}") or [None] for of in ("source", "target")]
     ends = _arrow([each[-1] for each in losses], ".6f")
-    then = f"after {found.get('steps')} steps of AdamW in float64 the losses are {ends}"
+    steps = found.get("steps")
+    times = counted(steps, "step") if isinstance(steps, int) else "some steps"
+    then = f"after {times} of AdamW in float64 the losses are {ends}"
     first = {
         True: "learns what the source does",
         False: "does NOT learn what the source does",

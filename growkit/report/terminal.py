@@ -17,8 +17,9 @@ from growkit.report.glance import at_a_glance
 from growkit.report.plan import show_estimate, show_plan, show_ranks
 from growkit.report.progress import Advance
 from growkit.report.summary import summary
+from growkit.results.advice import fault_sentence, next_step
 from growkit.results.check import difference_sentence
-from growkit.results.sentences import fault_sentence, next_step, optimizer_sentence
+from growkit.results.sentences import optimizer_sentence
 from growkit.units import size
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def show_verdict(console: Console, result: VerifyResult) -> None:
     """
     console.print(result["reason"], style="bold green" if result["kept"] else "bold red")
     if result["fault"]:
-        console.print(fault_sentence(result["fault"]))
+        console.print(fault_sentence(result))
     next_one = next_step(result)
     if next_one:
         console.print(f"next: {next_one}")

@@ -189,17 +189,18 @@ def probe_sentence(result: Mapping[str, Any]) -> str:
     best = others[0]
     apart = difference_between(result, best["name"], source["name"])
     assert apart is not None
-    by = f"{apart['difference']:.4f} nats per token at equal compute"
+    by = f"{apart['difference']:.4f} nats per token"
+    itself = f"{source['name']}, trained further,"
     if apart["noise"]:
-        where = "below" if best is ranked[0] else "above"
+        where = "below" if apart["better"] == best["name"] else "above"
         return (
-            f"no candidate can be told from {source['name']} trained on: {best['name']}, the best, "
-            f"is {where} it by {by}, which may be noise"
+            f"no candidate can be told apart from {itself} at equal compute: the loss of the best, "
+            f"{best['name']}, is {by} {where} its own, which may be noise"
         )
     if ranked[0] is source:
         return (
-            f"no candidate is ahead: {best['name']}, the best, is above {source['name']} trained "
-            f"on by {by}, which is more than noise"
+            f"no candidate is ahead: at equal compute the loss of the best, {best['name']}, is "
+            f"{by} above that of {itself} which is more than noise"
         )
     alike = [
         each["name"]
@@ -208,6 +209,24 @@ def probe_sentence(result: Mapping[str, Any]) -> str:
     ]
     tied = f"; {', '.join(alike)} cannot be told from it" if alike else ""
     return (
-        f"{best['name']} is ahead: it is below {source['name']} trained on by {by}, which is more "
-        f"than noise{tied}"
+        f"{best['name']} is ahead: at equal compute its loss is {by} below that of {itself} which "
+        f"is more than noise{tied}"
     )
+
+
+def probe_next(result: Mapping[str, Any]) -> str:
+    """What to do after a probe, in a sentence without its full stop."""
+    ranked = [each for each in result["candidates"] if each["outcome"] == "ranked"]
+    source = next(each for each in result["candidates"] if each["source"])
+    others = [each for each in ranked if each is not source]
+    if source not in ranked:
+        return "probe again with a lower --lr, so that the source itself trains"
+    if not others:
+        return "see below why each candidate was not ranked, and change or replace it"
+    apart = difference_between(result, others[0]["name"], source["name"])
+    if apart is None or apart["noise"]:
+        return "probe again with more --seeds and more --steps, so that less is noise"
+    if apart["better"] == source["name"]:
+        return "train the source further as it is; or probe with other candidates, or more --steps"
+    longer = " (probe with more --steps first, to see whether that lasts)"
+    return f"grow the source as {others[0]['name']} says, and train what it becomes{longer}"

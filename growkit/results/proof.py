@@ -136,6 +136,21 @@ class Fault(Result):
     factor: float | None
 
 
+class ChangedValue(Result):
+    """A key of the target's config that is not what it should be.
+
+    Attributes:
+        name: of the key, as in ``changed``.
+        expected: what growkit writes, or, where it is not known how the target was made, what the
+            source has; as JSON, null where it is not set or long.
+        found: what the target has, likewise.
+    """
+
+    name: str
+    expected: str | None
+    found: str | None
+
+
 class RankCost(Result):
     """What a rank costs that was tried.
 
@@ -185,6 +200,7 @@ class VerifyResult(Result):
         first_lost_tensor: the first tensor that does not; null if there is none.
         changed: files of the target, and keys of its config, that are not what growkit writes; or,
             where it is not known how the target was made, that do not do what the source's do.
+        changed_values: of keys among these, what they are and what they should be.
         notes: what the verdict does not cover, in words.
         unknown_files: files of the target of which nothing is known.
         strict_float64: the comparison in strict float64.
@@ -243,6 +259,7 @@ class VerifyResult(Result):
     weights_recovered: bool | None
     first_lost_tensor: str | None
     changed: list[str]
+    changed_values: list[ChangedValue]
     notes: list[str]
     unknown_files: list[str]
     strict_float64: Measured

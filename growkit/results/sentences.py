@@ -35,11 +35,11 @@ def _late(found: Mapping[str, Any]) -> str:
     idle = found.get("idle_layers")
     if not idle:
         return ""
-    layers = "1 layer that hands" if idle == 1 else f"{idle:,} layers that hand"
+    layers = "1 layer that passes" if idle == 1 else f"{idle:,} layers that pass"
     given = "it is" if idle == 1 else "they are"
     return (
-        f"; in {layers} on what {given} given, what is written gets it at once, the rest after the "
-        "first step"
+        f"; in {layers} on what {given} given so far, the matrices that write the output learn "
+        "from the first step, and the others from the second"
     )
 
 
@@ -74,10 +74,23 @@ def modes_sentence(modes: Sequence[Mapping[str, Any]]) -> str:
     return f"asked in {len(tried)} of {len(modes)} ways{what}{untried}"
 
 
-def fault_sentence(fault: Mapping[str, Any]) -> str:
-    """Where two models part, and why (a ``growkit.results.proof.Fault``)."""
-    cause = f"; {fault['cause']}" if fault["cause"] else ""
-    return f"at fault: {fault_place(fault) or 'not known'}{cause}"
+def recovered_sentence(recovered: int, every: int) -> str:
+    """How many of the source's tensors come back from the written weights, bit for bit."""
+    others = every - recovered
+    went = "the other one went" if others == 1 else f"the other {others:,} went"
+    rest = f", {went} into tensors that are computed from them" if others else ""
+    return f"{recovered:,} of {every:,} tensors are recovered bit for bit{rest}"
+
+
+def too_much(kl: float, most: float) -> str:
+    """That a KL is above its limit, with as many digits as show it."""
+    digits = next((n for n in (3, 6, 9) if f"{kl:.{n}g}" != f"{most:.{n}g}"), 17)
+    return f"{kl:.{digits}g} nats per token of KL are more than the {most:g} allowed"
+
+
+def counted(number: int, name: str) -> str:
+    """A number of things, e.g. ``1 prediction``, ``510 predictions``."""
+    return f"{number:,} {name}{'s' * (number != 1)}"
 
 
 def fault_place(fault: Mapping[str, Any]) -> str:
@@ -85,58 +98,3 @@ def fault_place(fault: Mapping[str, Any]) -> str:
     layer = None if fault.get("layer") is None else f"layer {fault['layer']}"
     places = (layer, fault.get("component"), fault.get("tensor"))
     return ", ".join(str(place) for place in places if place)
-
-
-def next_step(result: Mapping[str, Any]) -> str | None:
-    """What to do about a target that is not kept (a ``growkit.VerifyResult``).
-
-    Returns:
-        A sentence without its full stop; None if there is nothing to be done.
-    """
-    if result.get("kept"):
-        return None
-    if result.get("negative_control_caught") is False:
-        return (
-            "prove it on more: real text (--text FILE), more windows (--prompts) or longer ones "
-            "(--length)"
-        )
-    again = (
-        "make the target again from its growkit.json (growkit run OUT/growkit.json --source "
-        "SRC --output AGAIN); if that is rejected too, please report it with this proof"
-    )
-    if result.get("first_lost_tensor"):
-        return f"copy the target's weights again, in case they were damaged on the way; or {again}"
-    if result.get("changed"):
-        return f"put {result['changed'][0]} back as it was; or {again}"
-    return _next_step_of_function(result, again)
-
-
-def _next_step_of_function(result: Mapping[str, Any], again: str) -> str:
-    """The same, where nothing is wrong with the files as far as anyone can see."""
-    strict, native = result.get("strict_float64") or {}, result.get("native") or {}
-    if _beyond(strict):
-        if result.get("promise") == "exact" and result.get("weights_recovered") is None:
-            return (
-                "check that this is the model the target was made from, and keep growkit.json "
-                "beside the target: with it the tensor at fault can be named"
-            )
-        return again
-    if _beyond(native):
-        return "store the target in a wider dtype, such as --dtype float32"
-    kl, most = strict.get("kl_nats_per_token"), result.get("max_kl")
-    if most is not None and (kl is None or kl > most):
-        return "choose options that lose less, such as a higher --rank, or allow more (--max-kl)"
-    if (result.get("trainability") or {}).get("trainable") is False:
-        return "let copies part in training: make the target with --symmetry break"
-    failed = [m for m in result.get("modes") or [] if m.get("kept") is False]
-    if failed:
-        return f"avoid {failed[0].get('name')} with this target, or {again}"
-    return again
-
-
-def _beyond(found: Mapping[str, Any]) -> bool:
-    """Whether logits differ by more than they may."""
-    relative, tolerance = found.get("relative"), found.get("tolerance")
-    if tolerance is None:
-        return bool(found) and relative is None
-    return relative is None or relative > tolerance

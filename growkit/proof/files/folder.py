@@ -7,9 +7,11 @@ growkit writes, where a manifest says how it was made, else with what the source
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import islice
 from typing import Any
 
 from growkit.checkpoint.carrying import carried, code_of
@@ -42,6 +44,7 @@ from growkit.proof.files.config import (
     resolved,
 )
 from growkit.recipe.recipe import Recipe
+from growkit.results.proof import ChangedValue
 
 SPEED = "use_cache"
 """A key that changes nothing of what a model computes."""
@@ -66,6 +69,9 @@ INERT = ("LICENSE*", "NOTICE*", "USE_POLICY*", ".gitattributes")
 LISTED = 6
 """Names in a sentence, at most."""
 
+MOST_LETTERS = 60
+"""Length of a value in a sentence."""
+
 
 @dataclass(frozen=True)
 class Beside:
@@ -75,11 +81,13 @@ class Beside:
         changed: files and keys that are not what they should be.
         named: what is not the same, or was not compared, and does not decide; in words.
         unknown: files of the target that nothing is known of.
+        values: of keys in ``changed``, what they should be and what they are.
     """
 
     changed: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    values: tuple[ChangedValue, ...] = ()
 
 
 def first_changed_file(target: Checkpoint, planned: Config, source: Checkpoint) -> str | None:
@@ -100,8 +108,8 @@ def beside_plan(
     """
     family = family_of(planned, str(target.folder))
     wanted = family.named(planned)
-    key = _first_changed_key(wanted, target.config)
-    changed = [f"{key} in config.json"] if key is not None else []
+    values = _first_changed_key(wanted, target.config)
+    changed = [each["name"] for each in values]
     code = dict(growkits_code(wanted.get("model_type")))
     carries = wanted.get("auto_map") and wanted["auto_map"] == source.config.get("auto_map")
     if not family.write_code and carries:
@@ -121,7 +129,7 @@ def beside_plan(
     others = [name for name in extra if not _is_read(name, runs)]
     unknown = [name for name in others if not _is_compared(name, PROCESSORS)]
     named = (*_overruled(wanted, target), *_rewritten(source, target))
-    return Beside(tuple(dict.fromkeys(changed)), named, tuple(unknown))
+    return Beside(tuple(dict.fromkeys(changed)), named, tuple(unknown), tuple(values))
 
 
 def beside_source(
@@ -142,7 +150,8 @@ def beside_source(
     if other_words:
         raise InputError(other_words)
     keys, named_keys = different_settings(loads.config, loaded.config)
-    changed = [f"{key} in config.json" for key in keys]
+    values = [_changed_value(key, loads.config, loaded.config) for key in keys]
+    changed = [each["name"] for each in values]
     named = [f"{key} in config.json differs" for key in named_keys]
     if loads.config.get("model_type") != loaded.config.get("model_type"):
         keys = not_compared(loads.config, loaded.config)
@@ -171,7 +180,7 @@ def beside_source(
     known = {n for n in names if n in read or (source.opened.has(n) and is_of_tokenizer(n))}
     others = [n for n in names if n not in known and not _matches(n, INERT)]
     unknown = [n for n in others if not _same(source, target, n)]
-    return Beside(tuple(dict.fromkeys(changed)), tuple(named), tuple(unknown))
+    return Beside(tuple(dict.fromkeys(changed)), tuple(named), tuple(unknown), tuple(values))
 
 
 def rests_on(
@@ -316,7 +325,24 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def _first_changed_key(wanted: Config, found: Config) -> str | None:
+def _changed_value(key: str, wanted: Config, found: Config) -> ChangedValue:
+    """A key, possibly within others, with what it should be and what it is."""
+    was, now = (_shown(key, each) for each in (wanted, found))
+    return ChangedValue(name=f"{key} in config.json", expected=was, found=now)
+
+
+def _shown(key: str, config: Config) -> str | None:
+    """The value of a key as JSON; None where it is not set, or too long for a sentence."""
+    value: Any = config
+    for name in key.split("."):
+        if not isinstance(value, dict) or name not in value:
+            return None
+        value = value[name]
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MOST_LETTERS else None
+
+
+def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
     """The first key that has another value, once both configs say what they leave out.
 
     A key that the class derives from others stands in neither, and is not to blame.
@@ -331,7 +357,8 @@ def _first_changed_key(wanted: Config, found: Config) -> str | None:
     second |= {key: found[key] for key in passed_over if found.get(key) is not None}
     missing: Any = object()
     keys = sorted((first.keys() | second.keys()) - FREE, key=lambda key: (key not in written, key))
-    return next((k for k in keys if first.get(k, missing) != second.get(k, missing)), None)
+    changed = (k for k in keys if first.get(k, missing) != second.get(k, missing))
+    return [_changed_value(key, first, second) for key in islice(changed, 1)]
 
 
 def _complete(config: Config) -> Config | None:
