@@ -61,6 +61,26 @@ def next_step(result: Found) -> str | None:
     return _STEPS[problem(result) or "unknown"](result)
 
 
+def onwards(result: Found) -> str | None:
+    """What to do with an output (a ``growkit.GrowResult``) that is as it was promised.
+
+    Returns:
+        A sentence without its full stop; None if nothing was written, or something else comes
+        first.
+    """
+    updates, proof = result.get("updates"), result.get("verification")
+    if not updates or (proof and next_step(proof)):
+        return None
+    factor, groups = float(f"{updates['single_rate']:.2g}"), updates["groups"]
+    rate = "the source's learning rate" if factor == 1 else f"{factor:g} × the source's rate"
+    if any(each["lr"] != factor for each in groups):
+        rate += ", or tensor by tensor (growkit.training.param_groups)"
+    return (
+        f"train it at {rate}; before a long run, growkit probe measures on your text whether that "
+        "pays, against training the source on"
+    )
+
+
 def _few(result: Found) -> bool:
     predictions = result.get("predictions")
     return isinstance(predictions, int) and predictions < FEW

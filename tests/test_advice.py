@@ -1,0 +1,46 @@
+"""What ``grow`` and ``convert`` say at their end, with the law of updates as the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import growkit
+from growkit.cli import app
+
+PROVED = ["--prompts", "8", "--length", "16"]
+
+
+def said(source: Path, out: Path, *options: str) -> list[str]:
+    done = CliRunner().invoke(app, ["grow", str(source), str(out), *options])
+    assert done.exit_code in (0, 1), done.output
+    return [line for line in done.stdout.splitlines() if line.startswith("next: ")]
+
+
+@pytest.mark.parametrize("options", [["--hidden", "x2"], ["--method", "depth", "--layers", "x2"]])
+def test_the_rate_is_that_of_the_groups(
+    options: list[str], make: Callable[..., Path], tmp_path: Path
+) -> None:
+    (line,) = said(make("llama"), tmp_path / "out", *options, *PROVED)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    groups = growkit.training.param_groups(model, tmp_path / "out", lr=1.0)
+    rates = {group["lr"] for group in groups}
+    assert ("tensor by tensor (growkit.training.param_groups)" in line) == (rates != {1.0})
+    assert ("at the source's learning rate;" in line) == (rates == {1.0})
+    assert "growkit probe" in line
+
+
+def test_what_comes_first_is_said_alone(make: Callable[..., Path], tmp_path: Path) -> None:
+    (few,) = said(
+        make("llama"), tmp_path / "few", "--hidden", "x2", "--prompts", "1", "--length", "8"
+    )
+    assert "prove it on more" in few
+    twins: list[Any] = ["--hidden", "x2", "--symmetry", "keep", "--trainability"]
+    (stuck,) = said(make("llama"), tmp_path / "stuck", *twins, *PROVED)
+    assert "--symmetry break" in stuck
+    assert not said(make("llama"), tmp_path / "dry", "--hidden", "x2", "--dry-run")
