@@ -41,11 +41,14 @@ How to read it:
 - The rate is warmed up, stays, and decays to zero in the last fifth of every budget. All losses in
   tables are taken after it has decayed.
 - Every arm was tried with the same learning rates, on the first seed, and the best by the loss on
-  validation files was taken for all seeds. Reported is the loss on other files, which chose
-  nothing, in nats per token.
+  validation files at the last point of all was taken for all seeds and all points: for a smaller
+  budget another rate may be better. Reported is the loss on other files, which chose nothing, in
+  nats per token.
+- In charts, bars reach from the lowest seed to the highest.
 - ± is half of the 95 % confidence interval over seeds (Student's t), of differences between arms
   with the same seed. A difference is **noise** where the interval holds zero. Seeds are few, so
-  the intervals are wide.
+  the intervals are wide; and each claim is judged by itself, so that of many that say nothing one
+  in twenty seems to.
 """
 
 
