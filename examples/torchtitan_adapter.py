@@ -13,6 +13,7 @@ from typing import Any
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 
 from growkit.distributed import GrownStorageReader
+from growkit.errors import InputError
 
 
 class GrownLlamaAdapter(Llama3StateDictAdapter):
@@ -28,5 +29,5 @@ class GrownLlamaAdapter(Llama3StateDictAdapter):
     def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> GrownStorageReader:
         """What torchtitan hands to ``torch.distributed.checkpoint.load``."""
         if from_quantized:
-            raise NotImplementedError("a quantized checkpoint cannot be grown; dequantize it first")
+            raise InputError(f"{path} is quantized and cannot be grown; dequantize it first")
         return GrownStorageReader(self.recipe, source=path)
