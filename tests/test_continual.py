@@ -73,7 +73,7 @@ def told(file: Path) -> list[dict[str, Any]]:
 
 def test_kills_change_no_number(text: Text, tmp_path: Path) -> None:
     experiment = small("1:1")
-    once, again = tmp_path / "once.jsonl", tmp_path / "again.jsonl"
+    once, again = (tmp_path / each / "lines" for each in ("once", "again"))
     Campaign(experiment, text, tmp_path / "once", once).carry_out()
     kills = 0
     while len(told(again)) < 2:
@@ -175,6 +175,25 @@ def test_lines_of_other_settings_are_refused(text: Text, tmp_path: Path) -> None
                 campaign.found()
 
 
+def test_the_same_run_of_another_experiment_is_not_done_again(
+    text: Text, gone_on: Path, tmp_path: Path
+) -> None:
+    """Control: with another decay it is."""
+    for line in results.read(gone_on / "lines"):
+        results.append(tmp_path / "growth.jsonl", line)
+    experiment = load("depth", "tiny")
+    experiment = replace(
+        experiment,
+        seeds=(0,),
+        learning_rates=(1e-2,),
+        arms={"source goes on": experiment.arms["source goes on"]},
+    )
+    other = replace(experiment, scale=replace(experiment.scale, weight_decay=0.2))
+    file = tmp_path / "depth.jsonl"
+    assert not Campaign(experiment, text, tmp_path, file).ready()
+    assert Campaign(other, text, tmp_path, file).ready()
+
+
 def test_every_experiment_can_be_read() -> None:
     assert {"growth", "ratios", "conversions", "depth", "experts"} <= {*names()}
     for name in names():
@@ -204,7 +223,7 @@ def test_rates_are_chosen_with_the_first_seed_alone() -> None:
 
 def test_grown_arms_go_on_by_the_law(text: Text, gone_on: Path, tmp_path: Path) -> None:
     """With copies that are kept they train as the source does; control: not with one rate."""
-    source = next((gone_on / "growth-tiny").glob("source-*")) / HANDED_ON
+    source = next((gone_on / "tiny").glob(f"source-*/{HANDED_ON}"))
     experiment = load("growth", "tiny")
     looks = {}
     for arm in ("source goes on", "1:1, keep", "1:1, new optimizer, one rate"):

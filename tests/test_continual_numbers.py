@@ -14,13 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, MixtralConfig
 
 from benchmarks.continual import results
-from benchmarks.continual.analysis import Curve, Outcome, Spread, reached
+from benchmarks.continual.analysis import Curve, Judged, Outcome, Spread, reached
 from benchmarks.continual.compute import attention_width, forward_flops
 from benchmarks.continual.experiment import Experiment, load, settings_of
 from benchmarks.continual.maps import seen
 from benchmarks.continual.models import config_of, drawn
 from benchmarks.continual.needles import QUESTION, WIDTH, mixed, with_needles
-from benchmarks.continual.report import verdict, write
+from benchmarks.continual.report import write
 from benchmarks.continual.schedule import rate_factor, segments
 from benchmarks.continual.text import PARTS, Text, part_of, read_text
 from growkit.modeling.differential_attention import head_norm
@@ -126,10 +126,15 @@ def test_the_baseline_is_as_fast_as_itself() -> None:
 
 
 def test_noise_is_called_noise() -> None:
-    assert verdict(Spread((-1.0, -1.1, -0.9))) == "yes"
-    assert verdict(Spread((1.0, 1.1, 0.9))) == "no, the other way round"
-    assert verdict(Spread((-1.0, 1.0, -0.9))) == "noise"
-    assert verdict(Spread((-1.0,))) == "one seed says nothing"
+    def verdict(*values: float, more: bool = False) -> str:
+        return Judged("", "", "", "test", Spread(values), more).verdict
+
+    assert verdict(-1.0, -1.1, -0.9) == verdict(1.0, 1.1, 0.9, more=True) == "yes"
+    assert verdict(1.0, 1.1, 0.9) == verdict(-1.0, -1.1, -0.9, more=True)
+    assert verdict(1.0, 1.1, 0.9) == "no, the other way round"
+    assert verdict(-1.0, 1.0, -0.9) == "noise"
+    assert verdict(-1.0) == "one seed says nothing"
+    assert Judged("", "", "", "test", None, False).verdict == "not run"
     assert Spread((1.0, 2.0, 3.0)).margin == pytest.approx(2.484, abs=1e-3)  # scipy.stats.t
 
 
@@ -169,17 +174,16 @@ def test_the_page_is_made_of_lines_alone(tmp_path: Path) -> None:
     results.append(tmp_path / "growth.jsonl", stranger)
     write(tmp_path, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text("utf-8")
-    assert "| 1:1 | 0.001 (edge) | 8.5000 (−1.0000 ± 0.0000)" in page
+    assert "| 1:1 | 0.001 (edge) | 8.500 (−1.000 ± 0.000)" in page
     # at a loss that is lower by one it needs half the FLOPs
-    assert "| 1:1 | 40 | 4G | 4G | 2.00 (2.00 to 2.00) |" in page
-    assert (
-        "at equal extra compute ([2409.12903](https://arxiv.org/abs/2409.12903)) | −1.0000" in page
-    )
+    assert "| 1:1 | 40 | 4G | 4G | 2.00 |" in page
+    cited = "[2409.12903](https://arxiv.org/abs/2409.12903)"
+    assert f"at twice the source's compute ({cited}) | test loss | −1.000 ± 0.000 | yes |" in page
     assert "**Unfinished:** 9 of 33 runs are done." in page
     assert "1 runs of other settings are left out" in page
     assert "abc" in page
     charts = sorted((tmp_path / "page").glob("*.svg"))
-    assert len(charts) == 3
+    assert len(charts) == 4
     for chart in charts:
         ElementTree.parse(chart)
         assert f"(page/{chart.name})" in page

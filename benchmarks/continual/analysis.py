@@ -120,13 +120,29 @@ class Outcome:
         """By seed."""
         return {seed: curve_of(line) for seed, line in self.lines.items()}
 
-    def test_at(self, share: Any) -> dict[int, float]:
-        """Test losses by seed at a point."""
-        found = {}
-        for seed, curve in self.curves.items():
-            if share in curve.at:
-                found[seed] = curve.test[curve.at.index(share)]
-        return found
+    @property
+    def shares(self) -> tuple[Any, ...]:
+        """Its points, in shares of the extra compute."""
+        return next(iter(self.curves.values())).at
+
+    @property
+    def last(self) -> Any:
+        """The last point that is not the one of the total compute."""
+        return [share for share in self.shares if share != "total"][-1]
+
+    def at(self, share: Any, of: str = "test") -> dict[int, float]:
+        """What was measured at a point, by seed; empty without such a point.
+
+        Args:
+            share: of the extra compute, or ``total``.
+            of: what; the test loss, or one of the experiment's measures.
+        """
+        return {
+            seed: point[of]
+            for seed, line in self.lines.items()
+            for point in line["points"]
+            if point["at"] == share
+        }
 
 
 def outcomes(experiment: Experiment, found: Found) -> dict[str, Outcome]:
@@ -155,6 +171,52 @@ def differences(one: Mapping[int, float], other: Mapping[int, float]) -> Spread 
     """How far one is above the other, by seeds that both have; None without any."""
     common = [seed for seed in one if seed in other]
     return Spread(tuple(one[seed] - other[seed] for seed in common)) if common else None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of a claim.
+
+    Attributes:
+        says: the claim, with where it is said.
+        better: the arm that is said to be better.
+        than: the other one.
+        of: what was measured.
+        found: how far the first is above the other; None without runs of both.
+        more: whether more is better.
+    """
+
+    says: str
+    better: str
+    than: str
+    of: str
+    found: Spread | None
+    more: bool
+
+    @property
+    def verdict(self) -> str:
+        """Whether it appears."""
+        if self.found is None:
+            return "not run"
+        if self.found.margin is None:
+            return "one seed says nothing"
+        if abs(self.found.mean) <= self.found.margin:
+            return "noise"
+        return "yes" if (self.found.mean > 0) == self.more else "no, the other way round"
+
+
+def judged(experiment: Experiment, made: Mapping[str, Outcome]) -> list[Judged]:
+    """All claims of an experiment."""
+    all_of_them = []
+    for claim in experiment.claims:
+        one, other = made.get(claim["better"]), made.get(claim["than"])
+        of, found = claim.get("of", "test"), None
+        if one and other:
+            at = claim.get("at", 1)
+            found = differences(one.at(at, of), other.at(claim.get("against", at), of))
+        more = claim.get("more", False)
+        all_of_them.append(Judged(claim["says"], claim["better"], claim["than"], of, found, more))
+    return all_of_them
 
 
 @dataclass(frozen=True)
@@ -189,7 +251,7 @@ def reached(arm: Outcome, baseline: Outcome, share: Any) -> Reached | None:
     Returns:
         None if no seed has both.
     """
-    goals = baseline.test_at(share)
+    goals = baseline.at(share)
     seeds = [seed for seed in arm.lines if seed in goals]
     if not seeds:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.continual import results
 from benchmarks.continual.experiment import Experiment, settings_of
-from benchmarks.continual.models import hand_on
+from benchmarks.continual.models import file_name, hand_on
 from benchmarks.continual.results import Line
 from benchmarks.continual.text import Text
 from benchmarks.continual.training import Job, Training, Watch
@@ -30,7 +30,8 @@ class Campaign:
         experiment: which.
         text: that is read.
         work: where checkpoints and models are kept.
-        file: where lines of finished runs go.
+        file: where lines of finished runs go; runs of the same settings that files beside it have
+            are not done again.
         device: ``cpu`` or ``cuda``.
         save_every: seconds between checkpoints.
         watch: see ``Watch``.
@@ -49,7 +50,7 @@ class Campaign:
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.experiment, self.text, self.file, self.device = experiment, text, file, device
-        self.work = work / f"{experiment.name}-{experiment.scale_name}"
+        self.work = work / experiment.scale_name
         self.save_every, self.watch, self.tell = save_every, watch, tell
         names = [*experiment.sources, *experiment.arms]
         self.settings = {
@@ -64,29 +65,37 @@ class Campaign:
                 time.sleep(WAIT)
 
     def found(self) -> dict[tuple[str, int, float], Line]:
-        """The lines of this experiment at this scale.
+        """The lines of this experiment at this scale, and those of other experiments' same runs.
 
         Raises:
-            SystemExit: some come from other settings.
+            SystemExit: some of its own come from other settings.
         """
-        found = {}
-        for line in results.read(self.file):
+        own: dict[tuple[str, int, float], Line] = {}
+        others: dict[tuple[str, int, float], Line] = {}
+        for line in [*results.read_all(self.file.parent), *results.read(self.file)]:
+            key = line["run"], line["seed"], line["rate"]
+            fits = line["settings"] == self.settings.get(line["run"])
             if (line["experiment"], line["scale"]) != self._name:
-                continue
-            if line["settings"] != self.settings.get(line["run"]):
+                others |= {key: line} if fits else {}
+            elif fits:
+                own[key] = line
+            else:
                 raise SystemExit(
                     f"{self.file} has a run of {line['run']!r} with other settings or text; "
                     "move its lines away, or change the settings back"
                 )
-            found[line["run"], line["seed"], line["rate"]] = line
-        for line in found.values():
+        found = others | own
+        for key, line in [*found.items()]:
             source = self.experiment.arms[line["run"]].source if "source_rate" in line else ""
             best = best_rate(self.experiment, found, source)
             if best and line["source_rate"] != best:
-                raise SystemExit(
-                    f"{self.file} has a run of {line['run']!r} that began with the source trained "
-                    f"at {line['source_rate']:g}, but {best:g} is better; move its lines away"
-                )
+                if key in own:
+                    raise SystemExit(
+                        f"{self.file} has a run of {line['run']!r} that began with the source "
+                        f"trained at {line['source_rate']:g}, but {best:g} is better; move its "
+                        "lines away"
+                    )
+                del found[key]
         return found
 
     @property
@@ -102,9 +111,14 @@ class Campaign:
             if each not in found
         ]
 
+    def _folder(self, job: Job) -> Path:
+        """Where a run's checkpoints and models are; the same for all experiments that have it."""
+        name = file_name(job.name)
+        return self.work / f"{name}-{self.settings[job.name]}-{job.seed}-{job.rate:g}"
+
     def _attempt(self, job: Job) -> bool:
         """Do a run, unless another process has it or its source; whether it is done now."""
-        with results.claimed(self.work / job.folder) as mine:
+        with results.claimed(self._folder(job)) as mine:
             if not mine:
                 return False
             if (job.name, job.seed, job.rate) in self.found():
@@ -141,7 +155,7 @@ class Campaign:
 
     def _source(self, job: Job) -> Path | None:
         """A trained source, trained again if only its line is left; None: another does that."""
-        folder = self.work / job.folder / HANDED_ON
+        folder = self._folder(job) / HANDED_ON
         if not folder.is_dir():
             with results.claimed(folder.parent) as mine:
                 if not mine:
@@ -153,7 +167,7 @@ class Campaign:
     def _trained(self, job: Job, source: Path | None) -> dict[str, Any]:
         """What is known of a run after it; a source is handed on."""
         self.tell(f"{job.name}, seed {job.seed}, rate {job.rate:g}")
-        folder = self.work / job.folder
+        folder = self._folder(job)
         training = Training(
             job, self.text, folder, source, self.device, self.save_every, self.watch
         )
@@ -164,7 +178,7 @@ class Campaign:
         return known
 
     def _tidy(self, job: Job) -> None:
-        for each in (self.work / job.folder).iterdir():
+        for each in self._folder(job).iterdir():
             if each.name not in (HANDED_ON, "lock"):
                 shutil.rmtree(each) if each.is_dir() else each.unlink()
 

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 
+from benchmarks.continual.wording import counts
+
 WIDTH, HEIGHT, LEFT, TOP, GAP = 330, 240, 64, 66, 70
-ROW, NAMES, VALUES = 26, 230, 130
+ROW, VALUES, LETTER = 26, 160, 6.6
 STYLE = """
 .page { fill: #ffffff; stroke: #d0d7de } .text { fill: #1f2328 } .soft { fill: #59636e }
 .grid { stroke: #d0d7de; fill: none } .zero { stroke: #59636e; stroke-dasharray: 3 3; fill: none }
+.level { fill: #59636e; stroke: #ffffff; stroke-width: 4; paint-order: stroke }
 .line { fill: none; stroke-width: 1.8; stroke: currentColor } .mark { fill: currentColor }
 .c0 { color: #1f2328 } .c1 { color: #2f6db5 } .c2 { color: #c2410c } .c3 { color: #2d7d4b }
 .c4 { color: #8a4b9c } .c5 { color: #a16207 }
 @media (prefers-color-scheme: dark) {
 .page { fill: #0d1117; stroke: #3d444d } .text { fill: #f0f6fc } .soft { fill: #a6b0bb }
-.grid { stroke: #3d444d } .zero { stroke: #a6b0bb }
+.grid { stroke: #3d444d } .zero { stroke: #a6b0bb } .level { fill: #a6b0bb; stroke: #0d1117 }
 .c0 { color: #f0f6fc } .c1 { color: #7fb2f0 } .c2 { color: #f2916b } .c3 { color: #86cfa0 }
 .c4 { color: #d39be0 } .c5 { color: #e0c060 }
 }
 """
 COLOURS = 6
+DOTS = "A dot for each seed, their mean, and its 95 % interval."
+SPREAD = "Marks are means over seeds; bars reach from the lowest seed to the highest."
 DASHES = ("none", "7 3", "2 3", "9 3 2 3", "5 2", "1 2")
 """Lines differ without colours as well."""
 
@@ -52,11 +57,13 @@ class Panel:
         title: what it shows.
         x_title: of the horizontal axis.
         lines: points by the name of the line.
+        levels: values that are drawn right across, by name.
     """
 
     title: str
     x_title: str
     lines: Mapping[str, Sequence[Point]]
+    levels: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,12 +84,12 @@ class Row:
 
 
 def line_chart(title: str, panels: Sequence[Panel]) -> str:
-    """Panels in a row; what lies far above the others leaves them at the top."""
+    """Panels in a row; of what lies far above the others, only the value is shown."""
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
     columns = max(1, len(panels))
     rows = -(-len(names) // columns)
     width = LEFT + columns * (WIDTH + GAP) - GAP + 28
-    height = TOP + HEIGHT + 66 + 20 * rows
+    height = TOP + HEIGHT + 90 + 20 * rows
     parts = _page(title, width, height)
     for number, panel in enumerate(panels):
         parts.append(_panel(panel, LEFT + number * (WIDTH + GAP), names, number))
@@ -91,42 +98,44 @@ def line_chart(title: str, panels: Sequence[Panel]) -> str:
         parts.append(f'<g class="c{number % COLOURS}">{_dashed(f"M{x} {y - 4}h30", number)}')
         parts.append(f'{_mark(x + 15, y - 4, number)}</g><text class="text" x="{x + 40}" y="{y}">')
         parts.append(f"{escape(name)}</text>")
+    parts.append(_text(LEFT, height - 16, SPREAD, "soft", "start"))
     return "\n".join(parts) + "\n</svg>\n"
 
 
-def dot_chart(title: str, x_title: str, rows: Sequence[Row], zero: float) -> str:
-    """A row for each arm: a dot for each seed, the mean and its confidence interval.
+def dot_chart(title: str, x_title: str, rows: Sequence[Row]) -> str:
+    """A row for each difference: a dot for each seed, the mean and its confidence interval.
 
     Args:
         title: what it shows.
         x_title: of the axis.
         rows: from top to bottom.
-        zero: where a line shows what the others are held against.
     """
-    reach = [zero]
+    reach = [0.0]
     for row in rows:
         mean = sum(row.values) / len(row.values)
         reach += [*row.values, mean - (row.margin or 0), mean + (row.margin or 0)]
     ticks = nice(min(reach), max(reach))
     low, high = min(*ticks, *reach), max(*ticks, *reach)
-    across, height = 420, TOP + ROW * len(rows) + 60
-    width = NAMES + across + VALUES + 24
+    left = 38 + LETTER * max(len(row.name) for row in rows)
+    across, height = 420, TOP + ROW * len(rows) + 78
+    width = round(left + across + VALUES + 24)
 
     def at(value: float) -> float:
-        return NAMES + across * (value - low) / (high - low)
+        return left + across * (value - low) / (high - low)
 
     parts = _page(title, width, height)
     bottom = TOP + ROW * len(rows)
     for tick in ticks:
         parts.append(f'<path class="grid" d="M{at(tick):.1f} {TOP - 8}V{bottom}"/>')
-        parts.append(_text(at(tick), bottom + 18, f"{tick:g}", "soft", "middle"))
-    parts.append(f'<path class="zero" d="M{at(zero):.1f} {TOP - 8}V{bottom}"/>')
-    parts.append(_text(NAMES + across / 2, bottom + 40, x_title, "soft", "middle"))
+        parts.append(_text(at(tick), bottom + 18, f"{tick:g}".replace("-", "−"), "soft", "middle"))
+    parts.append(f'<path class="zero" d="M{at(0):.1f} {TOP - 8}V{bottom}"/>')
+    parts.append(_text(left + across / 2, bottom + 40, x_title, "soft", "middle"))
+    parts.append(_text(left + across / 2, bottom + 58, DOTS, "soft", "middle"))
     for number, row in enumerate(rows):
         y = TOP + ROW * (number + 0.5)
         mean = sum(row.values) / len(row.values)
-        parts.append(_text(NAMES - 14, y + 4, row.name, "text", "end"))
-        parts.append(_text(NAMES + across + 14, y + 4, row.said, "text", "start"))
+        parts.append(_text(left - 14, y + 4, row.name, "text", "end"))
+        parts.append(_text(left + across + 14, y + 4, row.said, "text", "start"))
         parts.append('<g class="c1">')
         if row.margin is not None:
             begin, end = at(mean - row.margin), at(mean + row.margin)
@@ -184,7 +193,8 @@ def _mark(x: float, y: float, number: int) -> str:
 def _panel(panel: Panel, left: float, names: Sequence[str], number: int) -> str:
     points = [point for line in panel.lines.values() for point in line]
     shown = [point for line in panel.lines.values() for point in list(line)[1:] or line]
-    low, high = min(each.low for each in points), max(each.high for each in shown)
+    low = min([each.low for each in points] + [*panel.levels.values()])
+    high = max([each.high for each in shown] + [*panel.levels.values()])
     margin = 0.05 * (high - low) or 0.1
     low, high = low - margin, high + margin
     first, last = min(each.x for each in points) / 1.1, max(each.x for each in points) * 1.1
@@ -199,9 +209,12 @@ def _panel(panel: Panel, left: float, names: Sequence[str], number: int) -> str:
     for tick in nice(low, high):
         parts.append(f'<path class="grid" d="M{left} {down(tick):.1f}h{WIDTH}"/>')
         parts.append(_text(left - 8, down(tick) + 4, f"{tick:g}", "soft", "end"))
-    for tick in _powers(first, last):
+    ticks = _powers(first, last)
+    for tick, said in zip(ticks, counts(ticks), strict=True):
         parts.append(f'<path class="grid" d="M{across(tick):.1f} {TOP}v{HEIGHT}"/>')
-        parts.append(_text(across(tick), TOP + HEIGHT + 18, f"{tick:.0e}", "soft", "middle"))
+        parts.append(_text(across(tick), TOP + HEIGHT + 18, said, "soft", "middle"))
+    for level in panel.levels.values():
+        parts.append(f'<path class="zero" d="M{left} {down(level):.1f}h{WIDTH}"/>')
     parts.append(_text(left + WIDTH / 2, TOP + HEIGHT + 38, panel.x_title, "soft", "middle"))
     parts.append(
         f'<clipPath id="p{number}"><rect x="{left - 6}" y="{TOP}" width="{WIDTH + 12}" '
@@ -218,7 +231,22 @@ def _panel(panel: Panel, left: float, names: Sequence[str], number: int) -> str:
             )
             parts.append(_mark(x, down(each.y), kind))
         parts.append("</g>")
-    return "\n".join([*parts, "</g>"])
+    parts.append("</g>")
+    above = [
+        (across(each.x), each.y, names.index(name))
+        for name, line in panel.lines.items()
+        for each in line
+        if each.y > high
+    ]
+    for number, (x, y, kind) in enumerate(above):
+        parts.append(
+            f'<text class="c{kind % COLOURS}" fill="currentColor" x="{x + 6:.1f}" '
+            f'y="{TOP + 14 + 14 * number}">↑ {y:.2f}</text>'
+        )
+    for name, level in panel.levels.items():
+        said = f"{name} {level:.2f}"
+        parts.append(_text(left + WIDTH, down(level) - 5, said, "level", "end"))
+    return "\n".join(parts)
 
 
 def _powers(first: float, last: float) -> list[float]:

@@ -134,7 +134,9 @@ class Experiment:
         measures: what else is measured where a rate has decayed.
         charts: arms by the title of a chart.
         claims: what others say: which arm is ``better`` ``than`` which ``at`` which point (and
-            ``against`` which, if that is another), and where that is said.
+            ``against`` which, if that is another), and where that is said; ``of`` names a measure
+            instead of the test loss, of which less is better without ``more``.
+        goals: arms whose last losses the others are to reach; the baseline's without any.
     """
 
     name: str
@@ -149,6 +151,7 @@ class Experiment:
     measures: tuple[str, ...] = ()
     charts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     claims: tuple[Mapping[str, Any], ...] = ()
+    goals: tuple[str, ...] = ()
 
 
 def names() -> list[str]:
@@ -183,6 +186,7 @@ def load(name: str, scale_name: str, folder: Path = FOLDER, scales: Path = SCALE
     charts = {key: tuple(each) for key, each in data.pop("charts", {}).items()}
     named = {data["baseline"], *(arm for each in charts.values() for arm in each)}
     named |= {claim[key] for claim in data.get("claims", ()) for key in ("better", "than")}
+    named |= {*data.get("goals", ())}
     if unknown := named - {*arms}:
         raise SystemExit(f"{file.name} speaks of {', '.join(sorted(unknown))}, which is no arm")
     made = {"scale_name": scale_name, "scale": scale, "sources": sources, "arms": arms}

@@ -30,6 +30,11 @@ def read(file: Path) -> list[Line]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
+def read_all(folder: Path) -> list[Line]:
+    """All whole lines of a folder's files."""
+    return [line for file in sorted(folder.glob("*.jsonl")) for line in read(file)]
+
+
 def append(file: Path, line: Line) -> None:
     """Add a line, behind all that are whole."""
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -56,11 +56,6 @@ class Job:
         """None for a source."""
         return self.experiment.arms.get(self.name)
 
-    @property
-    def folder(self) -> str:
-        """A name for what is kept of it."""
-        return f"{models.file_name(self.name)}-{self.seed}-{self.rate:g}"
-
 
 @dataclass
 class Held:
