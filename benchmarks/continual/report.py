@@ -220,17 +220,16 @@ def _charts(section: Section, baseline: Outcome, folder: Path) -> Iterator[str]:
         panels = [_panel(of, level, "extra compute, FLOPs", False)]
         if any(curve.before for arm in of.values() for curve in arm.curves.values()):
             panels.append(_panel(of, level, "the source's and extra compute, FLOPs", True))
-        whole = f"{experiment.name}: {title}"
         file = folder / f"{section.file_name}-{number}.svg"
-        file.write_text(line_chart(whole, panels), "utf-8")
-        yield f"![{whole}: test loss by compute]({folder.name}/{file.name})\n"
+        file.write_text(line_chart(title, panels), "utf-8")
+        yield f"![{title}: test loss by compute]({folder.name}/{file.name})\n"
     rows = []
     for arm, outcome in shown.items():
         found = differences(outcome.at(outcome.last), baseline.at(outcome.last))
         if found and arm != baseline.name:
             rows.append(Row(arm, found.values, found.margin, signed(found)))
     if rows:
-        title = f"{experiment.name}: test loss above that of “{baseline.name}”"
+        title = f"Test loss above that of “{baseline.name}”"
         file = folder / f"{section.file_name}-differences.svg"
         said = "nats per token at equal extra compute; left of 0 is better"
         file.write_text(dot_chart(title, said, rows), "utf-8")

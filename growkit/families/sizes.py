@@ -88,11 +88,13 @@ class HasSizes:
         self.check(complete)
         numbers = complete | sizes
         for demand in self.multiples:
-            if numbers[demand.what] % max(numbers[demand.of], 1):
+            size, unit = numbers[demand.what], max(numbers[demand.of], 1)
+            if size % unit:
+                near = [each for each in (size - size % unit, size - size % unit + unit) if each]
                 raise InputError(
-                    f"{demand.what} {numbers[demand.what]} is no multiple of {demand.of} "
-                    f"{numbers[demand.of]}, but a {self.name} model needs that, {demand.why}; "
-                    "choose other sizes"
+                    f"{demand.what} {size} is no multiple of {demand.of} {unit}, but a {self.name} "
+                    f"model needs that, {demand.why}; choose {' or '.join(map(str, near))}, or "
+                    f"another {demand.of}"
                 )
         return complete
 

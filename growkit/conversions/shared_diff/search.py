@@ -189,7 +189,7 @@ class Search:
             InputError: a lower one holds everything.
         """
         if rank > 1 and rank > self._full_rank:  # there is none below 1
-            saving = max(heads.saving_rank(weight) for heads, weight in self._shared)
+            saving = max(heads.saving_rank(shape) for heads, shape in self._shared)
             raise InputError(
                 f"rank {rank} is of no use: updates of rank {self._full_rank} hold any difference "
                 f"between these heads exactly, and only ranks up to {saving} make the model "
@@ -197,18 +197,16 @@ class Search:
             )
 
     @cached_property
-    def _shared(self) -> list[tuple[Heads, Tensor]]:
-        """The heads of every projection, and its matrix in a layer; the shape is all it has."""
-        import torch
-
-        shapes = {name: self._source.tensors[weight_of(name, 0)].shape for name in self.projections}
+    def _shared(self) -> list[tuple[Heads, Sequence[int]]]:
+        """The heads of every projection, and the shape of its matrix in a layer."""
         return [
-            (h, torch.empty(shapes[name], device="meta")) for name, h in self.projections.items()
+            (heads, self._source.tensors[weight_of(name, 0)].shape)
+            for name, heads in self.projections.items()
         ]
 
     @cached_property
     def _full_rank(self) -> int:
-        return max(heads.full_rank(weight) for heads, weight in self._shared)
+        return max(heads.full_rank(shape) for heads, shape in self._shared)
 
     def moment(self, layer: int, shrinkage: float) -> Tensor | None:
         """Of what a layer reads; None if all inputs count alike."""

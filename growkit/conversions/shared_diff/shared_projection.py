@@ -7,6 +7,7 @@ layer with every other. Cang et al., "Shared DIFF Transformer", equations 3 and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -49,19 +50,35 @@ class Heads:
         groups = heads[: self.signal].unflatten(0, (self.noise, ratio))
         return torch.cat([groups, heads[self.signal :, None]], dim=1)
 
-    def full_rank(self, weight: Tensor) -> int:
-        """The rank of updates from which on they hold any matrices at all."""
-        _, members, inputs, outputs = self.members(weight).shape
+    def full_rank(self, shape: Sequence[int]) -> int:
+        """The rank of updates from which on they hold any matrices at all.
+
+        Args:
+            shape: of the projection, [(signal + noise) · head_dim, hidden].
+        """
+        members, inputs, outputs = self._sizes(shape)
         most = min(inputs, outputs)
         return (most + 1) // 2 if members == 2 else most
 
-    def saving_rank(self, weight: Tensor) -> int:
+    def saving_rank(self, shape: Sequence[int]) -> int:
         """The largest rank of updates with which the parts have fewer elements; 0 if none has.
 
         A base and ``members`` updates, r · (inputs + outputs) each, for ``members`` matrices.
+
+        Args:
+            shape: of the projection, [(signal + noise) · head_dim, hidden].
         """
-        _, members, inputs, outputs = self.members(weight).shape
+        members, inputs, outputs = self._sizes(shape)
         return ((members - 1) * inputs * outputs - 1) // (members * (inputs + outputs))
+
+    def _sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
+        """Members of a base, and inputs and outputs of each."""
+        rows, hidden = shape
+        heads = self.signal + self.noise
+        if self.scope == "layer":
+            return 2, hidden, rows // 2
+        members = heads if self.scope == "all_heads" else self.signal // self.noise + 1
+        return members, hidden, rows // heads
 
     def factorise(
         self,
