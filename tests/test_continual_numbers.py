@@ -134,6 +134,7 @@ def test_noise_is_called_noise() -> None:
     assert verdict(1.0, 1.1, 0.9) == "no, the other way round"
     assert verdict(-1.0, 1.0, -0.9) == "noise"
     assert verdict(-1.0) == "one seed says nothing"
+    assert verdict(0.0, 0.0) == "no difference at all"
     assert Judged("", "", "", "test", None, False).verdict == "not run"
     assert Spread((1.0, 2.0, 3.0)).margin == pytest.approx(2.484, abs=1e-3)  # scipy.stats.t
 

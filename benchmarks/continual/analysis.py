@@ -200,6 +200,8 @@ class Judged:
             return "not run"
         if self.found.margin is None:
             return "one seed says nothing"
+        if not any(self.found.values):
+            return "no difference at all"
         if abs(self.found.mean) <= self.found.margin:
             return "noise"
         return "yes" if (self.found.mean > 0) == self.more else "no, the other way round"

@@ -250,8 +250,9 @@ def _panel(panel: Panel, left: float, names: Sequence[str], number: int) -> str:
 
 
 def _powers(first: float, last: float) -> list[float]:
-    """1, 2 and 5 times powers of ten between two numbers; without 2 and 5 over three decades."""
+    """1, 2 and 5 times powers of ten; without 2 and 5 over three decades; any round ones if few."""
     begin, end = math.floor(math.log10(first)), math.ceil(math.log10(last))
     steps = (1, 2, 5) if end - begin <= 3 else (1,)
     found = [step * 10.0**power for power in range(begin, end + 1) for step in steps]
-    return [each for each in found if first <= each <= last]
+    within = [each for each in found if first <= each <= last]
+    return within if len(within) > 1 else nice(first, last)

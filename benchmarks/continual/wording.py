@@ -56,7 +56,6 @@ def amounts(signs: Sequence[str], values: Sequence[float]) -> str:
     if set(signs) == {"="}:
         low, high = count(min(values)), count(max(values))
         return count(fmean(values)) + (f" ({low} to {high})" if high != low else "")
-    if len({*zip(signs, values, strict=True)}) == 1:
-        return f"{signs[0]} {count(values[0])}"
     pairs = zip(signs, values, strict=True)
-    return ", ".join(f"{sign.strip('=')} {count(value)}".strip() for sign, value in pairs)
+    said = [f"{sign.strip('=')} {count(value)}".strip() for sign, value in pairs]
+    return said[0] if len({*said}) == 1 else ", ".join(said)
