@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, MixtralConfig
 
 from benchmarks.continual import results
+from benchmarks.continual import text as continual_text
 from benchmarks.continual.analysis import Curve, Judged, Outcome, Spread, reached
 from benchmarks.continual.compute import attention_width, forward_flops
 from benchmarks.continual.experiment import Experiment, load, settings_of
@@ -63,6 +66,27 @@ def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
     assert all(torch.equal(again.parts[part], text.parts[part]) for part in PARTS)
     (folder / "0.txt").write_text("another", "utf-8")
     assert read_text(folder, 270, tmp_path / "work").about["sha256"] != text.about["sha256"]
+
+
+def test_processes_that_begin_together_make_the_text_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text("some words " * 200, "utf-8")
+    prepare, made = continual_text._prepare, []
+
+    def slowly(*given: Any) -> None:
+        made.append(given)
+        time.sleep(0.3)
+        prepare(*given)
+
+    monkeypatch.setattr(continual_text, "_prepare", slowly)
+    with ThreadPoolExecutor(3) as threads:
+        jobs = [
+            threads.submit(read_text, tmp_path / "text.txt", 270, tmp_path / "work")
+            for _ in range(3)
+        ]
+    assert len(made) == 1
+    assert len({str(job.result().about) for job in jobs}) == 1
 
 
 def test_windows_come_once_in_every_pass(text: Text) -> None:
@@ -127,7 +151,7 @@ def test_the_baseline_is_as_fast_as_itself() -> None:
 
 def test_noise_is_called_noise() -> None:
     def verdict(*values: float, more: bool = False) -> str:
-        return Judged("", "", "", "test", Spread(values), more).verdict
+        return Judged("", "test", Spread(values), more).verdict
 
     assert verdict(-1.0, -1.1, -0.9) == verdict(1.0, 1.1, 0.9, more=True) == "yes"
     assert verdict(1.0, 1.1, 0.9) == verdict(-1.0, -1.1, -0.9, more=True)
@@ -135,7 +159,7 @@ def test_noise_is_called_noise() -> None:
     assert verdict(-1.0, 1.0, -0.9) == "noise"
     assert verdict(-1.0) == "one seed says nothing"
     assert verdict(0.0, 0.0) == "no difference at all"
-    assert Judged("", "", "", "test", None, False).verdict == "not run"
+    assert Judged("", "test", None, False).verdict == "not run"
     assert Spread((1.0, 2.0, 3.0)).margin == pytest.approx(2.484, abs=1e-3)  # scipy.stats.t
 
 

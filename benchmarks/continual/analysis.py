@@ -179,16 +179,12 @@ class Judged:
 
     Attributes:
         says: the claim, with where it is said.
-        better: the arm that is said to be better.
-        than: the other one.
         of: what was measured.
-        found: how far the first is above the other; None without runs of both.
+        found: how far what is said to be better is above the other; None without runs of both.
         more: whether more is better.
     """
 
     says: str
-    better: str
-    than: str
     of: str
     found: Spread | None
     more: bool
@@ -217,7 +213,7 @@ def judged(experiment: Experiment, made: Mapping[str, Outcome]) -> list[Judged]:
             at = claim.get("at", 1)
             found = differences(one.at(at, of), other.at(claim.get("against", at), of))
         more = claim.get("more", False)
-        all_of_them.append(Judged(claim["says"], claim["better"], claim["than"], of, found, more))
+        all_of_them.append(Judged(claim["says"], of, found, more))
     return all_of_them
 
 

@@ -6,6 +6,7 @@ Whole files are held out, by the hash of their path: a twentieth for choosing le
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -112,19 +113,22 @@ def read_text(path: Path | None, vocabulary: int, work: Path, most: int | None =
         found.update(f"{document.name}\0{document.text}\0".encode())
     folder = work / f"text-{found.hexdigest()[:16]}"
     about = folder / "about.json"
-    if not about.is_file():  # written last
-        _prepare(documents, vocabulary, folder)
-        library = f"standard library of Python {platform.python_version()}"
-        kept = {
-            "text": path.name if path else library,
-            "sha256": found.hexdigest(),
-            "files": len(documents),
-            "bytes": sum(len(document.text.encode()) for document in documents),
-            "vocabulary": vocabulary,
-            "tokens": {part: len(torch.load(folder / f"{part}.pt")) for part in PARTS},
-        }
-        about.with_suffix(".new").write_text(json.dumps(kept), "utf-8")
-        os.replace(about.with_suffix(".new"), about)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)  # another process waits until it is made
+        if not about.is_file():  # written last
+            _prepare(documents, vocabulary, folder)
+            library = f"standard library of Python {platform.python_version()}"
+            kept = {
+                "text": path.name if path else library,
+                "sha256": found.hexdigest(),
+                "files": len(documents),
+                "bytes": sum(len(document.text.encode()) for document in documents),
+                "vocabulary": vocabulary,
+                "tokens": {part: len(torch.load(folder / f"{part}.pt")) for part in PARTS},
+            }
+            about.with_suffix(".new").write_text(json.dumps(kept), "utf-8")
+            os.replace(about.with_suffix(".new"), about)
     parts = {part: torch.load(folder / f"{part}.pt").long() for part in PARTS}
     return Text(json.loads(about.read_text("utf-8")), folder, parts)
 
@@ -183,7 +187,6 @@ def part_of(name: str) -> str:
 
 def _prepare(documents: Sequence[Document], vocabulary: int, folder: Path) -> None:
     """Train a tokenizer, and write what it makes of every part."""
-    folder.mkdir(parents=True, exist_ok=True)
     by_part: dict[str, list[str]] = {part: [] for part in PARTS}
     for document in documents:
         by_part[part_of(document.name)].append(document.text)
