@@ -215,6 +215,24 @@ def test_the_page_is_made_of_lines_alone(tmp_path: Path) -> None:
         assert "prefers-color-scheme: dark" in chart.read_text("utf-8")
 
 
+@pytest.mark.parametrize(("began_with", "taken"), [(1e-3, True), (1e-2, False)])
+def test_the_page_takes_runs_that_began_with_the_best_source(
+    began_with: float, taken: bool, tmp_path: Path
+) -> None:
+    """Of another experiment's runs; the lower rate has the lower loss."""
+    growth, depth = load("growth", "tiny"), load("depth", "tiny")
+    for rate in (1e-3, 1e-2):
+        results.append(tmp_path / "growth.jsonl", line_of(growth, "source", 0, rate, 9.0))
+        going_on = line_of(growth, "source goes on", 0, rate, 8.0)
+        results.append(tmp_path / "growth.jsonl", going_on | {"source_rate": began_with})
+    results.append(tmp_path / "depth.jsonl", line_of(depth, "from scratch", 0, 1e-3, 9.0))
+    write(tmp_path, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text("utf-8")
+    page = page[page.index("## depth, tiny") : page.index("## growth, tiny")]
+    assert ("4 of these runs are those of *growth*" in page) == taken
+    assert ("2 of these runs are those of *growth*" in page) == (not taken)
+
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "grouped": {"num_attention_heads": 6, "num_noise_heads": 2},

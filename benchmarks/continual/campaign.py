@@ -84,19 +84,14 @@ class Campaign:
                     f"{self.file} has a run of {line['run']!r} with other settings or text; "
                     "move its lines away, or change the settings back"
                 )
-        found = others | own
-        for key, line in [*found.items()]:
-            source = self.experiment.arms[line["run"]].source if "source_rate" in line else ""
-            best = best_rate(self.experiment, found, source)
-            if best and line["source_rate"] != best:
-                if key in own:
-                    raise SystemExit(
-                        f"{self.file} has a run of {line['run']!r} that began with the source "
-                        f"trained at {line['source_rate']:g}, but {best:g} is better; move its "
-                        "lines away"
-                    )
-                del found[key]
-        return found
+        for (name, *_), line in own.items():
+            best = _other_source(self.experiment, others | own, line)
+            if best is not None:
+                raise SystemExit(
+                    f"{self.file} has a run of {name!r} that began with the source trained at "
+                    f"{line['source_rate']:g}, but {best:g} is better; move its lines away"
+                )
+        return shared(self.experiment, own, others)
 
     @property
     def _name(self) -> tuple[str, str]:
@@ -208,6 +203,30 @@ def _of(experiment: Experiment, found: Found, name: str) -> Iterator[tuple[str, 
     if best := best_rate(experiment, found, name):
         for seed in others:
             yield name, seed, best
+
+
+def shared(experiment: Experiment, own: Found, others: Found) -> dict[tuple[str, int, float], Line]:
+    """The runs of an experiment with the same runs of others, if these began with its best source.
+
+    Args:
+        experiment: which.
+        own: its lines.
+        others: lines of others, with its settings.
+    """
+    found = {**others, **own}
+    return {
+        key: line
+        for key, line in found.items()
+        if key in own or _other_source(experiment, found, line) is None
+    }
+
+
+def _other_source(experiment: Experiment, found: Found, line: Line) -> float | None:
+    """The best rate of the source that a run began with, if the run's source had another."""
+    if "source_rate" not in line:
+        return None
+    best = best_rate(experiment, found, experiment.arms[line["run"]].source)
+    return best if best != line["source_rate"] else None
 
 
 def best_rate(experiment: Experiment, found: Found, name: str) -> float | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.continual import results, tables
 from benchmarks.continual.analysis import Judged, Outcome, differences, judged, outcomes
+from benchmarks.continual.campaign import shared
 from benchmarks.continual.charts import Panel, Point, Row, dot_chart, line_chart
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.results import Line
@@ -98,20 +99,21 @@ def write(lines: Path, page: Path) -> None:
 
 
 def _sections(name: str, folder: Path) -> Iterator[Section]:
-    own = results.read(folder / f"{name}.jsonl")
-    for scale in dict.fromkeys(line["scale"] for line in own):
+    lines = results.read(folder / f"{name}.jsonl")
+    for scale in dict.fromkeys(line["scale"] for line in lines):
         experiment = load(name, scale)
         known = {*experiment.sources, *experiment.arms}
-        fit: dict[tuple[str, int, float], Line] = {}
-        for line in [*results.read_all(folder), *own]:
+        own: dict[tuple[str, int, float], Line] = {}
+        others: dict[tuple[str, int, float], Line] = {}
+        for line in results.read_all(folder):
             same = line["run"] in known and line["settings"] == settings_of(
                 experiment, line["run"], line["text"]["sha256"]
             )
             if same:
-                fit[line["run"], line["seed"], line["rate"]] = line
-        left_out = sum(line["scale"] == scale for line in own) - sum(
-            line["experiment"] == name for line in fit.values()
-        )
+                to = own if (line["experiment"], line["scale"]) == (name, scale) else others
+                to[line["run"], line["seed"], line["rate"]] = line
+        fit = shared(experiment, own, others)
+        left_out = sum(line["scale"] == scale for line in lines) - len(own)
         yield Section(experiment, [*fit.values()], left_out, outcomes(experiment, fit))
 
 
