@@ -182,6 +182,23 @@ def test_progress_is_shown_where_one_likes(place: Path) -> None:
     growkit.verify(*folders, QUICK, progress=growkit.Bars())
 
 
+@pytest.mark.parametrize(("every", "lines"), [(0.0, 2), (60.0, 0)])
+def test_a_log_has_lines_of_long_work(
+    every: float, lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Work of less than a minute leaves none."""
+    for counted in (growkit.Bars(every).bytes, growkit.Bars(every).steps):
+        with counted("writing [b]", 4) as advance:
+            for _ in range(2):
+                advance(1)
+            advance(2)
+        told = capsys.readouterr().err.splitlines()
+        assert len(told) == lines
+        for line, share in zip(told, ("25%", "50%"), strict=False):
+            assert line.startswith(f"writing [b]: {share}, about ")
+            assert line.endswith(" s left")
+
+
 class Tags(HTMLParser):
     """What a piece of HTML holds."""
 

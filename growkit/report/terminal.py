@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from growkit.report.summary import summary
 from growkit.results.advice import fault_sentence, next_step
 from growkit.results.check import difference_sentence
 from growkit.results.sentences import optimizer_sentence
-from growkit.units import size
+from growkit.units import duration, size
 
 if TYPE_CHECKING:
     from growkit.catalogue import Abilities
@@ -43,10 +44,14 @@ class PlainConsole(Console):
 
 
 class Bars:
-    """Progress bars with time left; on stderr, and only where someone can see them."""
+    """Progress with time left, on stderr: bars on a terminal, elsewhere a line now and then.
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
+    Args:
+        every: seconds between lines, so that short work leaves none in a log.
+    """
+
+    def __init__(self, every: float = 60.0) -> None:
+        self._console, self._every = Console(stderr=True), every
 
     @contextmanager
     def bytes(self, title: str, total: int) -> Iterator[Advance]:
@@ -66,7 +71,7 @@ class Bars:
         self, title: str, total: int, columns: tuple[bars.ProgressColumn, ...]
     ) -> Iterator[Advance]:
         if not self._console.is_terminal:
-            yield lambda count: None
+            yield self._in_lines(title, total)
             return
         shown = bars.Progress(
             bars.TextColumn("{task.description}"),
@@ -79,6 +84,22 @@ class Bars:
         with shown:
             task = shown.add_task(title, total=total)
             yield lambda count: shown.advance(task, count)
+
+    def _in_lines(self, title: str, total: int) -> Advance:
+        began = last = time.monotonic()
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal last, done
+            done += count
+            now = time.monotonic()
+            if 0 < done < total and now - last >= self._every:
+                left = duration((now - began) * (total - done) / done)
+                line = f"{title}: {done / total:.0%}, about {left} left"
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                last = now
+
+        return advance
 
 
 def show_verdict(console: Console, result: VerifyResult) -> None:
