@@ -189,22 +189,24 @@ def test_losses_are_those_of_torch_and_transformers(
     assert abs(curves[1]["losses"][-1] - other[-1]) > 1e-4
 
 
-def told_of(**changes: Any) -> list[str]:
-    """The warnings of a result, with other numbers of a candidate."""
+def concluded(**changes: Any) -> growkit.ProbeResult:
+    """A result, with other numbers of a candidate."""
     looks = [Look(0, [3.0, 3.0]), Look(30, [2.0, changes.pop("last", 2.0)])]
     runs = {(rate, seed): looks for rate in (0.1, 0.2) for seed in (0, 1)}
     source = Arm("source", None, step_flops=1, runs=runs)
     other = Arm("other", None, step_flops=changes.pop("flops", 1), runs=runs)
     result = growkit.ProbeResult(warmup=4, lr=[0.1, 0.2], warnings=[], **changes)  # type: ignore[call-arg]
     conclude(result, [source, other])
-    return result.warnings
+    return result
 
 
 def test_what_says_little_is_warned_of() -> None:
     """Of trainings that had hardly begun, of those that did harm, and of rates at an end."""
-    assert [each.partition(" did best")[0] for each in told_of()] == ["source, other"]
-    assert "(other 10), 4 of them to warm up" in told_of(flops=3)[0]
-    assert "the loss of source, other is above where it began" in told_of(last=9.0)[0]
+    late, warming, harmed = concluded(), concluded(flops=3), concluded(last=9.0)
+    assert [each.partition(" did best")[0] for each in late.warnings] == ["source, other"]
+    assert "(other 10), 4 of them to warm up" in warming.warnings[0]
+    assert "the loss of source, other is above where it began" in harmed.warnings[0]
+    assert [each.early for each in (late, warming, harmed)] == [False, True, True]
 
 
 def test_losses_are_compared_at_equal_compute(found: growkit.ProbeResult) -> None:
@@ -681,8 +683,12 @@ def test_what_was_found_and_what_to_do_next(
     result = json.loads(json.dumps(found))
     order = {name: rank for rank, name in enumerate(first)}
     result["candidates"].sort(key=lambda each: order.get(each["name"], 9))
-    result["differences"] = pairs
+    result |= {"differences": pairs, "early": True}
+    assert probe_sentence(result) == f"{reason}; so early, this says little, see the warnings"
+    assert "more --steps" in probe_next(result)
+    result["early"] = False
     assert probe_sentence(result) == reason
+    assert ("more --steps, so that" in probe_next(result)) == pairs[0]["noise"]
     page = probe_page(result | {"reason": reason})
     assert page.index("</h1>") < page.index(">Next<") < page.index(what.split(" --")[0])
     assert page.index(">Next<") < page.index('class="reason"')

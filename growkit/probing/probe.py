@@ -110,6 +110,7 @@ def probe(
         equal_compute=None,
         source=found.name,
         reason="",
+        early=False,
         candidates=[],
         differences=[],
         rule="",

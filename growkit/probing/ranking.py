@@ -47,8 +47,10 @@ def conclude(result: ProbeResult, arms: Sequence[Arm]) -> None:
     for number, candidate in enumerate(able, 1):
         candidate.rank = number
     result.candidates, result.differences = told, differences_of(losses)
-    result.rule, result.reason = RULE, probe_sentence(result)
-    result.warnings += [*_warming(result), *_above_start(result), *_at_an_end(result)]
+    early = [*_warming(result), *_above_start(result)]
+    result.warnings += [*early, *_at_an_end(result)]
+    result.early, result.rule = bool(early), RULE
+    result.reason = probe_sentence(result)
 
 
 def _reached(runs: Runs) -> int:

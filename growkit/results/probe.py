@@ -101,6 +101,8 @@ class ProbeResult(Result):
             that a training of those which are ranked took; null if none is.
         source: the source folder, or its name on the Hub.
         reason: what was found, in a sentence.
+        early: whether at equal compute so few steps were taken, or a loss was so far above where it
+            began, that the order says little; ``warnings`` tell which.
         candidates: the source and the candidates by rank, those that were refused at the end.
         differences: of all pairs of those that are ranked by their loss.
         rule: when a difference is noise.
@@ -127,6 +129,7 @@ class ProbeResult(Result):
     equal_compute: float | None
     source: str
     reason: str
+    early: bool
     candidates: list[ProbeCandidate]
     differences: list[ProbeDifference]
     rule: str
@@ -179,6 +182,11 @@ def difference_between(result: Mapping[str, Any], one: str, other: str) -> Probe
 
 def probe_sentence(result: Mapping[str, Any]) -> str:
     """What was found, in a sentence."""
+    early = result["early"] and result["differences"]
+    return f"{_found(result)}{'; so early, this says little, see the warnings' if early else ''}"
+
+
+def _found(result: Mapping[str, Any]) -> str:
     ranked = [each for each in result["candidates"] if each["outcome"] == "ranked"]
     source = next(each for each in result["candidates"] if each["source"])
     if source not in ranked:
@@ -224,6 +232,8 @@ def probe_next(result: Mapping[str, Any]) -> str:
     if not others:
         return "see below why each candidate was not ranked, and change or replace it"
     apart = difference_between(result, others[0]["name"], source["name"])
+    if result["early"]:
+        return "probe again with more --steps, and as the warnings say"
     if apart is None or apart["noise"]:
         return "probe again with more --seeds and more --steps, so that less is noise"
     if apart["better"] == source["name"]:
