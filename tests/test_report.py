@@ -888,6 +888,29 @@ def test_colours_can_be_read() -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
 
 
+def test_marks_that_let_the_paper_through_can_be_seen() -> None:
+    """WCAG 2.2, 1.4.11: at least 3 : 1, with the opacity of the mark."""
+    style = drawing.style_rules()
+    rule = r"\.chart ([^{}]*) \{([^{}]*)(?:stroke|fill)-opacity: ([\d.]+)"
+    marks = [(m[1], m[2], float(m[3])) for m in re.finditer(rule, style)]
+    assert len(marks) == 5
+    for scheme in style.split("@media"):
+        colours = dict(re.findall(r"--([\w-]+): (#\w{6});", scheme))
+        lines = [name for name in colours if name.startswith("line-")]
+        for mark, declared, opacity in marks:
+            names = re.findall(r"var\(--([\w-]+)\)", declared) or lines
+            for name in names:
+                seen = mixed(colours[name], colours["paper"], opacity)
+                assert contrast(seen, colours["paper"]) >= 3, (mark, name, scheme[:20])
+    assert contrast(mixed("#0b5cad", "#ffffff", 0.45), "#ffffff") < 3  # the control
+
+
+def mixed(colour: str, paper: str, opacity: float) -> str:
+    """What is seen of a colour that lets paper through."""
+    pairs = [(int(colour[i : i + 2], 16), int(paper[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(a * opacity + b * (1 - opacity)):02x}" for a, b in pairs)
+
+
 def test_every_colour_and_class_exists() -> None:
     """A class without a rule and a variable without a value would fail in silence."""
     page = report_page(full(), manifest())

@@ -115,7 +115,7 @@ def intervals(rows: Sequence[Interval], *, title: str, x_title: str) -> str:
         hint = f"<title>{escape(said[-1])}</title>"
         parts.append(f'<path class="interval {kind}" d="{reach}">{hint}</path>')
         dots = "".join(f"M{frame.x(each):.1f} {y + 11}h0" for each in row.each)
-        parts.append(f'<path class="cloud" d="{dots}"/>')
+        parts.append(f'<path class="seeds" d="{dots}"/>')
         x = frame.x(row.mean)
         parts.append(f'<path class="middle" d="M{x:.1f} {y + 5}v12"/>')
     parts.append(frame.titles(x_title))
