@@ -686,10 +686,14 @@ def test_what_was_found_and_what_to_do_next(
     result |= {"differences": pairs, "early": True}
     assert probe_sentence(result) == f"{reason}; so early, this says little, see the warnings"
     assert "more --steps" in probe_next(result)
+    page = probe_page(result | {"reason": reason})
+    assert "so far</h1>" in page
+    assert 'class="verdict warn"' in page
     result["early"] = False
     assert probe_sentence(result) == reason
     assert ("more --steps, so that" in probe_next(result)) == pairs[0]["noise"]
     page = probe_page(result | {"reason": reason})
+    assert "so far" not in page
     assert page.index("</h1>") < page.index(">Next<") < page.index(what.split(" --")[0])
     assert page.index(">Next<") < page.index('class="reason"')
     # A pair has one sign: that of the second above the first.

@@ -39,13 +39,14 @@ def verdict_of(result: Found) -> tuple[str, str]:
     pair = difference_between(result, first["name"], source["name"])
     if source["outcome"] != "ranked":
         return "warn", "Nothing to hold candidates against"
+    early = " so far" if result["early"] else ""
     if first is not source and pair and not pair["noise"]:
-        return "good", f"{first['name']} is ahead"
+        return "warn" if early else "good", f"{first['name']} is ahead{early}"
     best = next((each for each in _ranked(result) if each is not source), None)
     pair = best and difference_between(result, best["name"], source["name"])
     if pair and pair["noise"]:
-        return "warn", "No candidate is ahead beyond noise"
-    return "warn", "No candidate is ahead"
+        return "warn", f"No candidate is ahead beyond noise{early}"
+    return "warn", f"No candidate is ahead{early}"
 
 
 def _source(result: Found) -> Any:
