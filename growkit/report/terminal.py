@@ -86,18 +86,17 @@ class Bars:
             yield lambda count: shown.advance(task, count)
 
     def _in_lines(self, title: str, total: int) -> Advance:
-        began = last = time.monotonic()
-        done = 0
+        last, done, before = time.monotonic(), 0, 0
 
         def advance(count: int) -> None:
-            nonlocal last, done
+            nonlocal last, done, before
             done += count
-            now = time.monotonic()
-            if 0 < done < total and now - last >= self._every:
-                left = duration((now - began) * (total - done) / done)
+            passed = time.monotonic() - last
+            if before < done < total and passed >= self._every:
+                left = duration(passed * (total - done) / (done - before))
                 line = f"{title}: {done / total:.0%}, about {left} left"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-                last = now
+                last, before = last + passed, done
 
         return advance
 
