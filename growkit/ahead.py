@@ -6,6 +6,8 @@ from dataclasses import replace
 from heapq import heapify, heapreplace
 from pathlib import Path
 
+from growkit.checkpoint.carrying import carried_bytes
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import (
     TORCH_NAMES,
     Weights,
@@ -15,7 +17,7 @@ from growkit.checkpoint.tensors import (
 )
 from growkit.checkpoint.writing import parse_bytes, shards_of
 from growkit.errors import InputError
-from growkit.estimate import BASIS, ROOM, memory_to_write, proof_seconds, seconds_to_write
+from growkit.estimate import BASIS, disk_needed, memory_to_write, proof_seconds, seconds_to_write
 from growkit.families.added import knowing
 from growkit.planner import plan as planned
 from growkit.recipe.files import load_recipe, recipe_file
@@ -31,7 +33,7 @@ def plan(recipe: Recipe | str | Path, *, ranks: int = 1, bandwidth: str | None =
 
     Args:
         recipe: as in ``growkit.run``. Of its source only headers are read, and where it has no
-            weights, only its ``config.json``; of a model on the Hub only that is fetched. The
+            weights, only its ``config.json``; of a model on the Hub no weights are fetched. The
             source may also lie on a store (``s3://BUCKET/MODEL``, ``https://HOST/MODEL``).
         ranks: number of processes that share the output's files, each with two cores.
         bandwidth: bytes per second that all of them together can read and write, e.g. ``2GB``;
@@ -47,10 +49,13 @@ def plan(recipe: Recipe | str | Path, *, ranks: int = 1, bandwidth: str | None =
         recipe = load_recipe(recipe_file(Path(recipe)))
     with knowing(recipe.family):
         source = find(recipe.source, weights=False)
-        return _plan(replace(recipe, source=source.name), source.headers(), ranks, limit)
+        headers = source.headers()
+        folder = source.folder  # of a store, nothing beside the weights is looked at
+        beside = carried_bytes(Folder(folder)) if folder.is_dir() else 0
+        return _plan(replace(recipe, source=source.name), headers, beside, ranks, limit)
 
 
-def _plan(recipe: Recipe, source: Weights, ranks: int, limit: int | None) -> LargePlan:
+def _plan(recipe: Recipe, source: Weights, beside: int, ranks: int, limit: int | None) -> LargePlan:
     prepared = planned(recipe, source)
     lineage = prepared.lineage
     target = lineage.target
@@ -60,6 +65,11 @@ def _plan(recipe: Recipe, source: Weights, ranks: int, limit: int | None) -> Lar
     read, written = total_bytes(source.tensors), sum(files)
     most = _largest_share(files, ranks)
     warnings = list(prepared.warnings)
+    if recipe.optimizer is not None:
+        warnings.append(
+            f"the disk does not count what the optimizer's state, {recipe.optimizer}, becomes; "
+            "growkit run --dry-run reads it, and does"
+        )
     if ranks > len(files):
         warnings.append(
             f"{ranks} ranks share {len(files)} files, so that some have none; choose a smaller "
@@ -76,7 +86,7 @@ def _plan(recipe: Recipe, source: Weights, ranks: int, limit: int | None) -> Lar
         ranks=ranks,
         bandwidth=limit,
         read=read,
-        disk_needed=written + ROOM,
+        disk_needed=disk_needed(target, beside),
         files=len(files),
         largest_file=max(files),
         largest_share=most,

@@ -193,8 +193,9 @@ def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
         except (SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # torch and Rust raise some that are no Exception
-            if os.environ.get("GROWKIT_DEBUG"):
-                raise
+            known = isinstance(error, InputError | MemoryError | OSError)
+            if os.environ.get("GROWKIT_DEBUG") or not known:
+                say(traceback.format_exc())
             if isinstance(error, InputError):
                 say(f"error: {error}")
             elif isinstance(error, MemoryError):
@@ -202,7 +203,6 @@ def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
             elif isinstance(error, OSError):
                 say(f"error: {InputError(_refused(error))}")
             else:
-                say(traceback.format_exc())
                 say("error: this is a fault of growkit itself; please report it with the above")
         raise typer.Exit(code)
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from growkit.checkpoint.tensors import TensorInfo, Weights, total_bytes, total_parameters
 from growkit.checkpoint.writing import WORKERS
 from growkit.planning.plan import SMALL as SMALL_TENSOR
-from growkit.results.operation import GrowResult
 from growkit.results.planned import Estimate
 from growkit.settings import Settings
 
 ROOM = 1 << 20
-"""Bytes set aside on the disk for everything that is not weights."""
+"""Bytes set aside on the disk for what growkit writes beside weights, whatever the model."""
+
+ENTRY = 2560
+"""Bytes set aside for what is said of a tensor: in headers, archives, indices, the manifest."""
 
 BASIS = "memory and time are scaled from runs on 2 CPU cores with a fast disk"
 
@@ -47,7 +49,13 @@ SMALL = 1 << 29
 
 
 def estimate(
-    source: Weights, target: Weights, output: Path, proof: Settings | None, *, exact: bool
+    source: Weights,
+    target: Weights,
+    output: Path,
+    proof: Settings | None,
+    beside: int,
+    *,
+    exact: bool,
 ) -> Estimate:
     """What it will take to write a target, and to prove it.
 
@@ -56,6 +64,7 @@ def estimate(
         target: headers of the target.
         output: the folder to be made.
         proof: what is compared; None for no proof.
+        beside: bytes of what goes along with the weights.
         exact: whether fewer tokens do, since every weight is to give the source's back.
     """
     place = next(parent for parent in output.parents if parent.exists())
@@ -66,7 +75,7 @@ def estimate(
         whole = 8 * parameters if 8 * parameters <= SMALL else 0
         memory = max(memory, PROVING + max(_at_a_time(target.tensors), whole))
     return Estimate(
-        disk_needed=written + ROOM,
+        disk_needed=disk_needed(target, beside),
         disk_free=shutil.disk_usage(place).free,
         memory=round(memory),
         write_seconds=round(seconds_to_write(written), 1),
@@ -75,10 +84,14 @@ def estimate(
     )
 
 
-def room(result: GrowResult) -> int:
-    """Bytes that the output takes, at most about."""
-    state = result["optimizer"]
-    return int(result["bytes"] + (state["bytes"] if state else 0) + ROOM)
+def disk_needed(target: Weights, beside: int) -> int:
+    """Bytes that an output takes, at most.
+
+    Args:
+        target: headers of the target.
+        beside: bytes of what goes along with the weights: tokenizer files, an optimizer's state.
+    """
+    return total_bytes(target.tensors) + ENTRY * len(target.tensors) + beside + ROOM
 
 
 def memory_to_write(source: Weights, *, in_parts: bool = False) -> float:

@@ -184,7 +184,9 @@ class Writing:
             autocompletion=one_of(TORCH_NAMES.values),
         ),
     ] = None
-    shard_size: Annotated[str, typer.Option(help="Largest output file.")] = DEFAULT_SHARD_SIZE
+    shard_size: Annotated[
+        str, typer.Option(help="Largest output file; a larger tensor gets one of its own.")
+    ] = DEFAULT_SHARD_SIZE
     verify: Annotated[
         bool,
         typer.Option(" /--no-verify", help="Publish OUT without the proof.", show_default=False),

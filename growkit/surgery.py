@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from growkit.checkpoint.carrying import carried, carry_over, check_carried
+from growkit.checkpoint.carrying import carried, carried_bytes, carry_over, check_carried
 from growkit.checkpoint.hashing import hashing
 from growkit.checkpoint.journal import journal
 from growkit.checkpoint.leftovers import sweep
@@ -26,7 +26,7 @@ from growkit.dates import given
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
 from growkit.errors import InputError
-from growkit.estimate import estimate, room
+from growkit.estimate import disk_needed, estimate
 from growkit.families.added import knowing
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors, trained
@@ -154,7 +154,8 @@ def _carried_out(
     ):
         kept.begin(hashed, weights.plan)
         there = weights.resumed(output, staging.folder, kept, progress) if resume else {}
-        check_space(staging.folder, room(result) - sum(there.values()))
+        needed = disk_needed(lineage.target, _beside(source, result))
+        check_space(staging.folder, needed - sum(there.values()))
         import_module("torch")  # takes a second, which is none of writing
         started = time.perf_counter()
         with progress.bytes("writing", result["bytes"]) as advance, writing(output):
@@ -200,11 +201,18 @@ def _foreseen(
         rehearse(recipe.verify, source, lineage.target)
     result["dry_run"], result["plan"] = True, planned_tensors(source, lineage)
     exact = lineage.promise == "exact"
-    expected = estimate(source, lineage.target, output, recipe.verify, exact=exact)
+    beside = _beside(source, result)
+    expected = estimate(source, lineage.target, output, recipe.verify, beside, exact=exact)
     result["estimate"] = expected
     if expected["disk_free"] < expected["disk_needed"]:
         result["warnings"].append("the disk has no room for the output, so a run is refused")
     return result
+
+
+def _beside(source: Checkpoint, result: GrowResult) -> int:
+    """Bytes of what goes along with the weights."""
+    state = result["optimizer"]
+    return carried_bytes(source.opened) + (state["bytes"] if state else 0)
 
 
 def _optimizer(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> Optimizer | None:

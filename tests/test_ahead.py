@@ -69,6 +69,13 @@ def test_files_are_those_that_a_run_writes(tied: bool, make: Make, tmp_path: Pat
     assert not any(tmp_path.glob("**/plan*"))
 
 
+def test_a_plan_says_that_it_counts_no_optimizer(make: Make, tmp_path: Path) -> None:
+    source = make("llama")
+    wanted = recipe(source, tmp_path / "out", optimizer="somewhere/optimizer.pt")
+    assert any("somewhere/optimizer.pt" in each for each in plan(wanted)["warnings"])
+    assert plan(recipe(source, tmp_path / "out"))["warnings"] == []
+
+
 @pytest.mark.parametrize("size", ["8B", "70B"])
 def test_large_models_need_no_weights(size: str, tmp_path: Path) -> None:
     config = config_of(size, tmp_path / "source")
@@ -78,7 +85,7 @@ def test_large_models_need_no_weights(size: str, tmp_path: Path) -> None:
     assert found["source_parameters"] == small
     assert found["dtype"] == "bfloat16"
     assert found["read"] == 2 * small
-    assert 2 * found["parameters"] < found["disk_needed"] < 2 * found["parameters"] + 2**21
+    assert 2 * found["parameters"] < found["disk_needed"] < 2 * found["parameters"] + 2**22
     assert found["largest_share"] * 16 >= 2 * found["parameters"]
     moved = 2 * (small + found["parameters"])
     assert found["write_seconds"] >= moved / 2e9

@@ -565,10 +565,15 @@ def test_faults_of_growkit_are_no_broken_promise(
 def test_debug_shows_the_traceback(
     source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before the sentence; and the exit code stays."""
+    words = ["grow", str(source), str(out), "--hidden", "x0"]
+    plain = CliRunner().invoke(app, words)
     monkeypatch.setenv("GROWKIT_DEBUG", "1")
-    result = CliRunner().invoke(app, ["grow", str(source), str(out), "--hidden", "x0"])
-    assert result.exception is not None
-    assert "x0" in str(result.exception)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == plain.exit_code == 2
+    assert "Traceback" not in plain.stderr
+    assert result.stderr.startswith("Traceback")
+    assert result.stderr.endswith(plain.stderr)
 
 
 DEMO = Path(demo.__file__).parent / "model"

@@ -14,6 +14,7 @@ import growkit
 from growkit.ahead import plan
 from growkit.catalogue import abilities
 from growkit.families.family import families
+from growkit.inference.inferring import infer
 from growkit.results.schema import json_schema
 from growkit.results.story import Story
 
@@ -36,6 +37,8 @@ def wrong(value: Any, schema: dict[str, Any], place: str = "") -> list[str]:
     if "anyOf" in schema:
         found = [wrong(value, each, place) for each in schema["anyOf"]]
         return min(found, key=len)
+    if not schema:  # anything
+        return []
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     truth = isinstance(value, bool) and "boolean" not in kinds
     if truth or not any(isinstance(value, KINDS[kind]) for kind in kinds):
@@ -52,7 +55,8 @@ def wrong(value: Any, schema: dict[str, Any], place: str = "") -> list[str]:
     ]
     for key, each in value.items():
         of = properties.get(key, more)
-        missing += wrong(each, of, f"{place}.{key}") if of else [f"{place}.{key} is not known"]
+        known = isinstance(of, dict)
+        missing += wrong(each, of, f"{place}.{key}") if known else [f"{place}.{key} is not known"]
     return missing
 
 
@@ -89,7 +93,8 @@ def test_results_keep_to_it(rank: int | None, make: Callable[..., Path], tmp_pat
 
 
 def test_what_other_commands_print_keeps_to_it(make: Callable[..., Path], tmp_path: Path) -> None:
-    inspected, story, listed, ahead, checked = json_schema()["anyOf"][2:7]
+    inspected, story, listed, ahead, checked, _, inferred = json_schema()["anyOf"][2:9]
+    assert wrong(as_json(infer(make("llama"))), inferred) == []
     for source in (make("llama"), make("diffllama", head_dim=8)):
         assert wrong(as_json(growkit.inspect(source)), inspected) == []
     told = Story(

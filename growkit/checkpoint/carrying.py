@@ -49,6 +49,11 @@ def carried(source: Folder) -> list[str]:
     return source.names(*CARRIED)
 
 
+def carried_bytes(source: Folder) -> int:
+    """How large these files are."""
+    return sum((source.path / name).stat().st_size for name in carried(source))
+
+
 def check_carried(source: Folder) -> None:
     """Refuse what cannot be copied, before anything is.
 

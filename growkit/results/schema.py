@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin
 
 from growkit.catalogue import Abilities
+from growkit.inference.inferring import Inference
 from growkit.inspection import Inspection
 from growkit.results.check import CheckResult
 from growkit.results.operation import GrowResult
@@ -24,7 +25,7 @@ from growkit.results.story import Story
 
 PRINTED = (
     *(GrowResult, VerifyResult, Inspection, Story, list[Abilities], LargePlan, CheckResult),
-    ProbeResult,
+    *(ProbeResult, Inference),
 )
 """What commands print."""
 
@@ -41,13 +42,15 @@ def json_schema() -> dict[str, Any]:
         "title": "Results of growkit",
         "description": "grow, convert and run print the first, verify and --report the second, "
         "inspect the third, demo the fourth, families the fifth, plan the sixth, check the "
-        "seventh, probe the eighth.",
+        "seventh, probe the eighth, inspect --infer the ninth.",
         "anyOf": shapes,
         "$defs": dict(sorted(definitions.items())),
     }
 
 
 def _schema(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    if declared is Any:
+        return {}
     if declared in _SIMPLE:
         return {"type": _SIMPLE[declared]}
     if isinstance(declared, type) and issubclass(declared, Result):
