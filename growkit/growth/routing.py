@@ -32,8 +32,8 @@ NUMBER = SizeOption(
 )
 TOP_K = Option(
     "top_k",
-    "experts that a token goes through; by default two groups of pieces under upcycle, and under "
-    "experts as many times as many as the experts",
+    "experts that a token goes through; by default two groups of pieces under upcycle; under "
+    "experts, multiplied by the same factor",
     form="N",
     accepts=is_count,
     kinds=(str, int),
