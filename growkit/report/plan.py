@@ -85,8 +85,10 @@ def show_large(console: Console, plan: LargePlan) -> None:
         console.print(f"warning: {warning}", style="yellow")
     found = Table.grid(padding=(0, 2))
     found.add_row("source", f"{size(plan['read'])}, {plan['source']}")
-    files = f"{plan['files']} files of at most {size(plan['largest_file'])}"
-    found.add_row("disk", f"{size(plan['disk_needed'])} in {files}")
+    several = plan["files"] > 1
+    files = f"{plan['files']} files of at most" if several else "one file of"
+    weights = f"weights in {files} {size(plan['largest_file'])}"
+    found.add_row("disk", f"{size(plan['disk_needed'])}, {weights}")
     each = "each rank" if plan["ranks"] > 1 else "it"
     share = f"{each} writes at most {size(plan['largest_share'])}"
     found.add_row("ranks", f"{plan['ranks']}, {share}")
