@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer, MixtralConfig
 from benchmarks.continual import results
 from benchmarks.continual import text as continual_text
 from benchmarks.continual.analysis import Curve, Judged, Outcome, Spread, reached
+from benchmarks.continual.charts import Row, dot_chart
 from benchmarks.continual.compute import attention_width, forward_flops
 from benchmarks.continual.experiment import Experiment, load, settings_of
 from benchmarks.continual.maps import seen
@@ -161,6 +163,13 @@ def test_noise_is_called_noise() -> None:
     assert verdict(0.0, 0.0) == "no difference at all"
     assert Judged("", "test", None, False).verdict == "not run"
     assert Spread((1.0, 2.0, 3.0)).margin == pytest.approx(2.484, abs=1e-3)  # scipy.stats.t
+
+
+def test_a_difference_that_is_noise_is_grey() -> None:
+    rows = [Row("sure", (-1.0, -1.1, -0.9), 0.25, ""), Row("not", (-1.0, 1.0), 12.7, "")]
+    rows.append(Row("one seed", (1.0,), None, ""))
+    chart = dot_chart("title", "axis", rows)
+    assert re.findall(r'<g class="(\w+)">', chart) == ["c1", "noise", "noise"]
 
 
 def line_of(experiment: Experiment, arm: str, seed: int, rate: float, test: float) -> Any:

@@ -17,16 +17,16 @@ STYLE = """
 .level { fill: #59636e; stroke: #ffffff; stroke-width: 4; paint-order: stroke }
 .line { fill: none; stroke-width: 1.8; stroke: currentColor } .mark { fill: currentColor }
 .c0 { color: #1f2328 } .c1 { color: #2f6db5 } .c2 { color: #c2410c } .c3 { color: #2d7d4b }
-.c4 { color: #8a4b9c } .c5 { color: #a16207 }
+.c4 { color: #8a4b9c } .c5 { color: #a16207 } .noise { color: #59636e }
 @media (prefers-color-scheme: dark) {
 .page { fill: #0d1117; stroke: #3d444d } .text { fill: #f0f6fc } .soft { fill: #a6b0bb }
 .grid { stroke: #3d444d } .zero { stroke: #a6b0bb } .level { fill: #a6b0bb; stroke: #0d1117 }
 .c0 { color: #f0f6fc } .c1 { color: #7fb2f0 } .c2 { color: #f2916b } .c3 { color: #86cfa0 }
-.c4 { color: #d39be0 } .c5 { color: #e0c060 }
+.c4 { color: #d39be0 } .c5 { color: #e0c060 } .noise { color: #a6b0bb }
 }
 """
 COLOURS = 6
-DOTS = "A dot for each seed, their mean, and its 95 % interval."
+DOTS = "A dot for each seed, their mean, and its 95 % interval, grey where it holds 0."
 SPREAD = "Marks are means over seeds; bars reach from the lowest seed to the highest."
 DASHES = ("none", "7 3", "2 3", "9 3 2 3", "5 2", "1 2")
 """Lines differ without colours as well."""
@@ -136,7 +136,8 @@ def dot_chart(title: str, x_title: str, rows: Sequence[Row]) -> str:
         mean = sum(row.values) / len(row.values)
         parts.append(_text(left - 14, y + 4, row.name, "text", "end"))
         parts.append(_text(left + across + 14, y + 4, row.said, "text", "start"))
-        parts.append('<g class="c1">')
+        sure = row.margin is not None and abs(mean) > row.margin
+        parts.append(f'<g class="{"c1" if sure else "noise"}">')
         if row.margin is not None:
             begin, end = at(mean - row.margin), at(mean + row.margin)
             parts.append(f'<path class="line" d="M{begin:.1f} {y:.1f}H{end:.1f}"/>')
