@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, MixtralConfig
 
 from benchmarks.continual import results
 from benchmarks.continual import text as continual_text
+from benchmarks.continual.__main__ import LINES, ROOT
 from benchmarks.continual.analysis import Curve, Judged, Outcome, Spread, reached
 from benchmarks.continual.charts import Row, dot_chart
 from benchmarks.continual.compute import attention_width, forward_flops
@@ -222,6 +223,15 @@ def test_the_page_is_made_of_lines_alone(tmp_path: Path) -> None:
         ElementTree.parse(chart)
         assert f"(page/{chart.name})" in page
         assert "prefers-color-scheme: dark" in chart.read_text("utf-8")
+
+
+def test_the_published_page_is_that_of_the_published_lines(tmp_path: Path) -> None:
+    write(LINES, tmp_path / "results.md")
+    published = ROOT / "docs" / "results.md"
+    assert (tmp_path / "results.md").read_text("utf-8") == published.read_text("utf-8")
+    charts = {file.name: file.read_text("utf-8") for file in (tmp_path / "results").iterdir()}
+    shown = {file.name: file.read_text("utf-8") for file in (ROOT / "docs" / "results").iterdir()}
+    assert charts == shown
 
 
 @pytest.mark.parametrize(("began_with", "taken"), [(1e-3, True), (1e-2, False)])

@@ -27,6 +27,7 @@ from growkit.cli import app
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text
 from growkit.probing import arms, noise, probe, training
+from growkit.probing import text as probing_text
 from growkit.probing.arms import Arm
 from growkit.probing.candidates import candidates_of
 from growkit.probing.flops import flops_of
@@ -39,7 +40,7 @@ from growkit.probing.training import no_failure
 from growkit.probing.work import JOURNAL, Work
 from growkit.report import saving
 from growkit.report.probe_page import probe_page
-from growkit.results.probe import probe_next, probe_sentence
+from growkit.results.probe import nats, probe_next, probe_sentence
 from growkit.results.schema import json_schema
 from growkit.sources.source import find
 from tests.conftest import folder_bytes, save_model
@@ -204,7 +205,7 @@ def test_what_says_little_is_warned_of() -> None:
     """Of trainings that had hardly begun, of those that did harm, and of rates at an end."""
     late, warming, harmed = concluded(), concluded(flops=3), concluded(last=9.0)
     assert [each.partition(" did best")[0] for each in late.warnings] == ["source, other"]
-    assert "(other 10), 4 of them to warm up" in warming.warnings[0]
+    assert "(other 10; the rate is warmed up in 4)" in warming.warnings[0]
     assert "the loss of source, other is above where it began" in harmed.warnings[0]
     assert [each.early for each in (late, warming, harmed)] == [False, True, True]
 
@@ -238,6 +239,27 @@ def test_flops_are_those_of_the_formula(length: int, place: Path) -> None:
     window = torch.arange(length)
     assert flops_of(place / "source", window, CPU) == expected
     assert flops_of(place / "source", window[:-1], CPU) != expected  # the control
+
+
+@pytest.mark.parametrize("length", [8, 24])
+def test_fused_attention_counts_like_any_other(length: int, tmp_path: Path) -> None:
+    """Of growkit's own class, by the same formula; noise heads are heads."""
+    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 6, "num_noise_heads": 2, "num_key_value_heads": 2}
+    kind = {"lambda_type": "projected", "noise_keys": "shared", "head_dim": 8, "value_head_dim": 8}
+    config = growkit.DiffTransformerConfig(**sizes, **heads, **kind)  # type: ignore[arg-type]
+    model = growkit.DiffTransformerForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    linear = [each for each in model.modules() if isinstance(each, torch.nn.Linear)]
+    weights = sum(each.weight.numel() for each in linear)
+    expected = (6 * weights + 12 * 2 * 6 * 8 * length) * length
+    assert flops_of(tmp_path, torch.arange(length), CPU) == expected
+
+
+def test_another_layout_of_a_model_costs_the_same(tmp_path: Path) -> None:
+    growkit.convert(MODEL, tmp_path / "other", to="diff-transformer", verify=False)
+    window = torch.arange(64)
+    assert flops_of(MODEL, window, CPU) == flops_of(tmp_path / "other", window, CPU)
 
 
 def test_the_same_twice_is_noise(place: Path) -> None:
@@ -386,7 +408,7 @@ def test_a_killed_probe_goes_on_with_the_same_figures(
     with pytest.raises(growkit.InputError, match="holds an earlier probe; --resume goes on"):
         probed(place, *names, settings=settings, work=work)
     other = quick(lr=settings.lr, batch=1)
-    with pytest.raises(growkit.InputError, match="cannot be gone on with: batch is another now"):
+    with pytest.raises(growkit.InputError, match="cannot be gone on with: batch differs now"):
         probed(place, *names, settings=other, work=work, resume=True)
     with monkeypatch.context() as patched:
         patched.setattr(arms, "run", None)  # nothing is grown again
@@ -670,8 +692,8 @@ def pair(better: str, worse: str, *, noise: bool) -> dict[str, Any]:
         ),
         (
             [pair("source", "wide", noise=True)],
-            "no candidate can be told apart from source, trained further, at equal compute: the "
-            "loss of the best, wide, is 0.2500 nats per token above its own, which may be noise",
+            "no candidate is ahead beyond noise: at equal compute the loss of the best, wide, is "
+            "0.2500 nats per token above that of source, trained further, which may be noise",
             "more --seeds and more --steps",
         ),
     ],
@@ -702,6 +724,63 @@ def test_what_was_found_and_what_to_do_next(
     assert ">0.2500" in rows
     assert "+0.2500" not in rows
     assert "-0.2500" not in rows
+
+
+def test_one_that_is_ahead_is_named_though_another_has_a_lower_mean(
+    found: growkit.ProbeResult,
+) -> None:
+    """The first may be noise; the control is that without the second none is ahead."""
+    result = json.loads(json.dumps(found)) | {"early": False}
+    stuck = by_name(result)["stuck"]
+    wide = by_name(result)["wide"]
+    other = {**wide, "name": "other"}
+    source = by_name(result)["source"]
+    result["candidates"] = [wide, other, source, stuck]
+    noisy, clear = pair("wide", "source", noise=True), pair("other", "source", noise=False)
+    result["differences"] = [noisy, clear, pair("wide", "other", noise=True)]
+    assert probe_sentence(result).startswith("other is ahead: ")
+    assert probe_sentence(result).endswith("; wide cannot be told from it")
+    assert "as other says" in probe_next(result)
+    assert "other is ahead</h1>" in probe_page(result)
+    assert "2 of 3 candidates were trained" in probe_page(result)
+    result["differences"] = [noisy, pair("other", "source", noise=True)]
+    assert probe_sentence(result).startswith("no candidate is ahead beyond noise")
+    assert "No candidate is ahead beyond noise</h1>" in probe_page(result)
+
+
+def test_small_differences_keep_their_digits() -> None:
+    assert [nats(each) for each in (0.0, 0.25, 0.0005, 0.00031)] == [
+        *("0.0000", "0.2500", "0.0005", "3.1e-04")
+    ]
+    assert [nats(each, "+") for each in (-0.25, -0.00031)] == ["-0.2500", "-3.1e-04"]
+
+
+@pytest.mark.parametrize("what", ["work", "report"])
+def test_nothing_is_put_into_a_model_that_growkit_wrote(
+    what: str, place: Path, tmp_path: Path
+) -> None:
+    growkit.grow(place / "source", tmp_path / "out", ffn="x2", verify=False)
+    inside = {"work": tmp_path / "out" / "deep" / "er", "report": tmp_path / "out" / "page.html"}
+    words = ["probe", str(place / "source"), "--candidates", str(place / "wide.yaml")]
+    words += ["--text", str(place / "text.txt"), *OPTIONS, f"--{what}", str(inside[what])]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "would become part of" in done.output
+    assert growkit.check(tmp_path / "out")["whole"]
+
+
+def test_what_a_probe_leaves_out_is_said(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An optimizer's state, and what comes behind the beginning of a large text."""
+    named = recipe(tmp_path / "named.yaml", "{grow: hypercloning, ffn: x2}", more="optimizer: o.pt")
+    settings, text = quick(steps=1), place / "text.txt"
+    plain = growkit.probe(place / "source", [place / "wide.yaml"], text, settings)
+    assert not any("optimizer" in each or "only the first" in each for each in plain.warnings)
+    monkeypatch.setattr(probing_text, "MOST_TEXT", text.stat().st_size - 1)
+    said = growkit.probe(place / "source", [named], text, settings).warnings
+    assert any("named is trained without the optimizer" in each for each in said)
+    assert any("only the first 6" in each for each in said)
 
 
 def test_where_nothing_is_ranked_there_is_something_to_do(found: growkit.ProbeResult) -> None:
@@ -737,3 +816,10 @@ def test_the_source_decays_as_its_candidates_do(tmp_path: Path) -> None:
     for ours, theirs in zip((first, second), made, strict=True):
         assert [*map(id, ours["params"])] == [*map(id, theirs["params"])]
     assert any("lambda" in names[id(each)] for each in first["params"])
+
+
+def test_what_rounding_makes_is_noise() -> None:
+    apart = noise.estimate([[2e-7, 2e-7], [2e-7, 2e-7]])
+    assert apart.low > 0
+    assert apart.noise
+    assert not noise.estimate([[2e-3, 2e-3], [2e-3, 2e-3]]).noise  # the control

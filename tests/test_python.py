@@ -182,6 +182,16 @@ def test_progress_is_shown_where_one_likes(place: Path) -> None:
     growkit.verify(*folders, QUICK, progress=growkit.Bars())
 
 
+def test_no_output_goes_into_a_model_that_growkit_wrote(place: Path, tmp_path: Path) -> None:
+    """Control: beside it one does."""
+    growkit.grow(place / "source", tmp_path / "first", ffn="x2", verify=False)
+    for inside in (tmp_path / "first" / "second", tmp_path / "first" / "a" / "b"):
+        with pytest.raises(growkit.InputError, match=r"would become part of .*first, which"):
+            growkit.grow(place / "source", inside, ffn="x2", verify=False)
+    assert growkit.check(tmp_path / "first")["whole"]
+    growkit.grow(place / "source", tmp_path / "second", ffn="x2", verify=False)
+
+
 @pytest.mark.parametrize(("every", "lines"), [(0.0, 2), (60.0, 0)])
 def test_a_log_has_lines_of_long_work(
     every: float, lines: int, capsys: pytest.CaptureFixture[str]

@@ -62,6 +62,12 @@ def _refuse(error: OSError) -> None:
     raise error
 
 
+def made_around(path: Path) -> Path | None:
+    """The folder that growkit wrote in which something lies, or would lie."""
+    parents = Path(os.path.realpath(path)).parents
+    return next((each for each in parents if os.path.lexists(each / MANIFEST)), None)
+
+
 def as_made(folder: Path, *, partly: bool = False) -> bool:
     """Whether a folder holds nothing but what growkit wrote, as it wrote it; or nothing at all.
 

@@ -20,7 +20,7 @@ from growkit.checkpoint.flushing import flush, flush_tree
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.journal import resumable
 from growkit.checkpoint.made import MANIFEST as MANIFEST
-from growkit.checkpoint.made import Contents, as_made, contents, remove
+from growkit.checkpoint.made import Contents, as_made, contents, made_around, remove
 from growkit.checkpoint.reading import read_json
 from growkit.checkpoint.scratch import Scratch, clear, noted
 from growkit.errors import InputError, PlaceError, plain
@@ -47,6 +47,10 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
     """
     for folder in (output, rejected_name(output)):
         _check_apart(folder, inputs.inside(folder) or inputs.around(folder))
+    if model := made_around(output):
+        raise InputError(
+            f"{output} would become part of {model}, which growkit wrote; choose another name"
+        )
     _check_makeable(output)
     if os.path.lexists(output) and not overwrite:
         # The look at every file is left to those who ask for it.

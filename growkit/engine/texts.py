@@ -53,11 +53,13 @@ def documents(content: bytes) -> list[str]:
     """The documents of a text, and long ones in parts that begin with a word where they can."""
     parts: list[str] = []
     for document in content.decode("utf-8").split(DOCUMENT_SEPARATOR):
-        rest = document.strip()
-        while len(rest) > LONGEST_DOCUMENT:
-            end = rest.rfind(" ", LONGEST_DOCUMENT // 2, LONGEST_DOCUMENT)
-            end = LONGEST_DOCUMENT if end < 0 else end
-            parts.append(rest[:end])
-            rest = rest[end:].strip()
-        parts.append(rest)
+        whole, begin = document.strip(), 0
+        while len(whole) - begin > LONGEST_DOCUMENT:
+            most = begin + LONGEST_DOCUMENT
+            end = whole.rfind(" ", begin + LONGEST_DOCUMENT // 2, most)
+            parts.append(whole[begin : end if end >= 0 else most])
+            begin += len(parts[-1])
+            while whole[begin].isspace():
+                begin += 1
+        parts.append(whole[begin:])
     return [part for part in parts if part]

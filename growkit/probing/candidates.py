@@ -12,6 +12,7 @@ from pathlib import Path
 
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import MANIFEST
+from growkit.engine.texts import read_text
 from growkit.errors import InputError
 from growkit.paths import name_of
 from growkit.recipe.files import load_recipe, recipe_file
@@ -33,18 +34,20 @@ class Candidate:
     Attributes:
         name: what it is called, no two alike.
         folder: the name of the folder for what it makes.
-        recipe: how it is made; its output is not written.
+        recipe: how it is made; its output is not written, and its optimizer left out.
         file: where the recipe stands; None if it was given as it is.
+        optimizer: the state of an optimizer that the recipe names; None without one.
     """
 
     name: str
     folder: str
     recipe: Recipe
     file: Path | None
+    optimizer: str | None = None
 
 
 def candidates_of(
-    given: Sequence[Recipe | str | Path], source: str, found: Source
+    given: Sequence[Recipe | str | Path] | Recipe | str | Path, source: str, found: Source
 ) -> list[Candidate]:
     """The candidates.
 
@@ -59,6 +62,7 @@ def candidates_of(
     Raises:
         InputError: there are none, one cannot be read, or one is for another source.
     """
+    given = [given] if isinstance(given, Recipe | str | Path) else given
     if not 1 <= len(given) <= MOST_CANDIDATES:
         raise InputError(f"{len(given)} candidates were given; give 1 to {MOST_CANDIDATES} recipes")
     chosen: list[Candidate] = []
@@ -71,13 +75,15 @@ def candidates_of(
             name = name_of(str(file.parent)) if file.name == MANIFEST else file.stem
             with _naming(file):
                 recipe = load_recipe(file, otherwise={"source": source, "output": NOWHERE})
+                for text in recipe.texts:
+                    read_text(text)  # before anything that takes time
             if file not in shipped_recipes().values():
                 _check_source(recipe.source, source, found, str(file))
         slug = re.sub(r"[^a-zA-Z0-9._-]+", "-", name)[:60]
         # The source beside it has no optimizer's state to go on with.
         made = replace(recipe, source=source, optimizer=None)
         called = _unused(name, {name_of(found.name), *(other.name for other in chosen)})
-        chosen.append(Candidate(called, f"{number:02}-{slug}", made, file))
+        chosen.append(Candidate(called, f"{number:02}-{slug}", made, file, recipe.optimizer))
     return chosen
 
 

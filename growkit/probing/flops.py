@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from growkit.engine.oracle import load, quiet
@@ -35,6 +36,8 @@ def flops_of(stored: Any, window: Tensor, device: torch.device) -> int:
     if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # products of groups are not counted
     ids = window[None].to(device)
-    with quiet(), FlopCounterMode(display=False) as counter:
+    # Fused attention is not counted on every device, and its kernels by other rules.
+    math = sdpa_kernel(SDPBackend.MATH)
+    with quiet(), math, FlopCounterMode(display=False) as counter:
         model(ids, labels=ids, use_cache=False).loss.backward()
     return int(counter.get_total_flops())

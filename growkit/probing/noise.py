@@ -13,7 +13,8 @@ the other, so that it is rather too large. It has (Satterthwaite, 1946)
     se⁴ / ((s²_seeds / S)² / (S - 1) + (s²_windows / W)² / (W - 1))
 
 degrees of freedom, rounded down. A difference is more than noise if the interval of Student's t
-("The probable error of a mean", 1908) around it leaves out 0. Of m pairs that are compared, each
+("The probable error of a mean", 1908) around it leaves out 0, and if it is more than the rounding
+of losses in float32 makes. Of m pairs that are compared, each
 has an interval for 1 - 5 % / m, so that all of them hold at once in 95 % of probes (Dunn, 1961).
 Where several learning rates were tried, the best of each is compared; choosing it is no part of the
 interval.
@@ -29,8 +30,12 @@ from statistics import fmean, variance
 CONFIDENCE = 0.95
 """Of all intervals together."""
 
+ROUNDING = 1e-5
+"""Nats per token; models that compute the same in other orders may differ by a part of it."""
+
 RULE = (
-    "A difference counts as noise unless the interval of Student's t around it leaves out 0. "
+    "A difference counts as noise unless the interval of Student's t around it leaves out 0 and it "
+    "is more than rounding makes, 1e-5. "
     "Losses are paired by seed and by held-out window; the standard error adds the spreads over "
     "both (degrees of freedom: Satterthwaite 1946). Intervals of all pairs hold together with "
     "95 % (Dunn 1961)."
@@ -53,8 +58,8 @@ class Estimate:
 
     @property
     def noise(self) -> bool:
-        """Whether the interval holds 0."""
-        return self.low <= 0 <= self.high
+        """Whether the interval holds 0, or rounding may have made the difference."""
+        return self.low <= 0 <= self.high or abs(self.mean) < ROUNDING
 
 
 def estimate(differences: Sequence[Sequence[float]], pairs: int = 1) -> Estimate:

@@ -30,6 +30,7 @@ from growkit.results.probe import ProbeResult
 from growkit.results.versions import versions
 from growkit.sharing import files_of
 from growkit.sources.source import Source, find
+from growkit.units import size
 
 if TYPE_CHECKING:
     from growkit.probing.text import Data
@@ -128,7 +129,7 @@ def probe(
         training_tokens=data.training.numel(),
         held_out_tokens=data.held_out.numel(),
         work=str(place) if place else None,
-        warnings=list(_warnings(found, model, data, settings)),
+        warnings=list(_warnings(found, model, data, settings, chosen)),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - began, 3),
         versions=versions(),
@@ -185,12 +186,26 @@ def _hash(value: Any) -> str:
 
 
 def _warnings(
-    found: Source, model: Checkpoint, data: Data, settings: ProbeSettings
+    found: Source,
+    model: Checkpoint,
+    data: Data,
+    settings: ProbeSettings,
+    chosen: Sequence[Candidate],
 ) -> Iterator[str]:
     if found.warning:
         yield found.warning
     if isinstance(model, Inside):
         yield model.told()
+    for each in chosen:
+        if each.optimizer is not None:
+            yield (
+                f"{each.name} is trained without the optimizer's state that its recipe names, as "
+                "the others are"
+            )
+    if data.cut:
+        from growkit.probing.text import MOST_TEXT
+
+        yield f"only the first {size(MOST_TEXT)} of the text were read"
     turns = settings.steps * settings.batch / len(data.training)
     if turns > 1:
         yield (

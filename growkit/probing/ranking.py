@@ -19,6 +19,9 @@ from growkit.results.probe import (
     probe_sentence,
 )
 
+FEW = 30
+"""Steps before which nothing is concluded, however soon the rate is reached."""
+
 Runs = Mapping[tuple[float, int], Sequence[Look]]
 """Of one that is trained, by rate and seed."""
 
@@ -47,7 +50,7 @@ def conclude(result: ProbeResult, arms: Sequence[Arm]) -> None:
     for number, candidate in enumerate(able, 1):
         candidate.rank = number
     result.candidates, result.differences = told, differences_of(losses)
-    early = [*_warming(result), *_above_start(result)]
+    early = [*_begun(result), *_above_start(result)]
     result.warnings += [*early, *_at_an_end(result)]
     result.early, result.rule = bool(early), RULE
     result.reason = probe_sentence(result)
@@ -122,16 +125,21 @@ def _compared(candidate: ProbeCandidate, runs: Runs, at: float) -> list[list[flo
     return found[best]
 
 
-def _warming(result: ProbeResult) -> Iterator[str]:
-    """Trainings that had hardly come to their rate when they were compared."""
-    least = 3 * result.warmup
+def _begun(result: ProbeResult) -> Iterator[str]:
+    """Trainings that had hardly begun when they were compared."""
+    least = max(FEW, 3 * result.warmup)
     found = [each for each in result.candidates if each.equal_step and each.equal_step < least]
     if found:
-        named = ", ".join(f"{each.name} {each.equal_step:.0f}" for each in found)
+        named = ", ".join(f"{each.name} {_steps(each.equal_step or 0)}" for each in found)
+        shorter = " or a shorter --warmup" if least > FEW else ""
         yield (
-            f"at equal compute few steps were taken ({named}), {result.warmup} of them to warm up, "
-            "which is against larger models; take more --steps or a shorter --warmup"
+            f"at equal compute few steps were taken ({named}; the rate is warmed up in "
+            f"{result.warmup}), which is against larger models; take more --steps{shorter}"
         )
+
+
+def _steps(count: float) -> str:
+    return f"{count:.0f}" if count >= 1 else "less than 1"
 
 
 def _above_start(result: ProbeResult) -> Iterator[str]:

@@ -38,11 +38,13 @@ class Data:
         training: to train on, [windows, length]; they do not overlap.
         held_out: to measure the loss on, [windows, length], from the text's last tenth.
         sha256: of what was read of the text.
+        cut: whether that is only its beginning.
     """
 
     training: Tensor
     held_out: Tensor
     sha256: str
+    cut: bool
 
     def batch(self, seed: int, step: int, size: int) -> Tensor:
         """The windows of a step, [size, length], which follow from seed and step alone.
@@ -90,7 +92,12 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
     held_out = _windows(
         tokenizer, whole[cut:], length, max(FEW, min(MOST, taken // SHARE)), spread=True
     )
-    if len(held_out) < FEWEST or len(windows) < settings.batch:
+    if len(held_out) >= FEWEST and len(windows) < settings.batch:
+        raise InputError(
+            f"text {text} has {len(windows)} windows of {length} tokens to train on, fewer than "
+            f"the {settings.batch} of a step; give a longer text, a smaller --batch or --length"
+        )
+    if len(held_out) < FEWEST:
         raise InputError(
             f"text {text} has {len(windows)} windows of {length} tokens to train on and, in its "
             f"last tenth, {len(held_out)} to hold out; at least {settings.batch} and {FEWEST} are "
@@ -102,7 +109,8 @@ def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettin
             f"the tokenizer in {folder} makes token {largest} of {text}, but the model's "
             f"vocab_size is {config['vocab_size']}; they do not belong together"
         )
-    return Data(windows, held_out, hashlib.sha256(content).hexdigest())
+    cut_off = Path(text).stat().st_size > MOST_TEXT
+    return Data(windows, held_out, hashlib.sha256(content).hexdigest(), cut_off)
 
 
 def _last_tenth(text: str) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 from growkit.checkpoint.flushing import flush
 from growkit.checkpoint.folder import open_regular, read
 from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.made import made_around
 from growkit.checkpoint.scratch import LOCK, held, holding, temporary
 from growkit.errors import InputError
 from growkit.probing.look import Look
@@ -58,8 +59,8 @@ class Work:
         other = sorted(key for key in {*before, *plan} if before.get(key) != plan.get(key))
         if other:
             raise InputError(
-                f"{self.folder} holds a probe that cannot be gone on with: {' and '.join(other)} "
-                f"{'are' if len(other) > 1 else 'is'} another now; choose another --work"
+                f"{self.folder} holds a probe that cannot be gone on with: {', '.join(other)} "
+                f"{'differ' if len(other) > 1 else 'differs'} now; choose another --work"
             )
 
     def grown(self, folder: str) -> dict[str, Any] | None:
@@ -168,6 +169,10 @@ def check_work(folder: Path | None, inputs: Inputs, resume: bool) -> None:
         raise InputError(
             f"this probe would work in {folder} and read {read}, which overlap; choose another "
             "--work"
+        )
+    if model := made_around(folder):
+        raise InputError(
+            f"{folder} would become part of {model}, which growkit wrote; choose another --work"
         )
     if not os.path.lexists(folder):
         return

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from growkit.results.probe import ProbeResult, difference_between, probe_next
+from growkit.results.probe import ProbeResult, difference_between, nats, probe_next
 
 HEADS = (
     *("", "candidate", "parameters", "rate", "loss", "spread", "to the source", "to the first"),
@@ -57,14 +57,14 @@ def apart(result: Mapping[str, Any], name: str, other: str) -> str:
     if pair is None:
         return ""
     sign = 1 if pair["worse"] == name else -1
-    return f"{sign * pair['difference']:+.4f}{', noise' if pair['noise'] else ''}"
+    return f"{nats(sign * pair['difference'], '+')}{', noise' if pair['noise'] else ''}"
 
 
 def noise(result: Mapping[str, Any]) -> list[str]:
     """Of each pair that cannot be told apart, how far it is apart, in a sentence."""
     return [
-        f"noise: {pair['better']} before {pair['worse']}, by {pair['difference']:.4f} "
-        f"({pair['low']:+.4f} to {pair['high']:+.4f})"
+        f"noise: {pair['better']} before {pair['worse']}, by {nats(pair['difference'])} "
+        f"({nats(pair['low'], '+')} to {nats(pair['high'], '+')})"
         for pair in result["differences"]
         if pair["noise"]
     ]
@@ -96,8 +96,8 @@ def compute(flops: float) -> str:
 
 def show_probe(console: Console, result: ProbeResult) -> None:
     """The order of the candidates, those that are not in it, and what was compared."""
-    console.print(result["reason"], style="bold")
-    console.print(f"next: {probe_next(result)}")
+    console.print(result["reason"], style="bold", soft_wrap=True)
+    console.print(f"next: {probe_next(result)}", soft_wrap=True)
     table = Table(show_edge=False, pad_edge=False)
     for head in HEADS:
         table.add_column(head, justify="left" if head == "candidate" else "right")

@@ -12,7 +12,7 @@ from growkit.report.document import document
 from growkit.report.header import SIGNS
 from growkit.report.markup import begun, escape, facts, figure, framed, more, section, table
 from growkit.report.probe import HEADS, called, compute, order, told, unit_of, why_not
-from growkit.results.probe import difference_between, probe_next
+from growkit.results.probe import difference_between, leader, nats, probe_next
 from growkit.units import duration
 
 Found = Mapping[str, Any]
@@ -35,13 +35,12 @@ def probe_page(result: Found) -> str:
 
 def verdict_of(result: Found) -> tuple[str, str]:
     """Its colour and its words."""
-    first, source = result["candidates"][0], _source(result)
-    pair = difference_between(result, first["name"], source["name"])
+    source = _source(result)
     if source["outcome"] != "ranked":
-        return "warn", "Nothing to hold candidates against"
+        return "warn", "Nothing to compare candidates with"
     early = " so far" if result["early"] else ""
-    if first is not source and pair and not pair["noise"]:
-        return "warn" if early else "good", f"{first['name']} is ahead{early}"
+    if ahead := leader(result):
+        return "warn" if early else "good", f"{ahead['name']} is ahead{early}"
     best = next((each for each in _ranked(result) if each is not source), None)
     pair = best and difference_between(result, best["name"], source["name"])
     if pair and pair["noise"]:
@@ -60,12 +59,13 @@ def _ranked(result: Found) -> list[Any]:
 def _header(result: Found) -> str:
     kind, verdict = verdict_of(result)
     name = Path(str(result["source"])).name
-    tried = len(result["candidates"]) - 1
-    several = f"{tried} candidates" if tried > 1 else "a candidate"
+    tried = [each for each in result["candidates"] if not each["source"]]
+    trained = sum(bool(each["curves"]) for each in tried)
+    were = "was" if trained == 1 else "were"
     warnings = "".join(f"<p>! {begun(each)}.</p>" for each in result["warnings"])
     return (
-        f'<header><div class="verdict {kind}"><p><strong>{escape(name)}</strong>, grown as '
-        f"{several}, each of which was trained as the source itself was</p>"
+        f'<header><div class="verdict {kind}"><p><strong>{escape(name)}</strong>: {trained} of '
+        f"{len(tried)} candidates {were} trained as the source itself was</p>"
         f'<h1><span aria-hidden="true">{SIGNS[kind]}</span> {escape(verdict)}</h1>'
         f"{facts({'Next': probe_next(result)}, 'to-do')}"
         f'<p class="reason">{begun(result["reason"])}.</p>{warnings}</div></header>'
@@ -202,8 +202,8 @@ def _pairs(result: Found) -> str:
         [
             pair["better"],
             pair["worse"],
-            f"{pair['difference']:.4f}{', noise' if pair['noise'] else ''}",
-            f"{pair['low']:.4f} to {pair['high']:.4f}",
+            f"{nats(pair['difference'])}{', noise' if pair['noise'] else ''}",
+            f"{nats(pair['low'])} to {nats(pair['high'])}",
         ]
         for pair in result["differences"]
     ]

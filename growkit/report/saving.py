@@ -11,7 +11,7 @@ from typing import Any
 
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.made import MANIFEST
+from growkit.checkpoint.made import MANIFEST, made_around
 from growkit.checkpoint.whole import write_whole
 from growkit.errors import InputError
 from growkit.report import drawing
@@ -72,7 +72,7 @@ def check_report(
 def _check_outside(path: Path, what: str, inputs: Inputs, outputs: Sequence[Path]) -> None:
     real = Path(os.path.realpath(path))
     made = (output for output in outputs if real.is_relative_to(os.path.realpath(output)))
-    model = inputs.around(path) or next(made, None)
+    model = inputs.around(path) or next(made, None) or made_around(path)
     if model is not None:
         raise InputError(
             f"{path} would become part of the model in {model}; write the {what} elsewhere"

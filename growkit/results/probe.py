@@ -82,7 +82,7 @@ class ProbeDifference(Result):
         difference: by how much its loss is higher, in nats per token.
         low: where the interval of this difference begins.
         high: where it ends.
-        noise: whether it may be nothing: the interval holds 0.
+        noise: whether it may be nothing: the interval holds 0, or rounding may have made it.
     """
 
     better: str
@@ -117,7 +117,7 @@ class ProbeResult(Result):
         device: ``cpu`` or the name of the GPU.
         text: the text.
         text_sha256: of what was read of it.
-        training_tokens: of the text, to train on.
+        training_tokens: of the text, from which all trainings take theirs.
         held_out_tokens: of its last tenth, on which losses were measured.
         work: the folder with the grown models; null if they were thrown away.
         warnings: what should be known before anything is concluded.
@@ -190,36 +190,58 @@ def _found(result: Mapping[str, Any]) -> str:
     ranked = [each for each in result["candidates"] if each["outcome"] == "ranked"]
     source = next(each for each in result["candidates"] if each["source"])
     if source not in ranked:
-        return f"nothing is held against {source['name']}: {source['reason']}; choose a lower --lr"
+        return f"{source['name']} itself does not train, so nothing is compared: {source['reason']}"
     others = [each for each in ranked if each is not source]
     if not others:
         return "no candidate was trained to its end; see the reason of each"
-    best = others[0]
+    ahead = leader(result)
+    best = others[0] if ahead is None else ahead
     apart = difference_between(result, best["name"], source["name"])
     assert apart is not None
-    by = f"{apart['difference']:.4f} nats per token"
+    by = f"{nats(apart['difference'])} nats per token"
     itself = f"{source['name']}, trained further,"
+    if ahead is not None:
+        alike = [
+            each["name"]
+            for each in others
+            if (pair := difference_between(result, best["name"], each["name"])) and pair["noise"]
+        ]
+        tied = f"; {', '.join(alike)} cannot be told from it" if alike else ""
+        return (
+            f"{best['name']} is ahead: at equal compute its loss is {by} below that of {itself} "
+            f"which is more than noise{tied}"
+        )
     if apart["noise"]:
         where = "below" if apart["better"] == best["name"] else "above"
         return (
-            f"no candidate can be told apart from {itself} at equal compute: the loss of the best, "
-            f"{best['name']}, is {by} {where} its own, which may be noise"
+            f"no candidate is ahead beyond noise: at equal compute the loss of the best, "
+            f"{best['name']}, is {by} {where} that of {itself} which may be noise"
         )
-    if ranked[0] is source:
-        return (
-            f"no candidate is ahead: at equal compute the loss of the best, {best['name']}, is "
-            f"{by} above that of {itself} which is more than noise"
-        )
-    alike = [
-        each["name"]
-        for each in others[1:]
-        if (pair := difference_between(result, best["name"], each["name"])) and pair["noise"]
-    ]
-    tied = f"; {', '.join(alike)} cannot be told from it" if alike else ""
     return (
-        f"{best['name']} is ahead: at equal compute its loss is {by} below that of {itself} which "
-        f"is more than noise{tied}"
+        f"no candidate is ahead: at equal compute the loss of the best, {best['name']}, is "
+        f"{by} above that of {itself} which is more than noise"
     )
+
+
+def leader(result: Mapping[str, Any]) -> Any:
+    """The first candidate that is ahead of the source by more than noise; None without one."""
+    source = next(each for each in result["candidates"] if each["source"])
+    for each in result["candidates"]:
+        pair = difference_between(result, each["name"], source["name"])
+        if pair and pair["better"] == each["name"] and not pair["noise"]:
+            return each
+    return None
+
+
+def nats(value: float, sign: str = "") -> str:
+    """A difference of losses with four decimals, or with two digits where these are zeros.
+
+    Args:
+        value: the difference.
+        sign: ``+`` for a sign before positive ones as well.
+    """
+    small = value != 0 and abs(value) < 5e-4
+    return f"{value:{sign}.1e}" if small else f"{value:{sign}.4f}"
 
 
 def probe_next(result: Mapping[str, Any]) -> str:
@@ -231,12 +253,12 @@ def probe_next(result: Mapping[str, Any]) -> str:
         return "probe again with a lower --lr, so that the source itself trains"
     if not others:
         return "see below why each candidate was not ranked, and change or replace it"
-    apart = difference_between(result, others[0]["name"], source["name"])
     if result["early"]:
         return "probe again with more --steps, and as the warnings say"
+    if ahead := leader(result):
+        longer = " (probe with more --steps first, to see whether that lasts)"
+        return f"grow the source as {ahead['name']} says, and train what it becomes{longer}"
+    apart = difference_between(result, others[0]["name"], source["name"])
     if apart is None or apart["noise"]:
         return "probe again with more --seeds and more --steps, so that less is noise"
-    if apart["better"] == source["name"]:
-        return "train the source further as it is; or probe with other candidates, or more --steps"
-    longer = " (probe with more --steps first, to see whether that lasts)"
-    return f"grow the source as {others[0]['name']} says, and train what it becomes{longer}"
+    return "train the source further as it is; or probe with other candidates, or more --steps"
