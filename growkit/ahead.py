@@ -23,6 +23,7 @@ from growkit.planner import plan as planned
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import Recipe
 from growkit.results.planned import LargePlan
+from growkit.results.sentences import counted
 from growkit.sources.source import find
 
 MOST_RANKS = 100_000
@@ -72,8 +73,8 @@ def _plan(recipe: Recipe, source: Weights, beside: int, ranks: int, limit: int |
         )
     if ranks > len(files):
         warnings.append(
-            f"{ranks} ranks share {len(files)} files, so that some have none; choose a smaller "
-            "shard_size, or fewer ranks"
+            f"{ranks} ranks share {counted(len(files), 'file')}, so that some have none; choose a "
+            "smaller shard_size, or fewer ranks"
         )
     return LargePlan(
         source=recipe.source,

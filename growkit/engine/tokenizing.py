@@ -44,7 +44,7 @@ def load_tokenizer(folder: Folder | Path) -> Any:
     opened = folder if isinstance(folder, Folder) else Folder(folder)
     check_files_run_nothing(opened)
     check_tokenizer_reads_nothing_else(opened)
-    failure = foreign(f"{opened.path} has no tokenizer that loads", "add tokenizer.json")
+    failure = foreign(f"{opened.path} has no tokenizer that loads", "add or repair tokenizer.json")
     with quiet(), _silent(), failure:
         return AutoTokenizer.from_pretrained(
             opened.path, local_files_only=True, trust_remote_code=False

@@ -18,6 +18,7 @@ from growkit.results.probe import (
     ProbeResult,
     probe_sentence,
 )
+from growkit.results.sentences import counted
 
 FEW = 30
 """Steps before which nothing is concluded, however soon the rate is reached."""
@@ -209,7 +210,7 @@ def _finite(runs: Runs) -> dict[float, list[Sequence[Look]]]:
 
 def _diverged(runs: Runs) -> str:
     first = min(look.step for looks in runs.values() for look in looks if look.losses is None)
-    return f"its loss is not finite with any learning rate, first after {first} steps"
+    return f"its loss is not finite with any learning rate, first after {counted(first, 'step')}"
 
 
 def _losses_at(looks: Sequence[Look], step: float) -> list[float]:

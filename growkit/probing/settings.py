@@ -79,7 +79,7 @@ class ProbeSettings:
                 )
         if not 0 <= self.weight_decay <= LARGEST:
             raise InputError(
-                f"weight_decay {self.weight_decay:g} is none; give 0 or more, at most {LARGEST:g}"
+                f"weight_decay {self.weight_decay:g} cannot be had; give 0 to {LARGEST:g}"
             )
         for name, known in (("dtype", (None, *COMPUTED)), ("device", DEVICES)):
             value = getattr(self, name)
