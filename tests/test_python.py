@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -183,13 +184,17 @@ def test_progress_is_shown_where_one_likes(place: Path) -> None:
 
 
 def test_no_output_goes_into_a_model_that_growkit_wrote(place: Path, tmp_path: Path) -> None:
-    """Control: beside it one does."""
+    """Controls: beside it one does, and where its manifest lies alone, as a recipe."""
     growkit.grow(place / "source", tmp_path / "first", ffn="x2", verify=False)
     for inside in (tmp_path / "first" / "second", tmp_path / "first" / "a" / "b"):
         with pytest.raises(growkit.InputError, match=r"would become part of .*first, which"):
             growkit.grow(place / "source", inside, ffn="x2", verify=False)
     assert growkit.check(tmp_path / "first")["whole"]
     growkit.grow(place / "source", tmp_path / "second", ffn="x2", verify=False)
+    (tmp_path / "kept").mkdir()
+    kept = shutil.copy(tmp_path / "first" / "growkit.json", tmp_path / "kept")
+    again = growkit.load_recipe(kept, str(place / "source"), str(tmp_path / "kept" / "again"))
+    assert growkit.run(again, verify=False)["output"] == str(tmp_path / "kept" / "again")
 
 
 @pytest.mark.parametrize(("every", "lines"), [(0.0, 2), (60.0, 0)])

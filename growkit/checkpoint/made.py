@@ -63,9 +63,14 @@ def _refuse(error: OSError) -> None:
 
 
 def made_around(path: Path) -> Path | None:
-    """The folder that growkit wrote in which something lies, or would lie."""
+    """The model that growkit wrote in whose folder something lies, or would lie.
+
+    A manifest alone makes no model: people keep one as the recipe that it is, among other files.
+    """
     parents = Path(os.path.realpath(path)).parents
-    return next((each for each in parents if os.path.lexists(each / MANIFEST)), None)
+    parts = MANIFEST, "config.json"
+    found = (each for each in parents if all(os.path.lexists(each / part) for part in parts))
+    return next(found, None)
 
 
 def as_made(folder: Path, *, partly: bool = False) -> bool:
