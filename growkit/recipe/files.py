@@ -67,7 +67,7 @@ def recipe_file(name: Path) -> Path:
 
 
 def load_recipe(
-    file: Path,
+    file: str | Path,
     source: str | None = None,
     output: str | None = None,
     otherwise: Mapping[str, str] = NOTHING,
@@ -84,7 +84,7 @@ def load_recipe(
     Raises:
         InputError: names the key that is unknown, missing or of the wrong kind.
     """
-    file = recipe_file(file)
+    file = recipe_file(Path(file))
     content = _manifest(file) if file.suffix == ".json" else read_yaml(file, "recipe")
     if not isinstance(content, dict) or content.keys().isdisjoint(NEEDED):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
