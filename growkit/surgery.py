@@ -27,7 +27,7 @@ from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
 from growkit.errors import InputError
 from growkit.estimate import disk_needed, estimate
-from growkit.families.added import knowing
+from growkit.families.added import knowing, stranger
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors, trained
 from growkit.planning.lineage import Lineage
@@ -79,6 +79,7 @@ def run(
         reads, recipe = [*reads, file], load_recipe(file)
     if verify is not None:
         recipe = replace(recipe, verify=settings_of(verify))
+    _check_family(recipe)
     with knowing(recipe.family):
         return _carried_out(
             recipe,
@@ -191,6 +192,15 @@ def _carried_out(
         final = staging.reject if result["kept"] is False else staging.publish
         result["output"] = str(final())
     return result
+
+
+def _check_family(recipe: Recipe) -> None:
+    """Refuse to describe what the proof knows by itself."""
+    if recipe.verify is not None and recipe.family and not stranger(recipe.family):
+        raise InputError(
+            f"the family describes model_type {recipe.family['model_type']!r}, for which growkit "
+            "has one of its own, and the proof uses that; leave out the family, or the proof"
+        )
 
 
 def _foreseen(

@@ -16,7 +16,8 @@ from transformers import CONFIG_MAPPING
 
 import growkit
 from growkit.families.family import families
-from tests.conftest import save_random
+from tests.conftest import relative_error, save_random
+from tests.sweeping import ROUNDING
 
 KNOWN = [
     "llama",
@@ -113,12 +114,18 @@ def line(kind: str, folder: Path) -> str:
     settings = growkit.Settings(prompts=2, length=12)
     fixed = found["family"].get("fixed", {})
     size = {"hidden": "x4"} if "hidden" not in fixed else {"method": "depth", "layers": "x2"}
+    family, out = found["family"], folder / "out"
+    known = {kind for family in families().values() for kind in family.model_types}
     try:
-        made = growkit.grow(source, folder / "out", family=found["family"], verify=settings, **size)
+        if kind in known:  # of which the proof uses growkit's own family
+            growkit.grow(source, out, family=family, verify=False, **size)
+            kept = relative_error(source, out) < ROUNDING
+        else:
+            made = growkit.grow(source, out, family=family, verify=settings, **size)
+            proof = growkit.verify(source, out, settings=settings)
+            kept = bool(made["kept"] and proof["kept"] and proof["weights_recovered"])
     except growkit.InputError as error:
         return f"| {kind} | no proof | {error} |"
-    proof = growkit.verify(source, folder / "out", settings=settings)
-    kept = made["kept"] and proof["kept"] and proof["weights_recovered"]
     outcome = "works" if found["sure"] and kept else "partly" if kept else "broken"
     return f"| {kind} | {outcome} | {'; '.join(told)} | {time.time() - started:.0f} s |"
 

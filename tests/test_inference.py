@@ -17,7 +17,7 @@ from growkit.families.described import described
 from growkit.families.family import family_of
 from growkit.inference.classes import ModelClass
 from growkit.inference.trial import Trials
-from tests.conftest import relative_error, seeded
+from tests.conftest import relative_error, save_model, seeded
 from tests.infer import KNOWN, OTHERS, random_model
 
 FEW = growkit.Settings(prompts=1, length=12)
@@ -205,3 +205,84 @@ def test_classes_that_cannot_be_asked(arcee: Path, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(config | more))
         with pytest.raises(growkit.InputError, match=says):
             growkit.infer(tmp_path)
+
+
+def lying(folder: Path, family: dict[str, Any], **settings: Any) -> Path:
+    """A folder whose manifest has this description, and whose config has these settings."""
+    for name, more in (("growkit.json", {}), ("config.json", settings)):
+        content = json.loads((folder / name).read_text()) | more
+        if name == "growkit.json":
+            content["recipe"]["family"] = family
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def test_a_setting_is_no_size(arcee: Path, found: growkit.Inference, tmp_path: Path) -> None:
+    """A description that says so is refused; in a manifest, it is as if there were none."""
+    growkit.grow(arcee, tmp_path / "out", family=found["family"], hidden="x2", verify=False)
+    assert growkit.verify(arcee, tmp_path / "out", settings=FEW)["kept"]  # the control
+    wrong = deepcopy(found["family"])
+    wrong["sizes"]["max_position_embeddings"] = "hidden"  # both are 64
+    with pytest.raises(growkit.InputError, match="length of the context does not grow"):
+        growkit.grow(arcee, tmp_path / "other", family=wrong, hidden="x2", verify=False)
+    verdict = growkit.verify(
+        arcee, lying(tmp_path / "out", wrong, max_position_embeddings=128), settings=FEW
+    )
+    assert not verdict["kept"]
+    assert "max_position_embeddings in config.json is not what it is" in verdict["reason"]
+    assert verdict["weights_recovered"] is None
+    wrong = deepcopy(found["family"])
+    wrong["sizes"]["eos_token_id"] = "one"
+    with pytest.raises(growkit.InputError, match="has eos_token_id among its sizes, but no tensor"):
+        growkit.grow(arcee, tmp_path / "other", family=wrong, hidden="x2", verify=False)
+
+
+def test_rows_of_tokens_stay_where_they_are(
+    arcee: Path, found: growkit.Inference, tmp_path: Path
+) -> None:
+    """A prompt shows the rows of its own tokens alone."""
+    wrong = deepcopy(found["family"])
+    wrong["tensors"]["model.embed_tokens.weight"] = "kv_heads + rest -> hidden"
+    wrong["constants"] = {"rest": 27}
+    with pytest.raises(growkit.InputError, match="as the rows of tensor"):
+        growkit.grow(arcee, tmp_path / "out", family=wrong, kv_heads="x2", heads="x2", vocab=31)
+    wrong = deepcopy(found["family"])
+    wrong["sizes"]["vocab_size"] = "vocab + two"
+    wrong["constants"] = {"two": 2}
+    wrong["tensors"]["model.embed_tokens.weight"] = "vocab + two -> hidden"
+    wrong["tensors"]["lm_head.weight"] = "two + vocab <- hidden"
+    with pytest.raises(growkit.InputError, match="vocab is the number of tokens"):
+        growkit.grow(arcee, tmp_path / "out", family=wrong, hidden="x2", vocab=40)
+
+
+def test_growkits_own_families_are_not_described(tmp_path: Path) -> None:
+    """What a folder says of the family of a known type decides nothing, and people are told."""
+    window = {"intermediate_size": 24, "sliding_window": 24, "max_position_embeddings": 256}
+    source = save_model(tmp_path / "source", "mistral", **window)
+    family = growkit.infer(source)["family"]
+    with pytest.raises(growkit.InputError, match="growkit has one of its own, and the proof uses"):
+        growkit.grow(source, tmp_path / "out", family=family, ffn="x2")
+    growkit.grow(source, tmp_path / "out", ffn="x2", verify=False)
+    verdict = growkit.verify(source, lying(tmp_path / "out", family), settings=FEW)
+    assert verdict["kept"]
+    assert "the family in the manifest was not used" in verdict["reason"]
+    family["sizes"]["sliding_window"] = "ffn"
+    verdict = growkit.verify(source, lying(tmp_path / "out", family), settings=FEW)
+    assert verdict["kept"]
+    out = lying(tmp_path / "out", family, sliding_window=48)
+    verdict = growkit.verify(source, out, settings=FEW)
+    assert not verdict["kept"]
+    assert "sliding_window in config.json is not what growkit" in verdict["reason"]
+    manifest = json.loads((out / "growkit.json").read_text())
+    manifest["recipe"]["steps"][0]["hidden"] = "x3"  # a recipe that does not fit
+    manifest["recipe"]["family"]["sizes"]["rms_norm_eps"] = 7
+    (out / "growkit.json").write_text(json.dumps(manifest))
+    with pytest.raises(growkit.InputError, match="text was expected"):
+        growkit.verify(source, out, settings=FEW)
+    manifest["recipe"]["family"]["sizes"].pop("rms_norm_eps")
+    manifest["recipe"]["steps"][0]["hidden"] = 7
+    (out / "growkit.json").write_text(json.dumps(manifest))
+    verdict = growkit.verify(source, out, settings=FEW)
+    assert not verdict["kept"]
+    assert verdict["weights_recovered"] is None
+    assert "sliding_window in config.json is not what it is in the source" in verdict["reason"]

@@ -16,7 +16,7 @@ from growkit.checkpoint.tensors import Config, Weights
 from growkit.distributed.entries import ANYWHERE, Entries, Entry
 from growkit.distributed.recorded import check_recorded
 from growkit.errors import InputError
-from growkit.families.added import knowing
+from growkit.families.added import knowing, stranger
 from growkit.families.family import family_of
 from growkit.planner import plan
 from growkit.planning.lineage import Lineage
@@ -61,12 +61,14 @@ class Grown:
         chosen = None if source is None else str(source)
         if not isinstance(recipe, Recipe):
             recipe = load_recipe(Path(recipe), chosen)
-        self.recipe = replace(recipe, source=chosen or recipe.source)
+        manifest = file is not None and file.suffix == ".json"
+        family = stranger(recipe.family) if manifest else recipe.family
+        self.recipe = replace(recipe, source=chosen or recipe.source, family=family)
         with knowing(self.recipe.family):
             self.source = find(self.recipe.source).weights()
             if isinstance(self.source, Checkpoint):
                 check_carried(self.source.opened)
-            if file and file.suffix == ".json":
+            if file is not None and manifest:
                 check_recorded(file, self.source, together=together)
             self.lineage = plan(self.recipe, self.source).lineage
             self._check()

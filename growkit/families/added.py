@@ -23,18 +23,32 @@ def knowing(description: Mapping[str, Any] | None) -> Iterator[None]:
     """Know a family beside those of the package, and before them.
 
     Args:
-        description: see ``growkit.families.described``; None for no other family than there were.
+        description: see ``growkit.families.described``; None for those of the package alone.
 
     Raises:
         InputError: it is none.
     """
-    if description is None:
-        yield
-        return
     from growkit.families.described import described
 
-    token = _ADDED.set(described(description, "the description of the family"))
+    where = "the description of the family"
+    token = _ADDED.set(None if description is None else described(description, where))
     try:
         yield
     finally:
         _ADDED.reset(token)
+
+
+def stranger(description: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A description that comes with a folder, where growkit has no family for its type; else None.
+
+    Raises:
+        InputError: it is no description.
+    """
+    from growkit.families.described import described
+    from growkit.families.family import own_families
+
+    if description is None:
+        return None
+    (kind,) = described(description, "the description of the family").model_types
+    known = any(kind in family.model_types for family in own_families().values())
+    return None if known else description

@@ -18,9 +18,10 @@ Patterns are those of ``growkit.algebra.axes``. ``growkit inspect --infer`` writ
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
 from growkit.families.description import Multiple, Norm, Tensor, always
 from growkit.families.family import LISTS, Family
+from growkit.families.sizes import Axes
 from growkit.names import did_you_mean
 from growkit.strict_yaml import in_yaml, read_yaml
 
@@ -145,7 +147,7 @@ def described(content: Any, where: str) -> Family:
         ),
         recomputed=("rotary_emb.inv_freq",),
         duplicates=tied,
-        check=partial(_check_eps, eps, content["family"]),
+        check=_once(partial(_check_config, content["family"], eps, sizes, tensors)),
     )
 
 
@@ -270,6 +272,32 @@ def _tied(config: Config) -> bool:
 
 def _untied(config: Config) -> bool:
     return not _tied(config)
+
+
+def _once(check: Callable[[Config], None]) -> Callable[[Config], None]:
+    """A check that is made once of every config: it builds a model."""
+    sound: set[str] = set()
+
+    def checked(config: Config) -> None:
+        written = json.dumps(config, sort_keys=True, default=str)
+        if written not in sound:
+            check(config)
+            sound.add(written)
+
+    return checked
+
+
+def _check_config(
+    name: str,
+    eps: set[str],
+    sizes: Mapping[str, Axes],
+    tensors: Sequence[Tensor],
+    config: Config,
+) -> None:
+    from growkit.inference.agreement import check_against_class
+
+    _check_eps(eps, name, config)
+    check_against_class(name, sizes, [(t.name, Pattern.parse(t.pattern)) for t in tensors], config)
 
 
 def _check_eps(keys: set[str], name: str, config: Config) -> None:

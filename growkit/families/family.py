@@ -209,10 +209,15 @@ class Family(HasSizes):
 
 def families() -> dict[str, Family]:
     """All families, by the name of their file, and last the one that somebody added."""
-    found = members("growkit.families", "FAMILY")
-    known = {name: family for name, family in found.items() if isinstance(family, Family)}
     added = added_family()
-    return known | {f"{added.name}, as described": added} if added else known
+    own = own_families()
+    return own | {f"{added.name}, as described": added} if added else own
+
+
+def own_families() -> dict[str, Family]:
+    """The families of the package, by the name of their file."""
+    found = members("growkit.families", "FAMILY")
+    return {name: family for name, family in found.items() if isinstance(family, Family)}
 
 
 def family_of(config: Config, where: str) -> Family:

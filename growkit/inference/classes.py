@@ -181,7 +181,7 @@ class ModelClass:
         asked = json.dumps([dict(sizes), more], sort_keys=True, default=str)
         if asked not in self._built:
             try:
-                with quiet(), _unheard():
+                with quiet(), unheard():
                     config = self.config(sizes, **more)
                 model = self.model(config, "meta")
                 self._built[asked] = {n: tuple(t.shape) for n, t in model.state_dict().items()}
@@ -332,7 +332,7 @@ class ModelClass:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def unheard() -> Iterator[None]:
     """Without what transformers logs of configs that cannot be."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)

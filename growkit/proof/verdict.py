@@ -24,11 +24,12 @@ from growkit.engine.oracle import CPU, check_config
 from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
 from growkit.errors import InputError
-from growkit.families.added import knowing
+from growkit.families.added import knowing, stranger
 from growkit.manifest import read_record
 from growkit.proof.files.folder import beside_plan, beside_source, rests_on
 from growkit.proof.findings import (
     Native,
+    Origin,
     Strict,
     exact_reason,
     other_reason,
@@ -52,6 +53,8 @@ from growkit.results.sentences import counted, trainability_sentence
 from growkit.results.versions import versions
 from growkit.settings import Settings
 from growkit.sources.source import Source, find, pair
+
+UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
 
 
 def verify(
@@ -171,8 +174,15 @@ def prove(
     given()  # before anything that takes time
     check_vocabularies(before, after)
     place = devices.chosen(settings.device)
-    with knowing(recipe.family if recipe else None), reproducible(place):
-        return _proved(before, after, settings, recipe, advance, place, optimizer, ranks)
+    started = time.perf_counter()
+    described = stranger(recipe.family) if recipe else None
+    with knowing(described), reproducible(place):
+        origin = origin_of(before, after, recipe)
+    # Where the recipe does not fit, nothing that stands beside it decides what is compared.
+    with knowing(described if origin.lineage else None), reproducible(place):
+        verdict = _proved(before, after, settings, recipe, advance, place, optimizer, ranks, origin)
+    verdict["seconds"] = round(time.perf_counter() - started, 3)
+    return verdict
 
 
 def _proved(
@@ -184,11 +194,10 @@ def _proved(
     place: torch.device,
     optimizer: Path | None,
     ranks: Ranks,
+    origin: Origin,
 ) -> VerifyResult:
-    started = time.perf_counter()
     loads, loaded = loading(before), loading(after)
     prompts = make_prompts(settings, before.folder, before.config)
-    origin = origin_of(before, after, recipe)
     if settings.steps is not None and origin.lineage is None:
         raise InputError(
             f"training {after.folder} beside its source needs to know how it was made, but "
@@ -205,7 +214,9 @@ def _proved(
     )
     known = question(before, max(map(len, prompts.windows)))
     proof = Parts(before, after, place, origin, advance, known, trainability=settings.trainability)
-    weights = proof.weights(beside, rests_on(before, after, loads, loaded, beside), ranks)
+    notes = rests_on(before, after, loads, loaded, beside)
+    notes += [UNUSED] if recipe and recipe.family and not stranger(recipe.family) else []
+    weights = proof.weights(beside, notes, ranks)
     exact = origin.promise == "exact"
     if exact and weights.settled:
         prompts = prompts.cut(*settings.settled.amount)
@@ -299,7 +310,7 @@ def _proved(
         tensors_recovered=weights.recovered[0] if weights.recovered else None,
         source_tensors=weights.recovered[1] if weights.recovered else None,
         created=today(),
-        seconds=round(time.perf_counter() - started, 3),
+        seconds=0.0,
         versions=versions(),
     )
 
@@ -320,7 +331,7 @@ def look_at(
         names: of the tensors.
         heed: called after each.
     """
-    with knowing(recipe.family), reproducible(CPU):
+    with knowing(stranger(recipe.family)), reproducible(CPU):
         lineage = origin_of(before, after, recipe).lineage
         return first_unsound(lineage, after, names, heed) if lineage else None
 

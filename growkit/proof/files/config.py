@@ -18,7 +18,7 @@ from growkit.engine.oracle import parsed, quiet
 from growkit.errors import InputError, foreign
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.experts import Experts
-from growkit.families.family import LISTS, Family, families
+from growkit.families.family import LISTS, Family, own_families
 from growkit.modeling import register
 
 OF_THE_SAVING = frozenset(
@@ -50,7 +50,7 @@ SIZES = frozenset(
         *("num_kv_heads", "n_head_kv", "block_ff_dim", "mlp_hidden_size"),
         *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers"),  # names say the same
     }
-).union(*(each.size_keys - each.unseen_sizes - SHARED for each in families().values()))
+).union(*(each.size_keys - each.unseen_sizes - SHARED for each in own_families().values()))
 """Keys that a larger model of the same function may have other numbers for."""
 
 WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types", "max_window_layers"})
@@ -256,7 +256,7 @@ def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
 
 
 def _family(config: Config) -> Family | None:
-    known = {kind: each for each in families().values() for kind in each.model_types}
+    known = {kind: each for each in own_families().values() for kind in each.model_types}
     return known.get(str(config.get("model_type")))
 
 
