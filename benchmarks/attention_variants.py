@@ -48,7 +48,7 @@ class Variant:
     switches: dict[str, Any] = field(default_factory=dict)
 
 
-PLAIN = {"head_norm": "none", "output_multiplier": "none"}
+PLAIN = {"head_norm": "none", "head_output_scale": "none"}
 CAUSAL = {"integral": "causal"}
 SHARED = {"qk_projection": "shared", "shared_scope": "head"}
 VARIANTS = {
@@ -156,7 +156,7 @@ def eager(module: DiffTransformerAttention, hidden: Tensor, positions: Positions
     if module.head_norm is not None:
         output = nn.functional.rms_norm(output, output.shape[-1:], eps=config.head_norm_eps)
         output = output * module.head_norm.weight.float()
-    if config.output_multiplier != "none":
+    if config.head_output_scale != "none":
         output = output * (1 - lambda_init)
     output = output.to(hidden.dtype).transpose(1, 2).reshape(batch, rows, -1)
     projected: Tensor = module.o_proj(output)

@@ -98,7 +98,7 @@ def multi_head(state: State, config: Any, index: int, x: Tensor, maps: Tensor) -
         if config.head_norm != "none":
             weight = state["head_norm.weight"] if config.head_norm == "affine" else None
             head = rms_norm(head, weight, config.head_norm_eps)
-        if config.output_multiplier == "one_minus_lambda_init":
+        if config.head_output_scale == "one_minus_lambda_init":
             head = (1 - config.lambda_init[index]) * head
         heads.append(head)
     return linear(state, "o_proj", torch.cat(heads, dim=1))

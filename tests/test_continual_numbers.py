@@ -255,7 +255,7 @@ def test_the_page_takes_runs_that_began_with_the_best_source(
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "grouped": {"num_attention_heads": 6, "num_noise_heads": 2},
-    "dint": {"integral": "causal", "gamma": "gated", "output_multiplier": "none"},
+    "dint": {"integral": "causal", "gamma": "gated", "head_output_scale": "none"},
     "v2": {"lambda_type": "projected", "noise_keys": "shared", "num_key_value_heads": 2},
     "shared": {"qk_projection": "shared", "shared_rank": 2},
 }
@@ -280,7 +280,7 @@ def test_maps_are_those_of_the_model(kind: str) -> None:
     heads = found[1] @ value.repeat_interleave(found[1].shape[1] // value.shape[1], dim=1)
     if kind != "llama":
         heads = head_norm(heads, module.head_norm.weight, config.head_norm_eps)
-    if kind != "llama" and config.output_multiplier != "none":
+    if kind != "llama" and config.head_output_scale != "none":
         heads = heads * (1 - config.lambda_init[1])
     expected = heads.transpose(1, 2).reshape(2, 9, -1)
     torch.testing.assert_close(said["heads"], expected, rtol=1e-4, atol=1e-5)

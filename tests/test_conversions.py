@@ -114,7 +114,7 @@ def test_a_head_norm_leaves_heads_their_mean_size(
 
     assert 0.9 < size(target) / size(source) < 1.1
     assert not 0.9 < size(target, 1.3) / size(source) < 1.1
-    assert read_json(target / "config.json")["output_multiplier"] == "one_minus_lambda_init"
+    assert read_json(target / "config.json")["head_output_scale"] == "one_minus_lambda_init"
 
 
 @pytest.mark.parametrize("head_norm", ["affine", "plain"])

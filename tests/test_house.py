@@ -80,7 +80,7 @@ class Unscaled(OnDiffTransformer):
     rows = (Row("DIFF", "DIFF without its factor", "different", "the factor is left out"),)
 
     def plan(self, source, options, seed):
-        config = FAMILY.complete(source.config) | {"output_multiplier": "none"}
+        config = FAMILY.complete(source.config) | {"head_output_scale": "none"}
         plan = rewrite(source, config, lambda name, info, layer: None)
         return Change([plan], "different", "the factor 1 - λ_init")
 

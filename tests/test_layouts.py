@@ -67,7 +67,7 @@ V2 = {
     "lambda_type": "projected",
     "noise_keys": "shared",
     "head_norm": "none",
-    "output_multiplier": "none",
+    "head_output_scale": "none",
     "value_head_dim": 4,
     "lambda_init": None,
 }
@@ -267,7 +267,7 @@ def expressible(choose: Random, layout: str) -> dict[str, Any]:
         "rms_norm_eps": eps,
         "head_norm": choose.choice(["affine", "plain"]),
         "head_norm_eps": choose.choice([1e-5, 1e-2]),
-        "output_multiplier": choose.choice(["one_minus_lambda_init", "none"]),
+        "head_output_scale": choose.choice(["one_minus_lambda_init", "none"]),
         "lambda_init": choose.choice([None, [choose.uniform(-0.5, 0.9) for _ in range(layers)]]),
         "tie_word_embeddings": choose.random() < 0.5,
         "hidden_act": choose.choice(["silu", "gelu"]),
@@ -393,7 +393,7 @@ def test_lambda_init_matters(broken: str, tmp_path: Path) -> None:
 
 
 PLAIN = {"head_norm": "plain", "head_norm_eps": 1e-5, "rms_norm_eps": 1e-5}
-SOFTMAX = {"num_noise_heads": 0, "output_multiplier": "none", "lambda_init": [0.0, 0.0], **PLAIN}
+SOFTMAX = {"num_noise_heads": 0, "head_output_scale": "none", "lambda_init": [0.0, 0.0], **PLAIN}
 PLAIN_MOTIF = {"hidden_act": "silu", "rms_norm_eps": 1e-5}
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     # grouped
@@ -545,7 +545,7 @@ def test_narrow_vectors_that_cannot_hold_lambda_are_refused(tmp_path: Path) -> N
 
 
 def test_a_factor_without_a_norm_goes_into_the_columns(tmp_path: Path) -> None:
-    multiplier = {"output_multiplier": "one_minus_lambda_init", "lambda_init": [0.3, 0.6]}
+    multiplier = {"head_output_scale": "one_minus_lambda_init", "lambda_init": [0.3, 0.6]}
     source = save(
         tmp_path / "source",
         "diff-transformer",

@@ -46,17 +46,17 @@ SIZES = {
 INTEGRALS = SWITCHES["integral"]
 PROJECTED = {"lambda_type": "projected", "lambda_init": (0.3, 0.6)}
 CACHED = {  # every kind of state that a token leaves behind, or reads
-    "softmax": {"num_noise_heads": 0, "output_multiplier": "none"},
+    "softmax": {"num_noise_heads": 0, "head_output_scale": "none"},
     "diff": {},
     "grouped": {"num_attention_heads": 6, "num_noise_heads": 2, "value_head_dim": 5},
     "v2": {
         **PROJECTED,
         "noise_keys": "shared",
         "head_norm": "none",
-        "output_multiplier": "none",
+        "head_output_scale": "none",
         "value_head_dim": 4,
     },
-    "dint": {"integral": "causal", "output_multiplier": "none"},
+    "dint": {"integral": "causal", "head_output_scale": "none"},
     "gated dint": {
         **PROJECTED,
         "integral": "causal",
@@ -185,7 +185,7 @@ def test_another_model_is_not_diffllama(fault: str) -> None:
     if fault == "lambda_init":
         ours.config.lambda_init = [0.2, 0.2]
     if fault == "multiplier":
-        ours.config.output_multiplier = "none"
+        ours.config.head_output_scale = "none"
     assert distance(run(theirs, tokens((2, 9))), run(ours, tokens((2, 9)))) > 1e-3
 
 
@@ -285,7 +285,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "lambda_init": {"lambda_init": [0.6, 0.31]},
     "head_norm": {"head_norm": "plain"},
     "head_norm_eps": {"head_norm_eps": 2e-2},
-    "output_multiplier": {"output_multiplier": "none"},
+    "head_output_scale": {"head_output_scale": "none"},
     "no integral": {"integral": "none"},
     "column mean": {"integral": "column_mean"},
     "gamma": {"gamma": "unified"},
@@ -348,7 +348,7 @@ def row_sums(model: DiffTransformerForCausalLM, ids: Tensor, **inputs: Any) -> l
     return found
 
 
-BARE = {"head_norm": "none", "output_multiplier": "none", "attention_bias": True}
+BARE = {"head_norm": "none", "head_output_scale": "none", "attention_bias": True}
 
 
 @pytest.mark.parametrize("integral", INTEGRALS)
@@ -945,7 +945,7 @@ MEMORY: dict[str, dict[str, Any]] = {
     "causal": {"integral": "causal"},
     "column_mean": {"integral": "column_mean"},
     "grouped, values of another width": {"num_key_value_heads": 2, "value_head_dim": 6},
-    "softmax": {"num_noise_heads": 0, "output_multiplier": "none", "num_attention_heads": 4},
+    "softmax": {"num_noise_heads": 0, "head_output_scale": "none", "num_attention_heads": 4},
 }
 LENGTH = 1024
 
@@ -1014,28 +1014,28 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
         "2 noise heads are no multiple of the 4 value heads",
     ),
     "multiplier of softmax attention": (
-        {"num_noise_heads": 0, "output_multiplier": "one_minus_lambda_init"},
-        "output_multiplier need lambda_init, one number per layer",
+        {"num_noise_heads": 0, "head_output_scale": "one_minus_lambda_init"},
+        "head_output_scale need lambda_init, one number per layer",
     ),
     "multiplier of a projected λ": (
-        {"lambda_type": "projected", "output_multiplier": "one_minus_lambda_init"},
-        "output_multiplier need lambda_init, one number per layer",
+        {"lambda_type": "projected", "head_output_scale": "one_minus_lambda_init"},
+        "head_output_scale need lambda_init, one number per layer",
     ),
     "λ_init of too few layers": ({"lambda_init": [0.2]}, "has 1 numbers for 2 layers"),
     "λ_init of too many layers": ({"lambda_init": [0.2] * 3}, "has 3 numbers for 2 layers"),
     "λ_init that no one needs": (
-        {**PROJECTED, "output_multiplier": "none", "lambda_init": [0.2]},
+        {**PROJECTED, "head_output_scale": "none", "lambda_init": [0.2]},
         "one per layer",
     ),
     **{
         f"{integral} without noise": (
-            {"num_noise_heads": 0, "output_multiplier": "none", "integral": integral},
+            {"num_noise_heads": 0, "head_output_scale": "none", "integral": integral},
             f"integral '{integral}' needs noise heads.*there is no λ",
         )
         for integral in INTEGRALS[1:]
     },
     "shared without noise": (
-        {"num_noise_heads": 0, "output_multiplier": "none", "qk_projection": "shared"},
+        {"num_noise_heads": 0, "head_output_scale": "none", "qk_projection": "shared"},
         "qk_projection 'shared' needs noise heads",
     ),
     **{
@@ -1064,7 +1064,7 @@ def test_possible_configs_come_back(tmp_path: Path) -> None:
         {},
         default | {"num_attention_heads": 48, "num_noise_heads": 16, "hidden_size": 2048},
         {"num_attention_heads": 64, "num_noise_heads": 32, "num_key_value_heads": 32},
-        {"lambda_type": "projected", "output_multiplier": "none", "use_cache": False},
+        {"lambda_type": "projected", "head_output_scale": "none", "use_cache": False},
         {"bos_token_id": None, "eos_token_id": [2, 3], "pad_token_id": 0},
     ]:
         config = DiffTransformerConfig(**options)

@@ -674,9 +674,9 @@ def head_norm_eps_changed(folder: Path) -> None:
     change(folder, head_norm_eps=1e-5)
 
 
-@fault("group-diff", "shared", layer=0, component="config", at="output_multiplier in config.json")
+@fault("group-diff", "shared", layer=0, component="config", at="head_output_scale in config.json")
 def output_multiplier_dropped(folder: Path) -> None:
-    change(folder, output_multiplier="none")
+    change(folder, head_output_scale="none")
 
 
 @fault("dint", layer=0, component="config", at="integral in config.json")

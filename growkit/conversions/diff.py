@@ -122,7 +122,7 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
     if head_norm == "none":
         return Change([rewrite(source, with_noise_heads(diff, switches), _from_softmax)])
     # The factor 1 - λ_init is ½ as well, so that o_proj × 2 makes up for it.
-    switches["output_multiplier"] = "one_minus_lambda_init"
+    switches["head_output_scale"] = "one_minus_lambda_init"
     special = partial(_with_head_norm, head_norm, diff["attention_bias"])
     plan = rewrite(source, with_noise_heads(diff, switches), special)
     return Change([plan], "different", "the sizes of heads: a head norm cannot be undone")

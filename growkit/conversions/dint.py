@@ -59,9 +59,9 @@ class Dint(OnDiffTransformer):
         if diff["integral"] != "none":
             raise refuse(self.name, diff, "it has an integral already")
         config = diff | {key: options[key] for key in ("gamma", "integral")}
-        moves = diff["output_multiplier"] != "none" and diff["head_norm"] != "none"
+        moves = diff["head_output_scale"] != "none" and diff["head_norm"] != "none"
         if moves:
-            config |= {"output_multiplier": "none", "head_norm": "affine"}
+            config |= {"head_output_scale": "none", "head_norm": "affine"}
         if options["integral"] == "column_mean":
             config["use_cache"] = False
         plan = rewrite(source, config, partial(_rule, diff, moves))

@@ -67,7 +67,7 @@ DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "head_norm": "affine",
     "head_norm_eps": lambda config: config["rms_norm_eps"],
-    "output_multiplier": lambda config: (
+    "head_output_scale": lambda config: (
         "one_minus_lambda_init" if has_lambda_vectors(config) else "none"
     ),
     "integral": "none",
@@ -99,7 +99,7 @@ CHOICES = {
     "lambda_type": ("vectors", "projected"),
     "noise_keys": ("own", "shared"),
     "head_norm": ("affine", "plain", "none"),
-    "output_multiplier": ("one_minus_lambda_init", "none"),
+    "head_output_scale": ("one_minus_lambda_init", "none"),
     "integral": ("none", "causal", "column_mean"),
     "gamma": ("unified", "gated"),
     "qk_projection": ("full", "shared"),
@@ -135,7 +135,7 @@ def check_lambda_init(config: Config) -> None:
     Raises:
         InputError: names what was expected.
     """
-    needed = has_lambda_vectors(config) or config["output_multiplier"] != "none"
+    needed = has_lambda_vectors(config) or config["head_output_scale"] != "none"
     found, layers = config.get("lambda_init"), config["num_hidden_layers"]
     if found is None and not needed:
         return
@@ -357,6 +357,7 @@ FAMILY = Family(
     ),
     constants={"one": 1, "pair": 2, "powers": 3},
     norms=(HEAD_NORM,),  # where it has no weight
+    former={"output_multiplier": "head_output_scale"},
     may_be_zero=frozenset({"num_noise_heads"}),
     per_layer=frozenset({"shared_rank"}),
     lists=LISTS | {"lambda_init"},

@@ -125,7 +125,7 @@ class Family(HasSizes):
 
     def named(self, config: Config) -> Config:
         """The config with the class that is to load it, for folders that growkit writes."""
-        named = dict(config)
+        named = self.with_current_keys(config)
         if self.architecture and config.get("model_type") == self.model_types[0]:
             named["architectures"] = [self.architecture]
         if self.auto_map:

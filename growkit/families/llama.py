@@ -101,7 +101,7 @@ SOFTMAX = DiffForm(
     switches={
         "num_noise_heads": 0,
         "head_norm": "none",
-        "output_multiplier": "none",
+        "head_output_scale": "none",
         "integral": "none",
         "qk_projection": "full",
     }

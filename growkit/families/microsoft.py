@@ -84,7 +84,7 @@ FAMILY = Family(
             "noise_keys": "own",
             "head_norm": "affine",
             "head_norm_eps": HEAD_NORM_EPS,
-            "output_multiplier": "one_minus_lambda_init",
+            "head_output_scale": "one_minus_lambda_init",
             "integral": "none",
             "qk_projection": "full",
             "attention_bias": False,

@@ -45,7 +45,7 @@ FAMILY = replace(
             "lambda_type": "projected",
             "noise_keys": "shared",
             "head_norm": "none",
-            "output_multiplier": "none",
+            "head_output_scale": "none",
             "integral": "none",
             "qk_projection": "full",
             "attention_bias": False,

@@ -88,7 +88,7 @@ FAMILY = Family(
             "lambda_type": "vectors",
             "noise_keys": "own",
             "head_norm": "affine",
-            "output_multiplier": "one_minus_lambda_init",
+            "head_output_scale": "one_minus_lambda_init",
             "integral": "none",
             "qk_projection": "full",
         },

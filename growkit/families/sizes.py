@@ -43,6 +43,7 @@ class HasSizes:
         derived: keys of sizes that the class computes from others, whatever a config says of them.
         ratios: keys of whole numbers that are the size of one axis divided by that of another.
         aliases: for keys of sizes, the other name under which a config may have them.
+        former: keys of older configs, and their names today, under which growkit writes them.
         per_layer: keys that hold one number for all layers, or a list with one for each; their
             axes are numbered, ``rank_0`` and so on (``rank_{layer}`` in patterns).
         multiples: sizes that the model class demands to be multiples of others.
@@ -59,6 +60,7 @@ class HasSizes:
     derived: frozenset[str] = frozenset()
     ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    former: Mapping[str, str] = field(default_factory=dict)
     per_layer: frozenset[str] = frozenset()
     multiples: tuple[Multiple, ...] = ()
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -101,7 +103,8 @@ class HasSizes:
     def _filled_in(self, config: Config) -> dict[str, Any]:
         """The config with other names, defaults and what the class computes."""
         needed = [key for key, entry in self.axes.items() if not callable(entry)]
-        complete = {**dict.fromkeys(needed), **config}  # one that is missing is reported later
+        # One that is missing is reported later.
+        complete = {**dict.fromkeys(needed), **self.with_current_keys(config)}
         for key, other in self.aliases.items():
             if complete.get(key) is None and other in config:
                 complete[key] = config[other]
@@ -116,6 +119,14 @@ class HasSizes:
                 except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                     complete[key] = None  # a size it depends on is bad, and is reported later
         return complete
+
+    def with_current_keys(self, config: Config) -> Config:
+        """The config with today's names of keys; where it has both, today's key decides."""
+        current = {key: value for key, value in config.items() if key not in self.former}
+        for former, key in self.former.items():
+            if config.get(former) is not None and current.get(key) is None:
+                current[key] = config[former]
+        return current
 
     def check_bounds(self, config: Config, where: str) -> None:
         """Refuse sizes beyond all models before anything is made that grows with them.

@@ -13,7 +13,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "lambda_type": ("vectors", "projected"),
     "noise_keys": ("own", "shared"),
     "head_norm": ("affine", "plain", "none"),
-    "output_multiplier": ("one_minus_lambda_init", "none"),
+    "head_output_scale": ("one_minus_lambda_init", "none"),
     "integral": ("none", "causal", "column_mean"),
     "gamma": ("unified", "gated"),
     "qk_projection": ("full", "shared"),
@@ -27,6 +27,9 @@ MULTIPLIERS = (
     "logits_scaling",
 )
 """Numbers by which something is multiplied, or divided."""
+
+FORMER_KEYS = {"output_multiplier": "head_output_scale"}
+"""Keys of older configs, and their names today. Trainers read the old one as a scale of logits."""
 
 
 class DiffTransformerConfig(PreTrainedConfig):
@@ -57,7 +60,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         head_norm: RMSNorm of every head, ``affine`` (one weight for all heads), ``plain`` or
             ``none``.
         head_norm_eps: of the head norm; None for ``rms_norm_eps``.
-        output_multiplier: ``one_minus_lambda_init`` scales the heads after their norm; None for
+        head_output_scale: ``one_minus_lambda_init`` scales the heads after their norm; None for
             that where λ comes from vectors, and ``none`` elsewhere.
         integral: ``none``, ``causal`` (DINT) or ``column_mean`` (DINT as first published, which
             lets tokens see later ones).
@@ -114,7 +117,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         noise_keys: str = "own",
         head_norm: str = "affine",
         head_norm_eps: float | None = None,
-        output_multiplier: str | None = None,
+        head_output_scale: str | None = None,
         integral: str = "none",
         gamma: str = "unified",
         qk_projection: str = "full",
@@ -142,6 +145,9 @@ class DiffTransformerConfig(PreTrainedConfig):
     ) -> None:
         if num_attention_heads < 1:
             raise ValueError(f"num_attention_heads is {num_attention_heads}; at least 1 is needed")
+        for former in FORMER_KEYS:  # never an attribute
+            value = kwargs.pop(former, None)
+            head_output_scale = value if head_output_scale is None else head_output_scale
         rms_norm_eps = 1e-6 if rms_norm_eps is None else rms_norm_eps
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
@@ -166,10 +172,10 @@ class DiffTransformerConfig(PreTrainedConfig):
         self.lambda_std_dev = lambda_std_dev
         self.head_norm = head_norm
         self.head_norm_eps = rms_norm_eps if head_norm_eps is None else head_norm_eps
-        if output_multiplier is None:
+        if head_output_scale is None:
             vectors = lambda_type == "vectors" and self.num_noise_heads
-            output_multiplier = "one_minus_lambda_init" if vectors else "none"
-        self.output_multiplier = output_multiplier
+            head_output_scale = "one_minus_lambda_init" if vectors else "none"
+        self.head_output_scale = head_output_scale
         self.integral = integral
         self.gamma = gamma
         self.qk_projection = qk_projection
@@ -309,7 +315,7 @@ class DiffTransformerConfig(PreTrainedConfig):
             name
             for name, needs in (
                 ("lambda_type 'vectors'", self.num_noise_heads and self.lambda_type == "vectors"),
-                ("output_multiplier", self.output_multiplier != "none"),
+                ("head_output_scale", self.head_output_scale != "none"),
             )
             if needs
         ]

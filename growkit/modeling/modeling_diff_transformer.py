@@ -136,6 +136,62 @@ class DiffTransformerMLP(nn.Module):
         return output
 
 
+class HeadRMSNorm(nn.Module):
+    """RMSNorm of every head on its own, in the precision of its input, which is float32 or wider.
+
+    Args:
+        width: of a head.
+        eps: added to the mean square.
+        affine: whether there is a weight, shared by the heads.
+    """
+
+    def __init__(self, width: int, eps: float, affine: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width)) if affine else None
+        self.eps = eps
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """[..., width] to the same."""
+        return head_norm(heads, self.weight, self.eps)
+
+
+class HeadUpdates(nn.Module):
+    """The low-rank updates of Shared DIFF, expanded head by head and added to the bases.
+
+    Its weight has the shape of a Linear's, but every row reads the updates of its own head alone.
+    So it is no Linear, which quantisation and adapters would replace by one.
+
+    Args:
+        rank: of the updates.
+        heads: how many signal heads there are, and how many noise heads.
+        head_dim: rows of each.
+        per_layer: whether all signal heads share one update, and all noise heads another.
+        bias: whether there is one.
+    """
+
+    def __init__(
+        self, rank: int, heads: tuple[int, int], head_dim: int, per_layer: bool, bias: bool
+    ) -> None:
+        super().__init__()
+        self.rows = [count * head_dim for count in heads]
+        self.head_dim, self.per_layer = head_dim, per_layer
+        self.weight = nn.Parameter(torch.empty(sum(self.rows), rank))
+        self.bias = nn.Parameter(torch.empty(sum(self.rows))) if bias else None
+
+    def forward(self, low: Tensor, base: Tensor) -> Tensor:
+        """Updates [..., heads or 2, rank] and bases [..., rows] to [..., rows]."""
+        if self.per_layer:
+            weights = self.weight.split(self.rows)
+            update = torch.cat(
+                [functional.linear(low[..., i, :], each) for i, each in enumerate(weights)], -1
+            )
+        else:
+            weight = self.weight.view(-1, self.head_dim, self.weight.shape[1])
+            update = torch.einsum("...hr,hdr->...hd", low, weight).flatten(-2)
+        heads = base + update
+        return heads if self.bias is None else heads + self.bias
+
+
 class SharedProjection(nn.Module):
     """Signal and noise heads as shared bases plus low-rank updates (Shared DIFF, eq. 3 and 4).
 
@@ -150,11 +206,13 @@ class SharedProjection(nn.Module):
         self.heads = (signal, noise)
         self.head_dim, self.rank = config.head_dim, rank
         self.bases = 1 if config.shared_scope == "all_heads" else groups
-        self.per_layer = config.shared_scope == "layer"
-        updates = 2 if self.per_layer else signal + noise
+        per_layer = config.shared_scope == "layer"
+        updates = 2 if per_layer else signal + noise
         self.base = nn.Linear(config.hidden_size, self.bases * self.head_dim, bias=False)
         self.down = nn.Linear(config.hidden_size, updates * self.rank, bias=False)
-        self.up = nn.Linear(self.rank, (signal + noise) * self.head_dim, config.attention_bias)
+        self.up = HeadUpdates(
+            self.rank, self.heads, self.head_dim, per_layer, config.attention_bias
+        )
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[batch, rows, hidden] to [batch, rows, (signal + noise) · head_dim]."""
@@ -162,16 +220,8 @@ class SharedProjection(nn.Module):
         bases = self.base(hidden_states).view(*shape, self.bases, self.head_dim)
         base = torch.cat([bases.repeat_interleave(n // self.bases, -2) for n in self.heads], -2)
         low = self.down(hidden_states).view(*shape, -1, self.rank)
-        if self.per_layer:
-            weights = self.up.weight.split([n * self.head_dim for n in self.heads])
-            update = torch.cat(
-                [functional.linear(low[..., i, :], weights[i]) for i in range(2)], -1
-            )
-        else:
-            weight = self.up.weight.view(-1, self.head_dim, self.rank)
-            update = torch.einsum("...hr,hdr->...hd", low, weight).flatten(-2)
-        heads: Tensor = base.flatten(-2) + update
-        return heads if self.up.bias is None else heads + self.up.bias
+        heads: Tensor = self.up(low, base.flatten(-2))
+        return heads
 
 
 class DiffTransformerAttention(nn.Module):
@@ -210,8 +260,8 @@ class DiffTransformerAttention(nn.Module):
         if config.integral != "none" and config.gamma == "gated":
             self.gamma_gate = nn.Parameter(torch.zeros(1))
         self.head_norm = (
-            LlamaRMSNorm(config.value_head_dim, config.head_norm_eps)
-            if config.head_norm == "affine"
+            HeadRMSNorm(config.value_head_dim, config.head_norm_eps, config.head_norm == "affine")
+            if config.head_norm != "none"
             else None
         )
 
@@ -287,10 +337,9 @@ class DiffTransformerAttention(nn.Module):
             noise = fused_attention(noise_query, noise_key, value, self.scaling, past, real)
 
         output = combine(signal, noise, lambda_, integral)  # [batch, signal, rows, width]
-        if config.head_norm != "none":
-            weight = None if self.head_norm is None else self.head_norm.weight
-            output = head_norm(output, weight, config.head_norm_eps)
-        if config.output_multiplier != "none":
+        if self.head_norm is not None:
+            output = self.head_norm(output)
+        if config.head_output_scale != "none":
             assert config.lambda_init is not None
             output = output * (1 - config.lambda_init[self.layer_idx])
         output = output.to(hidden_states.dtype).transpose(1, 2).reshape(batch, rows, -1)
@@ -365,6 +414,10 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
                     init.normal_(getattr(module, name), 0, self.config.lambda_std_dev)
             if hasattr(module, "gamma_gate"):
                 init.zeros_(module.gamma_gate)
+        elif isinstance(module, HeadUpdates):
+            init.normal_(module.weight, 0, self.config.initializer_range)
+            if module.bias is not None:
+                init.zeros_(module.bias)
         elif isinstance(module, PolyNorm):
             init.constant_(module.weight, 1 / 3)
             init.zeros_(module.bias)

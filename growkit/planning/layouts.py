@@ -37,7 +37,7 @@ OF_THE_FOLDER = ("architectures", "auto_map", "model_type", "transformers_versio
 HEAD_NORM = "head_norm.weight"
 OUTPUT = "o_proj.weight"
 LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
-COMPUTED = ("lambda_init", "head_norm", "output_multiplier")
+COMPUTED = ("lambda_init", "head_norm", "head_output_scale")
 """Keys in which layouts may differ, because the difference can be computed away."""
 
 WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
@@ -253,9 +253,9 @@ class _Writing:
     def _factor(self, layer: int) -> float:
         """What normed heads are multiplied by, beyond what the layout does by itself."""
         has = wants = 1.0
-        if self.diff["output_multiplier"] != "none":
+        if self.diff["head_output_scale"] != "none":
             has = 1 - self.diff["lambda_init"][layer]
-        if self.form.switches["output_multiplier"] != "none":
+        if self.form.switches["head_output_scale"] != "none":
             assert self.form.lambda_init
             wants = 1 - self.form.lambda_init(layer)
         return has / wants

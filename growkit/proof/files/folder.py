@@ -52,8 +52,8 @@ SPEED = "use_cache"
 FREE = frozenset({SPEED, "transformers_version", "_name_or_path"})
 """Keys that may be others than growkit wrote."""
 
-RENAMED = frozenset({"torch_dtype"})
-"""Keys of earlier versions of transformers, which it still reads."""
+RENAMED = frozenset({"torch_dtype"}).union(*(each.former for each in families().values()))
+"""Keys of earlier versions of transformers, or of a family, which are still read."""
 
 
 WRITTEN = frozenset({"config.json", "README.md", MANIFEST})
