@@ -59,6 +59,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from growkit.limits import within
 from growkit.modeling import differential_attention
 from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
 
@@ -268,7 +269,7 @@ def check(bench: Bench, every: dict[str, Contender]) -> float:
     for name, reference in pairs:
         difference = outputs[name] - outputs[reference]
         relative = (difference.norm() / outputs[reference].norm()).item()
-        assert relative < bench.shape.tolerance, (name, reference, relative)
+        assert within(relative, bench.shape.tolerance), (name, reference, relative)
         largest = max(largest, relative)
     return largest
 

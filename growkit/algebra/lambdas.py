@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from growkit.limits import within
+
 ENOUGH = 2.0**-52
 """Relative error of a dot product that is as good as none."""
 
@@ -82,7 +84,7 @@ def _with_dot(query: Tensor, key: Tensor, dot: float) -> tuple[Tensor, Tensor]:
             rounded[index] = ((dot - float(rounded @ key)) / key[index]).to(dtype).double()
         if _error(rounded, key, dot) < _error(best.double(), key, dot):
             best = rounded.to(dtype)
-        if _error(best.double(), key, dot) <= ENOUGH * max(abs(dot), 1e-3):
+        if within(_error(best.double(), key, dot), ENOUGH * max(abs(dot), 1e-3)):
             break
     return best, key.to(dtype)
 

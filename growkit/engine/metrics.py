@@ -10,6 +10,9 @@ from torch import Tensor
 
 from growkit.results.proof import Measured
 
+EPSILON = 2.0**-52
+"""Relative spacing of float64."""
+
 IN_CACHE = 1 << 17
 """Logits that are looked at together on a CPU: a dozen passes over them stay in its cache."""
 
@@ -90,6 +93,19 @@ class Distance:
         """Largest difference against the scale; NaN where a logit is not finite."""
         return self.largest / self.scale if self.scale else self.largest
 
+    @property
+    def kl_per_token(self) -> float:
+        """KL(source ‖ target) in nats, the mean over tokens; 0 where there is only rounding."""
+        return self._without_rounding(self.kl / self.tokens)
+
+    def _without_rounding(self, kl: float) -> float:
+        """A KL, or 0 if it is no more than what rounding in float64 makes of no KL at all.
+
+        Its terms are rounded as the logarithms that they are differences of, which are as large as
+        logits: a sum may as well be less than 0, which no KL is.
+        """
+        return 0.0 if abs(kl) <= EPSILON * (1 + self.scale) else kl
+
     def factor(self, within: float) -> float | None:
         """The number by which all logits are multiplied, if that explains the difference.
 
@@ -116,13 +132,14 @@ class Distance:
             relative=finite(self.relative),
             tolerance=tolerance,
             tolerance_why=why,
-            kl_nats_per_token=finite(max(self.kl, 0.0) / self.tokens),  # never less, but rounding
+            kl_nats_per_token=finite(self.kl_per_token),
             top1_agreement=self.agreeing / self.tokens,
         )
 
     def kl_by_position(self) -> list[float | None]:
         """KL at every position, nats, the mean over all sequences that are so long."""
-        return [finite(max(kl, 0.0) / count) for _, (kl, count) in sorted(self.kl_at.items())]
+        means = (kl / count for _, (kl, count) in sorted(self.kl_at.items()))
+        return [finite(self._without_rounding(mean)) for mean in means]
 
     def tokens_by_position(self) -> list[int]:
         """The number of tokens of each of these means."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from growkit.errors import InputError, foreign
 from growkit.inference.classes import ModelClass
+from growkit.limits import within
 
 EPS = ("eps", "epsilon", "norm_eps")
 """How keys end that a norm adds to a mean."""
@@ -147,7 +148,7 @@ def _behaviour(module: nn.Module, width: int, name: str) -> tuple[bool, float]:
             left = module(given) - offset * plain
             for each, was in zip(module.parameters(), kept, strict=True):
                 each.copy_(was)
-    if float(left.abs().max()) > 1e-3:
+    if not within(float(left.abs().max()), 1e-3):
         raise InputError(f"{name} is no norm of a kind that growkit knows; describe it yourself")
     return centred, offset
 

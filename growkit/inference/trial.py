@@ -13,6 +13,7 @@ from growkit.engine.oracle import CPU, load, quiet
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError, reason
 from growkit.inference.classes import ModelClass
+from growkit.limits import within
 from growkit.one_step import grow
 from growkit.results.result import Result
 
@@ -48,7 +49,7 @@ class Trial(Result):
     @property
     def exact(self) -> bool:
         """Whether the larger model computes the same."""
-        return self["error"] is not None and self["error"] < EXACT
+        return within(self["error"], EXACT)
 
     @property
     def wrong(self) -> bool:

@@ -27,6 +27,7 @@ from growkit.families.description import Tensor as Described
 from growkit.families.diff_transformer import DEFAULTS, OF_SOME
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, families, family_of, stored_family
+from growkit.limits import within
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed, reordered
 
@@ -401,7 +402,7 @@ def _solved(which: int, was: float, will_be: float, where: str, *vectors: Tensor
         raise InputError(
             f"λ of a layer in {where} overflows; a model like that cannot be converted"
         ) from None
-    if error > LAMBDA_TOLERANCE * max(1.0, terms):
+    if not within(error, LAMBDA_TOLERANCE * max(1.0, terms)):
         raise InputError(
             f"λ of a layer in {where} cannot be kept in {vectors[0].dtype} with {len(vectors[0])} "
             f"numbers per vector (it would be {error:.1e} off); pass a wider --dtype"

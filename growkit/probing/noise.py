@@ -27,6 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
+from growkit.limits import within
+
 CONFIDENCE = 0.95
 """Of all intervals together."""
 
@@ -59,7 +61,7 @@ class Estimate:
     @property
     def noise(self) -> bool:
         """Whether the interval holds 0, or rounding may have made the difference."""
-        return self.low <= 0 <= self.high or abs(self.mean) < ROUNDING
+        return self.low <= 0 <= self.high or within(abs(self.mean), ROUNDING)
 
 
 def estimate(differences: Sequence[Sequence[float]], pairs: int = 1) -> Estimate:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint.tensors import TORCH_NAMES, Weights, main_dtype
+from growkit.limits import within, within_each
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,14 @@ def cause_of(part: Part, tolerance: float, spacing: float) -> tuple[float | None
     factor = product / float(expected.square().sum().clamp_min(torch.finfo(torch.float64).tiny))
     off = abs(factor - 1)
     slack = tolerance + spacing
-    if off > slack and _close(found, factor * expected, slack * (1 + off)):
+    if not within(off, slack) and _close(found, factor * expected, slack * (1 + off)):
         return factor, f"everything is multiplied by {factor_said(factor, spacing)}"
     if part.component == "attention":
         return None, (
             "queries, keys and values agree: λ, the head norm, the rotation or the mask differs"
         )
     scale = expected.square().mean().sqrt()
-    # A NaN is not less than anything.
-    wrong = (~((found - expected).abs().amax(0) < tolerance * scale)).nonzero()[:, 0]
+    wrong = (~within_each((found - expected).abs().amax(0), tolerance * scale)).nonzero()[:, 0]
     moved = _moved(expected, found, wrong, tolerance)
     if moved is not None:
         heads = part.component in ("q_proj", "k_proj", "v_proj")
@@ -67,7 +67,7 @@ def cause_of(part: Part, tolerance: float, spacing: float) -> tuple[float | None
     share = f"{len(wrong)} of {expected.shape[1]} rows"
     if by_row:
         one = ratio[wrong]
-        if bool(((one - one[0]).abs() <= slack * one[0].abs()).all()):
+        if bool(within_each((one - one[0]).abs(), slack * one[0].abs()).all()):
             first = float(one[0])
             return first, f"{share} are multiplied by {factor_said(first, spacing)}"
         return None, f"{share} are multiplied, each by a number of its own"
@@ -90,9 +90,9 @@ def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     overall = expected.square().mean().sqrt()
     return all(
         bool(
-            (
-                _size(found - expected, over)
-                <= tolerance * _size(expected, over).clamp_min(overall)
+            within_each(
+                _size(found - expected, over),
+                tolerance * _size(expected, over).clamp_min(overall),
             ).all()
         )
         for over in (0, 1)
@@ -112,6 +112,6 @@ def _moved(expected: Tensor, found: Tensor, wrong: Tensor, tolerance: float) -> 
     distances = torch.cdist(found[:, wrong].T, expected[:, wrong].T, compute_mode=exactly)
     nearest = distances.argmin(1)
     scale = expected.square().mean().sqrt() * expected.shape[0] ** 0.5
-    if bool((distances.amin(1) > tolerance * scale).any()):
+    if not bool(within_each(distances.amin(1), tolerance * scale).all()):
         return None
     return wrong[nearest]

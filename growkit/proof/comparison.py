@@ -14,6 +14,7 @@ from growkit.engine.heads import Head, distance_of, logits_in_pieces
 from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import Distance
 from growkit.engine.spool import Spool
+from growkit.limits import within
 from growkit.proof.alignment import Pair, beside
 from growkit.proof.copies import Copied
 from growkit.proof.fingerprint import Question
@@ -75,7 +76,7 @@ class Control:
             if error > most:
                 self.state, self.fault = spoiled, f"{stage.name}.{key} × {1 + FAULT}"
                 most = error
-            if not most < FAULT * VISIBLE:
+            if not within(most, FAULT * VISIBLE):
                 return
 
     def measure(
@@ -84,7 +85,7 @@ class Control:
         """Compare the logits; if no layer's fault shows there, with those of a spoiled head."""
         if self.state is not None:
             self.distance = distance_of(unspoiled, (head, [self.state]), [ids])
-            if not self.distance.relative < FAULT * VISIBLE:
+            if not within(self.distance.relative, FAULT * VISIBLE):
                 return
 
         def spoiled(hidden: Tensor) -> Tensor:

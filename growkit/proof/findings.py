@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from growkit.engine.metrics import Distance, finite
+from growkit.engine.metrics import EPSILON, Distance, finite
+from growkit.limits import within
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import Plan
 from growkit.proof.comparison import Compared, Control
@@ -15,9 +16,6 @@ from growkit.results.proof import CopyDistance, Measured, ModeResult, Trainabili
 from growkit.results.sentences import recovered_sentence, too_much
 from growkit.results.spectrum import Spectrum
 from growkit.version import __version__
-
-EPSILON = 2.0**-52
-"""Relative spacing of float64."""
 
 
 @dataclass(frozen=True)
@@ -160,22 +158,21 @@ class Strict:
     def kept(self) -> bool:
         """Nothing differs by more than rounding, however the models are asked."""
         found = self.compared.distances.values()
-        return all(each.relative < self.tolerance for each in found)  # false for a NaN
+        return all(within(each.relative, self.tolerance) for each in found)
 
-    def within(self, limit: float | None) -> bool:
+    def kept_within(self, limit: float | None) -> bool:
         """Whether nothing differs by more than may be, however the models are asked.
 
         Args:
             limit: relative to the scale of the logits; None for any number.
         """
         found = [each.relative for each in self.compared.distances.values()]
-        most = math.inf if limit is None else limit
-        return all(math.isfinite(each) and each <= most for each in found)
+        return all(within(each, limit) for each in found)
 
     @property
     def caught(self) -> bool:
         """The deliberate fault was noticed."""
-        return not self.control.distance.relative < self.tolerance
+        return not within(self.control.distance.relative, self.tolerance)
 
     @property
     def difference(self) -> Difference:
@@ -184,7 +181,7 @@ class Strict:
             return Difference()
         layers = self.compared.by_layer
         for index, (name, error) in enumerate(layers):
-            if not error < self.tolerance:
+            if not within(error, self.tolerance):
                 return Difference(index - 1 if index else None, name)
         return Difference(None, self.compared.head if layers else None)
 
@@ -214,7 +211,7 @@ class Native:
     def kept(self) -> bool:
         """The target adds no more than rounding, however the source can be asked."""
         tolerance = self.tolerance
-        return tolerance is None or all(each <= tolerance for each in self._relative)
+        return tolerance is None or all(within(each, tolerance) for each in self._relative)
 
     @property
     def largest(self) -> float:
@@ -241,8 +238,8 @@ class Native:
 
 def within_limit(distance: Distance, max_kl: float | None) -> tuple[bool, str]:
     """Whether no more is lost than may be, and that in words; a NaN is more than any limit."""
-    kl = distance.kl / distance.tokens
-    if max_kl is None or kl <= max_kl:
+    kl = distance.kl_per_token
+    if max_kl is None or within(kl, max_kl):
         return True, ""
     return False, too_much(kl, max_kl)
 
@@ -274,22 +271,22 @@ def other_reason(
     distance = strict.distance
     if not math.isfinite(distance.relative):
         return "not usable: the new model computes NaN or infinite logits"
-    if not strict.within(limit):
+    if not strict.kept_within(limit):
         return (
             f"not as asked: the logits differ by {_strict_error(strict)}; what rounding to {dtype} "
             f"does to the source itself explains {limit:.1e}"
         )
     unchecked = f"; {weights.unchecked} tensors could not be checked" if weights.unchecked else ""
-    within, found_kl = within_limit(distance, max_kl)
+    low, found_kl = within_limit(distance, max_kl)
     verdict = "changed, as asked for" if max_kl is None else "within the limit"
-    if not within:
+    if not low:
         verdict = f"not as asked: {found_kl}; changed"
     return (
         f"{verdict} ({lineage.lost}): the loss goes from "
         f"{distance.loss_source / distance.predictions:.4f} to "
         f"{distance.loss_target / distance.predictions:.4f} nats per token, "
         f"{distance.agreeing / distance.tokens:.1%} of the likeliest next tokens are the same, "
-        f"{distance.kl / distance.tokens:.3g} nats per token of KL{unchecked}{weights.told}"
+        f"{distance.kl_per_token:.3g} nats per token of KL{unchecked}{weights.told}"
     )
 
 

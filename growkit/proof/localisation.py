@@ -27,6 +27,7 @@ from growkit.families.description import component_of
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, stored_family
 from growkit.growth.placing import placed_copies
+from growkit.limits import within
 from growkit.planning.lineage import Lineage
 from growkit.proof.causes import Part, cause_of, spacing
 from growkit.proof.copies import AsClass, Copied, Copies
@@ -76,7 +77,7 @@ def find_fault(
         copies = Copies(lineage, one, other) if lineage else None
         looked = _Looked(one, other, copies, ids[:TOKENS], layer, device)
         for part in looked.parts(tolerance):
-            if not part.error < tolerance:
+            if not within(part.error, tolerance):
                 factor, cause = cause_of(part, tolerance, spacing(after))
                 if keys and part.component in (looked.first, "attention", "mlp"):
                     cause = f"the configs differ in {', '.join(keys)}"
@@ -184,7 +185,7 @@ class _Looked:
         )
         if hidden and len(hidden.source) == handed.shape[1]:
             start = Part("given", "", hidden.expected(given), handed, 1)
-            if not start.error < tolerance:
+            if not within(start.error, tolerance):
                 return
         for name, output in self._found.items():
             module = ".".join(filter(None, (self._inside[1], name.partition(":")[0])))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
+from growkit.limits import within_each
 from growkit.proof.causes import Part, cause_of, factor_said
 from growkit.proof.copies import Copied
 from growkit.proof.localisation import TOKENS
@@ -35,7 +36,7 @@ def find_fault_before_layers(
     copied = copied or _in_blocks(one.shape[1], other.shape[1])
     expected = copied.expected(one)
     part = Part("embedding", target.names[0], expected, other, 1)
-    rows = (other - expected).abs().amax(1) > tolerance * expected.square().mean().sqrt()
+    rows = ~within_each((other - expected).abs().amax(1), tolerance * _scale(expected))
     factor, cause = cause_of(part, tolerance, spacing)
     if factor is None:
         cause = f"the embeddings of {int(rows.sum())} of {len(ids)} tokens differ"
@@ -76,7 +77,7 @@ def find_fault_behind_layers(
     untied = source.stores(f"{source.names[-1]}.weight")
     summed = copied.summed(other, one.shape[1]) * copied.factor  # of what a tied head reads
     rest = other - copied.expected(one) if untied else summed - one
-    agree = bool(rest.abs().max() <= tolerance * one.square().mean().sqrt())
+    agree = bool(within_each(rest.abs(), tolerance * _scale(one)).all())
     return Fault(
         layer=None,
         component="lm_head" if agree else "norm",
@@ -86,6 +87,11 @@ def find_fault_behind_layers(
         else f"all logits are multiplied by {factor_said(factor, spacing)}",
         factor=factor,
     )
+
+
+def _scale(values: Tensor) -> Tensor:
+    """The root mean square of all values."""
+    return values.square().mean().sqrt()
 
 
 def _in_blocks(size: int, grown: int) -> Copied:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from growkit.algebra.expansion import IndexMap
 from growkit.algebra.law import zeros_in
+from growkit.limits import within_each
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.sections import Section
 from growkit.planning.transform import Transform
@@ -224,7 +225,7 @@ class _Copied:
     def count(self, rounding: float) -> tuple[int, int]:
         """Rows with copies that get the same gradient, and rows that get none but rounding."""
         some = self.scale > rounding
-        return int(((self.distance <= EQUAL) & some).sum()), int((~some).sum())
+        return int((within_each(self.distance, EQUAL) & some).sum()), int((~some).sum())
 
     def apart(self, rounding: float) -> CopyDistance:
         """The median of rows; of those that get a gradient, if there are any."""

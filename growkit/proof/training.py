@@ -27,6 +27,7 @@ from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, Training
 from growkit.errors import InputError
+from growkit.limits import within
 from growkit.planning.lineage import Lineage
 from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.update import Update
@@ -153,8 +154,8 @@ def prove_training(
     if tolerance is not None:
         first = _trained(after, grown, batches, device, spoiled, steps=1)
         off = abs(first.losses[1] - source.losses[1]) / max(abs(source.losses[0]), 1e-300)
-        caught = not off <= tolerance
-    kept = None if tolerance is None else relative <= tolerance and bool(caught)
+        caught = not within(off, tolerance)
+    kept = None if tolerance is None else within(relative, tolerance) and bool(caught)
     still = sum(each.new for each in updates.values())
     reason = _reason(law, batches.steps, source, target, tolerance, still, caught)
     if states and states.unlike:
@@ -279,7 +280,7 @@ def _reason(
             f"both were also trained for {times}: {_path(law)}; the losses are {apart[0]:.1e} nats "
             f"per token apart before the first step and {apart[-1]:.1e} after the last{besides}"
         )
-    if relative > tolerance:
+    if not within(relative, tolerance):
         return (
             f"the target does not learn what its source does: after {times} losses or logits "
             f"differ by {relative:.1e} of their scale, and rounding allows {tolerance:.1e}{besides}"

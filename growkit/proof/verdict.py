@@ -25,6 +25,7 @@ from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
 from growkit.errors import InputError
 from growkit.families.added import knowing, stranger
+from growkit.limits import within
 from growkit.manifest import read_record
 from growkit.proof.files.folder import beside_plan, beside_source, rests_on
 from growkit.proof.findings import (
@@ -230,9 +231,9 @@ def _proved(
     else:
         assert origin.lineage is not None
         limit = native.tolerance if by_rounding else None
-        kept = strict.within(limit)
+        kept = strict.kept_within(limit)
         reason = other_reason(weights, strict, origin.lineage, limit, native.dtype, settings.max_kl)
-    if origin.unknown and proof.more_tokens and not strict.within(native.tolerance):
+    if origin.unknown and proof.more_tokens and not strict.kept_within(native.tolerance):
         raise other_vocabulary(before, after, f"they are {reason}")
     learns = strict.trainability
     sound = kept and weights.kept and strict.caught
@@ -245,10 +246,10 @@ def _proved(
         reason = f"not able to learn: {trainability_sentence(learns)}; but {reason}"
     fault = proof.fault(strict, weights, asked)
     distance = strict.distance
-    within, found_kl = within_limit(distance, settings.max_kl)
-    if exact and sound and not within:
+    low_kl, found_kl = within_limit(distance, settings.max_kl)
+    if exact and sound and not low_kl:
         reason = f"not as asked: {found_kl}; {reason}"
-    if training and sound and able and within:
+    if training and sound and able and low_kl:
         joined = (
             (reason, training["reason"]) if learns_alike else (training["reason"], f"but {reason}")
         )
@@ -259,7 +260,7 @@ def _proved(
     shown = native.compared if exact else strict.compared
     return VerifyResult(
         promise=origin.promise,
-        kept=sound and able and within and learns_alike,
+        kept=sound and able and low_kl and learns_alike,
         reason=reason,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
@@ -388,7 +389,8 @@ def _mode_results(
         found = strict.compared.distances[mode.name].relative
         running = native.compared.distances[mode.name]
         limit = native.tolerance if running.usable else None
-        kept = found < strict.tolerance and (limit is None or running.relative <= limit)
+        kept = within(found, strict.tolerance)
+        kept &= limit is None or within(running.relative, limit)
         silent = "" if running.usable else f"in {native.dtype} {NO_NUMBERS}"
         results.append(
             result(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from growkit.limits import within
 from growkit.report.markup import begun, escape, facts, flowing, is_number
 from growkit.report.summary import summary
 from growkit.results.advice import LEARNING, STUCK, next_step, place, problem, training_problem
@@ -157,7 +158,7 @@ def to_do(result: Found) -> dict[str, Any]:
     measured, most = result.get("strict_float64") or {}, result.get("max_kl")
     kl = measured.get("kl_nats_per_token")
     passed = None
-    if is_number(kl) and is_number(most) and kl > most:
+    if is_number(kl) and is_number(most) and not within(kl, most):
         passed = too_much(kl, most)
     training = training_problem(result)
     return {

@@ -56,7 +56,10 @@ def figure(value: Any, form: str = ".3g") -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return format(value, form) if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    text = format(value, form)
+    return text.removeprefix("-") if not text.strip("-0.%") else text  # no negative zero
 
 
 def section(title: str, text: str, *parts: str, half: bool = False) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
+from growkit.limits import within
 from growkit.report.markup import figure, is_number
 from growkit.results.sentences import (
     NOT_TRIED,
@@ -94,7 +96,10 @@ def headroom(result: Mapping[str, Any]) -> dict[str, float]:
 def _ratio(limit: float, value: Any) -> float:
     if not is_number(value):
         return 0.0
-    return limit / value if value > 0 else math.inf
+    if value <= 0:
+        return math.inf
+    ratio = max(limit / value, float_info.min)  # 0 is no number
+    return ratio if within(value, limit) else min(ratio, math.nextafter(1, 0))
 
 
 def times(ratio: float) -> str:
@@ -103,7 +108,9 @@ def times(ratio: float) -> str:
         return "not a number"
     if ratio == math.inf:
         return "no difference at all"
-    side = "below" if ratio >= 1 else "above"
+    if ratio == 1:
+        return "exactly the limit"
+    side = "below" if ratio > 1 else "above"
     ratio = max(ratio, 1 / ratio)
     rounded = float(f"{ratio:.2g}")
     if side == "above" and rounded >= FAR:

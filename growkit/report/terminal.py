@@ -15,6 +15,7 @@ from rich.text import Text
 from growkit.catalogue import table
 from growkit.errors import plain
 from growkit.report.glance import at_a_glance
+from growkit.report.markup import figure
 from growkit.report.plan import show_estimate, show_plan, show_ranks
 from growkit.report.progress import Advance
 from growkit.report.summary import summary
@@ -166,9 +167,7 @@ def show_growth(console: Console, result: GrowResult) -> None:
 
 
 def _figure(value: Any, form: str = ".3g") -> str:
-    if value is None:
-        return "none"
-    return format(value, form) if isinstance(value, float) else str(value)
+    return str(value) if isinstance(value, int) else figure(value, form)
 
 
 def show_inspection(console: Console, result: Inspection) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from shlex import quote
 from typing import Any
 
+from growkit.limits import within
 from growkit.results.sentences import fault_place, trainability_sentence
 
 Found = Mapping[str, Any]
@@ -89,9 +90,7 @@ def _few(result: Found) -> bool:
 def _beyond(found: Found) -> bool:
     """Whether logits differ by more than they may."""
     relative, tolerance = found.get("relative"), found.get("tolerance")
-    if tolerance is None:
-        return bool(found) and relative is None
-    return relative is None or relative > tolerance
+    return bool(found) and not within(relative, tolerance)
 
 
 def _failed(result: Found) -> list[Any]:
@@ -101,7 +100,7 @@ def _failed(result: Found) -> list[Any]:
 def _too_far(result: Found) -> bool:
     kl = (result.get("strict_float64") or {}).get("kl_nats_per_token")
     most = result.get("max_kl")
-    return most is not None and (kl is None or kl > most)
+    return most is not None and not within(kl, most)
 
 
 # The first that holds is what the verdict says.
@@ -165,7 +164,7 @@ def _to_learn(result: Found) -> str:
     relative, tolerance = training.get("relative"), training.get("tolerance")
     if training.get("control_caught") is False:
         return "train both for longer (--steps), so that a deliberate fault shows"
-    if relative is not None and tolerance is not None and relative <= tolerance:
+    if tolerance is not None and within(relative, tolerance):
         return "grow the target again together with the state of the source's optimizer"
     return _again(result)
 

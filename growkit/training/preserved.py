@@ -30,6 +30,7 @@ from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.errors import InputError
+from growkit.limits import within
 from growkit.manifest import changed_since
 from growkit.proof.fingerprint import COMPUTED, Question, apart, fingerprint_of
 from growkit.proof.sizes import check_vocabulary
@@ -81,7 +82,7 @@ def assert_preserved(model: nn.Module, folder: str | Path) -> float:
     distance = apart(expected.logits, expected.question.of(found), expected.scale)
     distance = _farthest(distance if math.isfinite(distance) else math.inf, found.device)
     limit = expected.limits[dtype]
-    if not distance <= limit:
+    if not within(distance, limit):
         whose = "its source" if expected.of == "source" else "the model that was written"
         raise InputError(
             f"the {_class_of(model)} in memory does not compute what {folder} promises: its logits "

@@ -125,7 +125,7 @@ def divergences(
     with model.head() as head:
         clean = head, stage.after
         found = {way: distance_of(clean, (head, states[way]), windows) for way in ways}
-    return {way: max(each.kl, 0.0) / each.tokens for way, each in found.items()}
+    return {way: each.kl_per_token for way, each in found.items()}
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from growkit.errors import InputError
+from growkit.limits import within
 
 RANKS_PER_PASS = 8
 """Ranks that are tried in one pass over the model."""
@@ -33,7 +34,7 @@ def smallest_rank(
     below, above = 0, most + 1
     while above - below > 1:
         tried |= costs(_ladder(below, above, most))
-        kept = [rank for rank, cost in tried.items() if cost <= tolerance]
+        kept = [rank for rank, cost in tried.items() if within(cost, tolerance)]
         if not kept:
             raise InputError(
                 f"no rank keeps a tolerance of {tolerance:g}: rank {most} still costs "

@@ -1,0 +1,166 @@
+"""One rule decides what is within a limit: for the verdict, its sentences, the advice, the page."""
+
+from __future__ import annotations
+
+import ast
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import growkit
+from growkit.cli import app
+from growkit.engine.metrics import Distance
+from growkit.limits import within, within_each
+from growkit.proof.findings import Strict
+from growkit.report.header import to_do, verdict_of
+from growkit.report.markup import figure
+from growkit.report.page import report_page
+from growkit.report.summary import headroom, times
+from growkit.results.advice import problem
+from tests.conftest import save_model
+from tests.test_report import full, measured
+
+QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
+UP, DOWN = (math.nextafter(0.25, side) for side in (1, 0))
+RULE = [
+    *((0.25, 0.25, True), (UP, 0.25, False), (DOWN, 0.25, True), (0.0, 0.0, True)),
+    *((5e-324, 0.0, False), (-0.0, 0.0, True), (math.nan, 1.0, False), (1.0, math.nan, False)),
+    *((math.inf, math.inf, False), (1.0, math.inf, True)),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    source = save_model(folder / "source", "diffllama", head_dim=8)
+    growkit.grow(source, folder / "exact", hidden="x2", verify=False)
+    growkit.convert(source, folder / "lossy", "shared-diff", rank=1, verify=False)
+    return folder
+
+
+@pytest.mark.parametrize(("distance", "limit", "kept"), RULE)
+def test_the_rule(distance: float, limit: float, kept: bool) -> None:
+    assert within(distance, limit) is kept
+    assert bool(within_each(torch.tensor(distance, dtype=torch.float64), limit)) is kept
+    assert not within(None, limit)
+    assert within(distance, None) is math.isfinite(distance)
+
+
+@pytest.mark.parametrize(("distance", "limit", "kept"), RULE[:7])
+def test_what_is_reported_follows_the_rule(distance: float, limit: float, kept: bool) -> None:
+    """On the page, in the advice, in the headroom, of either dtype, and for the KL."""
+    found: float | None = None if math.isnan(distance) else distance
+    healthy = {"first_lost_tensor": None, "fault": {}, "modes": [], "trainability": None}
+    fine = measured(relative=0.0, tolerance=1.0)
+    for where in ("strict_float64", "native"):
+        other = "native" if where == "strict_float64" else "strict_float64"
+        beyond = {where: measured(relative=found, tolerance=limit), other: fine}
+        result = full(**healthy, **beyond, kept=kept, first_difference=None)
+        assert (problem(result) is None) is kept
+        assert (verdict_of(result)[0] == "good") is kept
+        result["kept"] = False
+        assert (problem(result) == "unknown") is kept
+        said = times(min(headroom(result).values()))
+        assert ("above" in said or said == "not a number") is not kept
+    lossy = measured(kl_nats_per_token=found, tolerance=None)
+    result = full(**healthy, strict_float64=lossy, native=fine, max_kl=limit, kept=False)
+    result["promise"] = "bounded"
+    assert (problem(result) == "kl") is not kept
+    if found is not None:
+        assert (to_do(result)["Why"] is None) is kept
+
+
+def test_a_proof_at_its_limit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equality is kept, and nothing above it is, in strict float64."""
+    pair = place / "source", place / "exact"
+    measured_ways = growkit.verify(*pair, **QUICK)["modes"]
+    most = max(mode["relative"] or 0.0 for mode in measured_ways if mode["tolerance"])
+    assert most > 0
+    for limit, kept in ((most, True), (math.nextafter(most, 1), True), (DOWN * 4 * most, False)):
+        monkeypatch.setattr(Strict, "tolerance", property(lambda self, limit=limit: limit))
+        result = growkit.verify(*pair, **QUICK)
+        assert result["kept"] is kept
+        assert result["reason"].startswith("preserved: ") is kept
+        assert all(mode["kept"] is not False for mode in result["modes"]) is kept
+        assert (problem(result) is None) is kept
+        assert (verdict_of(result)[1] == "Preserved") is kept
+        assert ("✗" in report_page(result, None)) is not kept
+
+
+def test_an_exit_code_at_its_limit(place: Path) -> None:
+    pair = place / "source", place / "lossy"
+    most = growkit.verify(*pair, **QUICK)["strict_float64"]["kl_nats_per_token"]
+    assert most
+    asked = [*map(str, pair), "--prompts", "1", "--length", "8", "--max-kl"]
+    for limit, code in ((most, 0), (math.nextafter(most, 1), 0), (math.nextafter(most, 0), 1)):
+        done = CliRunner().invoke(app, ["verify", *asked, repr(limit)])
+        assert done.exit_code == code
+        assert ("not as asked" in done.stdout) is bool(code)
+        assert ("next: choose options that lose less" in done.stdout) is bool(code)
+
+
+# What is named so is a limit; where two limits are compared, or one with a constant, none decides.
+LIMITS = {"tolerance", "max_kl", "limit", "native_tolerance"}
+
+
+def decisions(code: str) -> list[int]:
+    """Lines in which a distance is compared with a limit by an operator."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        ordered = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+        if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ordered):
+            continue
+        sides = [
+            {getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(side)} & LIMITS
+            for side in (node.left, *node.comparators)
+            if not isinstance(side, ast.Constant)
+        ]
+        if any(sides) and not all(sides):
+            found.append(node.lineno)
+    return found
+
+
+def test_no_other_place_decides() -> None:
+    assert decisions("kept = found <= tolerance * scale") == [1]
+    assert decisions("kept = not self.limit < found") == [1]
+    assert not decisions("0 < max_kl < 1e300 or tolerance < strict.tolerance")
+    package = Path(growkit.__file__).parent
+    files = [*package.rglob("*.py"), *(package.parent / "benchmarks").rglob("*.py")]
+    others = {str(file): decisions(file.read_text()) for file in files if file.name != "limits.py"}
+    assert {file: lines for file, lines in others.items() if lines} == {}
+
+
+def distance_of(source: torch.Tensor, target: torch.Tensor) -> Distance:
+    found = Distance()
+    found.add(source, target, torch.full((len(source),), -1))
+    return found
+
+
+def test_rounding_is_no_kl() -> None:
+    """Other orders of a sum leave negative KL and KL of 1e-17; a real difference stays."""
+    generator = torch.Generator().manual_seed(1)
+    raw, shown = [], []
+    for _ in range(50):
+        logits = 9 * torch.randn(6, 300, generator=generator, dtype=torch.float64)
+        disturbed = logits * (1 + 1e-15 * torch.randn(logits.shape, generator=generator).double())
+        found = distance_of(logits, disturbed)
+        raw.append(found.kl / found.tokens)
+        shown += [found.measured("float64", "cpu", None, None)["kl_nats_per_token"]]
+        shown += found.kl_by_position()
+    assert any(kl < 0 for kl in raw)
+    assert any(kl > 0 for kl in raw)
+    assert {repr(kl) for kl in shown} == {"0.0"}
+    moved = logits + 1e-6 * torch.randn(logits.shape, generator=generator, dtype=torch.float64)
+    assert distance_of(logits, moved).kl_per_token == pytest.approx(4e-13, rel=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "said"),
+    [(-0.0, ".3g", "0"), (-1e-9, ".4f", "0.0000"), (-1e-9, ".3g", "-1e-09"), (-0.0, ".1%", "0.0%")],
+)
+def test_no_figure_is_a_negative_zero(value: float, form: str, said: str) -> None:
+    assert figure(value, form) == said
