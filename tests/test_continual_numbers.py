@@ -225,10 +225,31 @@ def test_the_page_is_made_of_lines_alone(tmp_path: Path) -> None:
         assert "prefers-color-scheme: dark" in chart.read_text("utf-8")
 
 
+def unfounded(summary: str, tables: str) -> list[str]:
+    """Differences in words, to two digits, of which no table has the third."""
+    known = pairs(tables)
+    named = pairs(summary)
+    assert len(named) > 10
+    return [
+        f"{mean} ± {margin}"
+        for mean, margin in named
+        if not any(abs(mean - a) < 0.0051 and abs(margin - b) < 0.0051 for a, b in known)
+    ]
+
+
+def pairs(text: str) -> list[tuple[float, float]]:
+    """Sizes of differences, and their intervals."""
+    found = re.findall(r"(\d\.\d+) ± (\d\.\d+)", text)
+    return [(float(mean), float(margin)) for mean, margin in found]
+
+
 def test_the_published_page_is_that_of_the_published_lines(tmp_path: Path) -> None:
     write(LINES, tmp_path / "results.md")
     published = ROOT / "docs" / "results.md"
     assert (tmp_path / "results.md").read_text("utf-8") == published.read_text("utf-8")
+    summary, tables = published.read_text("utf-8").split("\n## Claims\n")
+    assert not unfounded(summary, tables)
+    assert unfounded(summary.replace("0.39 ± 0.03", "0.49 ± 0.03"), tables) == ["0.49 ± 0.03"]
     charts = {file.name: file.read_text("utf-8") for file in (tmp_path / "results").iterdir()}
     shown = {file.name: file.read_text("utf-8") for file in (ROOT / "docs" / "results").iterdir()}
     assert charts == shown

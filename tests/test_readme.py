@@ -1,15 +1,16 @@
 """What the documents print is what happens: every command and snippet in them runs.
 
-Fenced blocks are ``sh`` (a command in every line), ``python`` (a program) or ``text`` (what a
-command printed; a line of ``…`` stands for what is left out); commands in running text are run as
-well. A program that begins with ``# path/of/a/file.py`` quotes that file instead. Every block has a
+Fenced blocks are ``sh`` (a command in every line), ``python`` (a program), ``yaml`` (a recipe) or
+``text`` (what a command printed; a line of ``…`` stands for what is left out); commands in running
+text are run as well. A program that begins with ``# path/of/a/file.py`` quotes that file instead. Every block has a
 folder of its own, in which names mean this:
 
 - ``SRC``: a model, of differential attention where the line asks for that;
 - ``OUT``: nothing yet; a model made from ``SRC`` where the line reads it;
 - ``my-llama``: a Llama with a tokenizer; ``my-larger-llama``, where a program reads it: the same,
   grown; ``tiny``: a Qwen3; ``TEXT`` and ``some-text.txt``: a text;
-- ``NAME``: the first name that fits; ``RECIPE.yaml``: a recipe; any other name: a new file.
+- ``NAME``: the first name that fits; ``RECIPE.yaml``: a recipe; ``grow.yaml``: the README's; any
+  other name: a new file.
 
 Proofs ask for less than they do by default. What installs something, needs a network or takes
 minutes (``make``, ``hf``, ``benchmarks/``) is looked up, not run. Programs that need a package that
@@ -51,11 +52,13 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {file.name: file.read_text("utf-8") for file in DOCUMENTS}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"`((?:growkit|make|python|pip)\s[^`]+)`")
+INLINE = re.compile(r"`((?:growkit|make|python|pip|uvx)\s[^`]+)`")
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DIFFERENTIAL = {"group-diff", "shared-diff", "motif"}
-LANGUAGES = {"sh", "python", "text"}
+LANGUAGES = {"sh", "python", "text", "yaml"}
+WORDS = 800
+"""Of the README, before its links."""
 QUOTED = re.compile(r"# (\S+\.py)\n")
 SMALL = {name: {"prompts": 2, "length": 64} for name in ("grow", "convert", "verify")}
 SMALL["probe"] = {"steps": 1, "seeds": 2, "batch": 1, "length": 2}
@@ -129,6 +132,9 @@ class Workplace:
         if "RECIPE.yaml" in words:
             shutil.copy(shipped_recipe("wider-mlp"), "RECIPE.yaml")
             shutil.copytree(self._models / "my-llama", "source")
+        if "grow.yaml" in words:
+            block = next(each for each in of("yaml") if each.document == "README.md")
+            Path("grow.yaml").write_text(block.text, encoding="utf-8")
         name = "wider-mlp" if "recipes" in words else "diff-v2"
         return [name if word == "NAME" else word for word in words]
 
@@ -162,8 +168,11 @@ class Workplace:
             files = [word for word in arguments if word.endswith((".py", ".yaml"))]
             assert files, words
             assert all((ROOT / file).is_file() for file in files), words
+        elif program == "uvx":
+            assert arguments[-2:] == ["growkit", "demo"], words
         else:
-            assert words == ["pip", "install", "."], f"nobody knows how to run {words}"
+            assert words[:2] == ["pip", "install"], f"nobody knows how to run {words}"
+            assert words[-1] in {".", "accelerate"}, words
         return ""
 
 
@@ -229,6 +238,12 @@ def test_what_reads_a_checkpoint_reads_ties_as_well(
     growkit.grow(source, "my-larger-llama", hidden="x2", verify=False)
     assert ("lm_head.weight" in load_file("my-larger-llama/model.safetensors")) is not tied
     exec(compile(block.text, str(block), "exec"), {})
+
+
+@pytest.mark.parametrize("block", of("yaml"), ids=str)
+def test_recipes_run_as_printed(block: Block, workplace: Workplace) -> None:
+    Path("printed.yaml").write_text(block.text, encoding="utf-8")
+    workplace.run(["growkit", "run", "printed.yaml"])
 
 
 def needed(program: str) -> set[str]:
@@ -425,6 +440,15 @@ def test_the_picture_shows_what_the_demo_prints() -> None:
         assert f">{number}<" in picture or f">{number} parameters<" in picture
 
 
+def words_before_the_links(text: str) -> int:
+    """All that has a letter or a digit, code and tables included."""
+    return len(re.findall(r"\S*\w\S*", text.split("\n## Read on")[0]))
+
+
+def test_the_readme_is_short() -> None:
+    assert words_before_the_links(PAGES["README.md"]) <= WORDS
+
+
 def test_rooms_of_the_house_exist() -> None:
     house = PAGES["CONTRIBUTING.md"]
     cells = [line.split("|")[1] for line in house.splitlines() if line.startswith("| `")]
@@ -470,6 +494,8 @@ def test_links_lead_somewhere(document: Path) -> None:
         "make nothing",
         "python benchmarks/nothing.py",
         "rm nothing",
+        "pip install nothing",
+        "uvx --from . nothing",
         "hf nothing",
         "python -m pytest tests/test_nothing.py",
     ],
@@ -497,6 +523,7 @@ def test_other_faults_are_noticed() -> None:
     assert needed("import torch\nfrom peft import x\nTrainer()") == {"torch", "peft", "accelerate"}
     text = "[a](nothing.md), [b](#nothing), [c](docs/numerics.md#the-law), [d](LICENSE)"
     assert dead_links(DOCUMENTS[0], text) == ["nothing.md", "#nothing"]
+    assert words_before_the_links("one `two` | 3 |\n\n```sh\nfour\n```\n\n## Read on\n\nmore") == 4
     printed = "loss 1.178, 8 windows, off by 1e-14"
     assert alike(printed, "loss 1.2, 8\nwindows, off by 3.1e-15")
     for right, wrong in (("1.178", "2.178"), (" 8", " 9"), ("loss", "gain"), ("1e-14", "1e-2")):

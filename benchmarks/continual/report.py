@@ -1,4 +1,4 @@
-"""The page of all experiments, from the lines of their runs and nothing else."""
+"""The page of all experiments: a summary, and what the lines of their runs come to."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.results import Line
 from benchmarks.continual.wording import count, signed
 
-HEAD = """# What growing is worth
+TITLE = "# What growing is worth\n"
+SUMMARY = "summary.md"
+"""Beside the lines: what they mean, in words."""
 
-What `python -m benchmarks.continual report` makes of the runs in
+HOW_IT_IS_MADE = """## How this page is made
+
+Tables and charts are what `python -m benchmarks.continual report` makes of the runs in
 [benchmarks/results/continual](../benchmarks/results/continual), and of nothing else. One command
-carries an experiment out, or goes on with it after a kill:
+carries out an experiment, or continues it after a kill:
 
 ```sh
 python -m benchmarks.continual run growth
@@ -84,7 +88,7 @@ def write(lines: Path, page: Path) -> None:
     """Write the page, with a folder of charts of the same name.
 
     Args:
-        lines: folder of result files.
+        lines: folder of result files, and of the summary that leads the page.
         page: Markdown file to write.
     """
     sections = [each for name in names() for each in _sections(name, lines)]
@@ -92,7 +96,9 @@ def write(lines: Path, page: Path) -> None:
         raise SystemExit(f"there are no results in {lines}; carry an experiment out first")
     charts = page.with_suffix("")
     charts.mkdir(parents=True, exist_ok=True)
-    parts = [HEAD, *_in_short(sections, charts), HOW_TO_READ]
+    summary = lines / SUMMARY
+    parts = [TITLE, *([summary.read_text("utf-8")] if summary.exists() else [])]
+    parts += [*_in_short(sections, charts), HOW_TO_READ, HOW_IT_IS_MADE]
     for section in sections:
         parts += _section(section, charts)
     page.write_text("\n".join(parts).rstrip() + "\n", "utf-8")
@@ -119,7 +125,7 @@ def _sections(name: str, folder: Path) -> Iterator[Section]:
 
 def _in_short(sections: Sequence[Section], charts: Path) -> Iterator[str]:
     """All claims, before anything else is said."""
-    yield "## In short\n"
+    yield "## Claims\n"
     claims = [judged(section.experiment, section.arms) for section in sections]
     found = [each for some in claims for each in some if each.found and each.of == "test"]
     if found:
