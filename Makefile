@@ -27,7 +27,9 @@ format: install
 	$(BIN)/ruff check --fix .
 
 dist: install
+	rm -rf dist
 	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 bench: install
 	$(BIN)/python benchmarks/growth_speed.py
