@@ -231,7 +231,9 @@ def _optimizer(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> Optimize
         return None
     from growkit.optimizer.optimizer import Optimizer
 
-    return Optimizer(Path(recipe.optimizer), source, lineage)
+    optimizer = Optimizer(Path(recipe.optimizer), source, lineage)
+    optimizer.check_schedules()  # before anything that takes time
+    return optimizer
 
 
 def _prove(

@@ -1,6 +1,7 @@
 """Optimizers that train, are saved as engines save them, and go on with a grown model.
 
-``python -m tests.optimizer_state`` takes random models and growths through all formats.
+``python -m tests.optimizer_state`` takes random models and growths through all formats, and one
+through all schedules of torch and transformers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
+from transformers import get_scheduler
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, GreedyLR
 
 import growkit
 from growkit.engine.strict import strict_float64
@@ -275,6 +280,105 @@ def goes_on(
     return largest(large.state_dict(), expected.state_dict())
 
 
+# Schedules of the rate.
+
+FLOOR = 2e-3
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "LambdaLR": lambda of: lr_scheduler.LambdaLR(of, lambda number: 0.9**number),
+    "MultiplicativeLR": lambda of: lr_scheduler.MultiplicativeLR(of, lambda number: 0.9),
+    "StepLR": lambda of: lr_scheduler.StepLR(of, 3),
+    "MultiStepLR": lambda of: lr_scheduler.MultiStepLR(of, [2, 7]),
+    "ConstantLR": lr_scheduler.ConstantLR,
+    "LinearLR": lambda of: lr_scheduler.LinearLR(of, total_iters=9),
+    "ExponentialLR": lambda of: lr_scheduler.ExponentialLR(of, 0.9),
+    "PolynomialLR": lambda of: lr_scheduler.PolynomialLR(of, 12, 2.0),
+    "CosineAnnealingLR": lambda of: lr_scheduler.CosineAnnealingLR(of, 9),
+    "CosineAnnealingWarmRestarts": lambda of: lr_scheduler.CosineAnnealingWarmRestarts(of, 3, 2),
+    "OneCycleLR": lambda of: lr_scheduler.OneCycleLR(of, 2 * RATE, total_steps=25),
+    "CyclicLR": lambda of: lr_scheduler.CyclicLR(of, FLOOR, RATE, 3),
+    "ReduceLROnPlateau": lambda of: lr_scheduler.ReduceLROnPlateau(
+        of, factor=0.5, patience=0, threshold=1.0, min_lr=FLOOR
+    ),
+    "SequentialLR": lambda of: lr_scheduler.SequentialLR(
+        of, [lr_scheduler.LinearLR(of), lr_scheduler.CosineAnnealingLR(of, 9)], [3]
+    ),
+    "ChainedScheduler": lambda of: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(of), lr_scheduler.ExponentialLR(of, 0.9)]
+    ),
+    "SWALR": lambda of: SWALR(of, FLOOR),
+}
+"""Of torch: all that it has, with rates of groups that can be scaled."""
+
+OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "cosine_with_restarts": {"num_cycles": 2},
+    "polynomial": {"lr_end": FLOOR},
+    "reduce_lr_on_plateau": {"patience": 0, "min_lr": FLOOR, "threshold": 1.0, "factor": 0.5},
+    "cosine_with_min_lr": {"min_lr": FLOOR},
+    "cosine_warmup_with_min_lr": {"min_lr": FLOOR, "warmup_lr_rate": 0.1},
+    "warmup_stable_decay": {"num_decay_steps": 8, "min_lr_ratio": 0.2},
+    "greedy": {"patience": 0, "min_lr": FLOOR, "max_lr": 1.5 * RATE, "factor": 0.8, "smooth": True},
+}
+"""What its schedules are given beside their length."""
+
+FLOORS: dict[str, Callable[[Any], Any]] = {
+    "floor": lambda of: lr_scheduler.CosineAnnealingLR(of, 9, FLOOR),
+    "restarts": lambda of: lr_scheduler.CosineAnnealingWarmRestarts(of, 3, 2, FLOOR),
+    "sequential": lambda of: lr_scheduler.SequentialLR(
+        of, [lr_scheduler.LinearLR(of), lr_scheduler.CosineAnnealingLR(of, 9, FLOOR)], [3]
+    ),
+    "chained": lambda of: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.LinearLR(of), lr_scheduler.CosineAnnealingLR(of, 9, FLOOR)]
+    ),
+    "plateau": lambda of: lr_scheduler.ReduceLROnPlateau(of, eps=1e-4),
+}
+"""With one rate for all groups, which cannot be scaled for each."""
+
+
+def schedule_of(name: str, optimizer: torch.optim.Optimizer) -> Any:
+    """A scheduler of torch, or of transformers, by its name."""
+    if name in SCHEDULES or name in FLOORS:
+        return {**SCHEDULES, **FLOORS}[name](optimizer)
+    return get_scheduler(name, optimizer, 2, 20, OF_TRANSFORMERS.get(name))
+
+
+def advance(schedule: Any, loss: float) -> None:
+    """A step of any scheduler."""
+    adaptive = isinstance(schedule, lr_scheduler.ReduceLROnPlateau | GreedyLR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about steps before the optimizer's, and epochs
+        schedule.step(loss) if adaptive else schedule.step()
+
+
+def losses_apart(place: Path, name: str, way: Mapping[str, Any] | None = None) -> float:
+    """By how much losses differ in 15 steps beside the source, with a schedule taken over."""
+    config = {"num_key_value_heads": 4, "num_hidden_layers": 1}
+    source = save_model(place / "source", "llama", dtype=torch.float64, **config)
+    model = load_strict(source)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY, eps=EPS)
+    schedule = schedule_of(name, optimizer)
+    for number in range(4):
+        advance(schedule, step(model, optimizer, number))
+    model.save_pretrained(source)
+    torch.save(optimizer.state_dict(), source / "optimizer.pt")
+    torch.save(schedule.state_dict(), source / "scheduler.pt")
+    grown(source, source, place / "grown", way)
+    large = load_strict(place / "grown")
+    settings = {"lr": RATE, "weight_decay": DECAY, "eps": EPS}
+    groups = param_groups(large, place / "grown", **settings, decays=lambda *_: True)
+    new = torch.optim.AdamW(groups, lr=RATE)
+    of_new = schedule_of(name, new)
+    load_torch(large, new, place / "grown")
+    of_new.load_state_dict(torch.load(place / "grown" / "scheduler.pt", weights_only=True))
+    apart = 0.0
+    for number in range(4, 19):
+        loss = step(model, optimizer, number)
+        apart = max(apart, abs(step(large, new, number) - loss))
+        advance(schedule, loss)
+        advance(of_new, loss)
+    return apart
+
+
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"num_key_value_heads": 4}),
     ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
@@ -285,6 +389,11 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
 
 def main() -> None:
     """Random models through all formats, until the seeds given on the command line are used up."""
+    for name in (*SCHEDULES, *TYPE_TO_SCHEDULER_FUNCTION):
+        with tempfile.TemporaryDirectory() as place:
+            apart = losses_apart(Path(place), str(getattr(name, "value", name)))
+        sys.stdout.write(f"{name} {apart:.1e}\n")
+        assert apart < 1e-11, name
     first, last = (int(each) for each in (*sys.argv[1:], "0", "40")[:2])
     for seed in range(first, last):
         chosen = random.Random(seed)

@@ -273,6 +273,20 @@ def test_what_is_written_beside_the_weights(made: tuple[Path, Path], tmp_path: P
     assert (verdict["kept"], verdict["changed"]) == (False, ["optimizer.pt"])
 
 
+def test_an_order_that_was_assumed_is_reported(made: tuple[Path, Path], tmp_path: Path) -> None:
+    """Numbers alone do not tell an order with equal shapes from another; names do."""
+    source, state = made
+    output = ["--no-verify", "--optimizer", str(state), "--hidden", "x2"]
+    ran = CliRunner().invoke(app, ["grow", str(source), str(tmp_path / "out"), *output])
+    said = "does not name its parameters, which were assumed all in one group"
+    assert (ran.exit_code, said in " ".join(ran.output.split())) == (0, True)
+    manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
+    assert manifest["optimizer"]["assumed"] == "all in one group"
+    again = grown(tmp_path / "out", tmp_path / "out", tmp_path / "again").optimizer
+    assert again is not None
+    assert again.assumed == ""
+
+
 def test_the_state_is_read_and_never_replaced(made: tuple[Path, Path], tmp_path: Path) -> None:
     source, state = made
     growkit.grow(source, tmp_path / "out", optimizer=state, verify=False, hidden="x2")
@@ -454,7 +468,7 @@ def test_groups_are_taken_apart_by_factors() -> None:
     assert dict(two.options) == {"lr": 0.5, "initial_lr": 1.0, "weight_decay": 1.0, "eps": 0.25}
     assert split([group], {}) == [group]
     schedule = {"base_lrs": [2.0], "_last_lr": [1.0], "lr_lambdas": [None], "last_epoch": 3}
-    assert grown_schedule(schedule, 1, [one, two]) == {
+    assert grown_schedule(schedule, "here", 1, [one, two]) == {
         "base_lrs": [2.0, 1.0],
         "_last_lr": [1.0, 0.5],
         "lr_lambdas": [None, None],

@@ -10,13 +10,30 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.optim import lr_scheduler
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
+from growkit.optimizer.groups import Group
+from growkit.optimizer.schedule import grown_schedule
 from growkit.training import param_groups
 from tests.conftest import folder_bytes, save_model
-from tests.optimizer_state import FLAT, RATE, batch, grown, one_process, save_universal, trained
+from tests.optimizer_state import (
+    FLAT,
+    FLOORS,
+    RATE,
+    SCHEDULES,
+    advance,
+    batch,
+    grown,
+    losses_apart,
+    one_process,
+    save_universal,
+    schedule_of,
+    trained,
+)
 
 LLAMA = {"num_hidden_layers": 1}
 DECAY = 0.1
@@ -187,3 +204,88 @@ def test_what_deepspeed_keeps_of_its_engine(tmp_path: Path) -> None:
     torch.save({"args": Malicious()}, state / name)
     assert grown(source, state, out).optimizer.beside[name].startswith("left: ")
     assert not (out / "universal" / name).exists()
+
+
+def optimizer_of(rates: list[float]) -> torch.optim.AdamW:
+    """With a group for every rate."""
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": each} for each in rates]
+    return torch.optim.AdamW(groups, lr=RATE)
+
+
+def rates_of(name: str, given: list[float], scale: list[float]) -> tuple[Any, Any]:
+    """Those of 15 steps after 4, of the groups of a source and of those made of them."""
+    source, grown_one = optimizer_of(given), optimizer_of([1.0] * len(scale))
+    schedule = schedule_of(name, source)
+    for number in range(4):
+        advance(schedule, -number)
+    after = schedule_of(name, grown_one)
+    origins = [place * len(given) // len(scale) for place in range(len(scale))]
+    groups = [
+        Group((), source.param_groups[of], each, of)
+        for of, each in zip(origins, scale, strict=True)
+    ]
+    for new, group in zip(grown_one.param_groups, groups, strict=True):
+        old = group.options
+        of_rates = {"lr", "initial_lr", "max_lr", "min_lr", "swa_lr"} & old.keys()
+        new.update({key: old[key] for key in old.keys() - {"params"}})
+        new.update({key: old[key] * group.rate for key in of_rates})
+    after.load_state_dict(grown_schedule(schedule.state_dict(), "here", len(given), groups))
+    expected, found = [], []
+    for number in range(15):
+        advance(schedule, 10.0 - number % 7)
+        advance(after, 10.0 - number % 7)
+        of_source = [group["lr"] for group in source.param_groups]
+        expected += [of_source[of] * each for of, each in zip(origins, scale, strict=True)]
+        found += [group["lr"] for group in grown_one.param_groups]
+    return found, expected
+
+
+def test_every_schedule_goes_on_at_its_rates() -> None:
+    """All of torch and of transformers; what falls to one rate for all groups is refused."""
+    classes = {n for n, each in vars(lr_scheduler).items() if isinstance(each, type) and "LR" in n}
+    known = {*SCHEDULES, "LRScheduler", "_LRScheduler"}
+    assert classes <= known
+    for name in (*SCHEDULES, *(kind.value for kind in TYPE_TO_SCHEDULER_FUNCTION)):
+        found, expected = rates_of(name, [RATE, RATE / 2], [1.0, 0.5, 0.25, 0.5])
+        assert found == pytest.approx(expected, rel=1e-12), name
+        assert len(set(found)) > 1
+    for name in FLOORS:
+        said = r"here has a schedule with (eta_min|eps) = .* one rate for all groups"
+        with pytest.raises(InputError, match=said):
+            rates_of(name, [RATE], [1.0, 0.5])
+        for scale in ([1.0, 1.0], [0.5, 0.5]):  # which are alike
+            found, expected = rates_of(name, [RATE], scale)
+            assert found == pytest.approx(expected, rel=1e-12), name
+
+
+def test_a_floor_that_is_not_scaled_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Losses beside the source; and it is refused before anything is written."""
+    assert losses_apart(tmp_path / "cyclic", "CyclicLR") < 1e-12
+    with pytest.raises(InputError, match=r"scheduler\.pt has a schedule with eta_min = 0\.002"):
+        losses_apart(tmp_path / "floor", "sequential")
+    assert not (tmp_path / "floor" / "grown").exists()
+    monkeypatch.setattr("growkit.optimizer.schedule._grown", _only_lists)
+    assert losses_apart(tmp_path / "control", "sequential") > 1e-3
+
+
+def _only_lists(key: str, value: Any, where: str, groups: int, grown: list[Group]) -> Any:
+    lists = ("base_lrs", "_last_lr")
+    return [value[g.origin] * g.rate for g in grown] if key in lists else value
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"warmup_start_lr": 1e-4}, "warmup_start_lr = 0.0001, which no scheduler of torch"),
+        ({"base_lrs": [RATE, 1.0]}, "a list for the 1 groups of the optimizer was expected"),
+        ({"base_lrs": RATE}, "a list for the 1 groups"),
+        ({"_last_lr": ["a"]}, "a list for the 1 groups"),
+    ],
+)
+def test_other_schedules(changed: dict[str, Any], said: str) -> None:
+    """What nobody knows to be a rate or a factor, and what is of another optimizer."""
+    state = schedule_of("LinearLR", optimizer_of([RATE])).state_dict()
+    groups = [Group((), {}, 1.0), Group((), {}, 0.5)]
+    assert grown_schedule(state | {"warmup_steps": 3, "base_lrs": [RATE] * 3}, "here", 1, groups)
+    with pytest.raises(InputError, match=said):
+        grown_schedule({"deep": [state | changed]}, "here", 1, groups)

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import cast
 
 from growkit.algebra.muon import muon_rate
+from growkit.checkpoint.outline import outlined
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import FLOAT_BYTES, total_parameters
 from growkit.engine.class_updates import class_updates
 from growkit.errors import InputError
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters, check_class, parameters_of
+from growkit.optimizer.schedule import grown_schedule, holds_schedule
 from growkit.optimizer.state import MUON, Format, State, check, written
 from growkit.planning.factors import UNCHANGED, Factors
 from growkit.planning.lineage import Lineage
 from growkit.planning.update import Update
-from growkit.planning.updates import Law
+from growkit.planning.updates import Law, law_of
 from growkit.registry import members
 from growkit.report.progress import Progress
 from growkit.results.operation import OptimizerResult
@@ -122,6 +124,20 @@ class Optimizer:
         }
         return GrownState(self._state, self._lineage, self._before, after, factors)
 
+    def check_schedules(self) -> None:
+        """Try whether schedules that lie with the state can be carried over.
+
+        Raises:
+            InputError: one holds rates that cannot be scaled, or is of other groups.
+        """
+        state, target = self._state, self._lineage.target
+        if not holds_schedule(state.schedules):
+            return
+        with outlined(target, target.config) as outline:
+            grown = self.grown(outline, law_of(self._lineage))
+        for where, each in state.schedules.items():
+            grown_schedule(each, where, len(state.groups), grown.groups)
+
     def write(self, folder: Path, law: Law, progress: Progress) -> OptimizerResult:
         """Write the grown state into a folder that holds the target already.
 
@@ -166,4 +182,5 @@ class Optimizer:
             bytes=written(grown) if grown else self.bytes,
             reset=dict(grown.reset) if grown else {},
             beside=dict(state.beside),
+            assumed=state.assumed,
         )

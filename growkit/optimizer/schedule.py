@@ -1,38 +1,147 @@
-"""The schedule of a learning rate, for an optimizer whose groups were split and scaled."""
+"""The schedule of a learning rate, for an optimizer whose groups were split and scaled.
+
+Schedulers of torch and transformers save a list with a number for every group, and numbers that all
+groups share. Of the latter, those that are learning rates can only be scaled if all groups are
+scaled alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
+from growkit.errors import InputError
 from growkit.optimizer.groups import Group
 
-SCALED = frozenset({"base_lrs", "_last_lr", "min_lrs", "max_lrs"})
-"""What schedulers of torch call the rates of every group."""
+RATES = frozenset({"base_lrs", "_last_lr", "_init_lrs", "min_lrs", "max_lrs"})
+"""Lists of learning rates, one for every group."""
+
+OF_GROUPS = RATES | {"lr_lambdas", "base_momentums", "max_momentums"}
+"""Lists with an entry for every group."""
+
+FLOOR = "eta_min"
+"""The rate to which a cosine falls, which all groups share."""
+
+SMALLEST_CHANGE, NEGLIGIBLE = "eps", 1e-8
+"""Changes of a rate up to this are left out; the default, at which they make no difference."""
+
+FALLBACK = "default_min_lr"
+"""What torch takes for every group where ``min_lrs`` does not fit the groups."""
+
+INNER = "_schedulers"
+
+RELATIVE = frozenset(
+    {
+        *("factor", "start_factor", "end_factor", "gamma", "power", "threshold"),
+        *("best", "mode_worse", "total_size", "step_ratio", "_schedule_phases"),
+        *("lr_lambdas", "base_momentums", "max_momentums", "_scale_fn_custom", "_streaming_avg"),
+    }
+)
+"""Numbers with a fraction that are no rates: factors, losses, places in a cycle."""
+
+REMEDY = (
+    "give the optimizer's state without the schedule and make a new one, with rates that are "
+    "multiplied as those of the groups"
+)
 
 
-def grown_schedule(schedule: Any, groups: int, grown: Sequence[Group]) -> Any:
-    """What a scheduler saved, with an entry for each of the new groups.
+def is_schedule(content: Mapping[Any, Any]) -> bool:
+    """Whether this is what a scheduler saved: it has rates of groups."""
+    return not RATES.isdisjoint(content)
+
+
+def holds_schedule(content: Any) -> bool:
+    """Whether there is a schedule in it anywhere."""
+    if isinstance(content, dict):
+        return is_schedule(content) or any(map(holds_schedule, content.values()))
+    return isinstance(content, list | tuple) and any(map(holds_schedule, content))
+
+
+def grown_schedule(content: Any, where: str, groups: int, grown: Sequence[Group]) -> Any:
+    """The same content, in which every schedule has an entry for each of the new groups.
 
     Args:
-        schedule: ``scheduler.state_dict()``; schedules in it are treated likewise.
+        content: what was saved, e.g. ``scheduler.state_dict()``.
+        where: the file or folder that it comes from.
         groups: the number of groups that it was made for.
         grown: the new groups.
+
+    Raises:
+        InputError: a schedule has a rate that cannot be scaled, or is of other groups.
     """
-    if isinstance(schedule, dict):
-        made = copy(schedule)  # which may be a Counter
-        for key, value in schedule.items():
-            of_groups = isinstance(value, list) and len(value) == groups
-            if of_groups and (key in SCALED or key == "lr_lambdas"):
-                made[key] = [_scaled(value[each.origin], each.rate, key) for each in grown]
+    if isinstance(content, dict):
+        made = copy(content)  # which may be a Counter
+        strict = is_schedule(content)
+        for key, value in content.items():
+            if strict and key != INNER:
+                made[key] = _grown(key, value, where, groups, grown)
             else:
-                made[key] = grown_schedule(value, groups, grown)
+                made[key] = grown_schedule(value, where, groups, grown)
         return made
-    if isinstance(schedule, list | tuple):
-        return type(schedule)(grown_schedule(each, groups, grown) for each in schedule)
-    return schedule
+    if isinstance(content, list | tuple):
+        return type(content)(grown_schedule(each, where, groups, grown) for each in content)
+    return content
 
 
-def _scaled(value: Any, rate: float, key: str) -> Any:
-    return value * rate if key in SCALED and isinstance(value, int | float) else value
+def _grown(key: str, value: Any, where: str, groups: int, grown: Sequence[Group]) -> Any:
+    """An entry of a schedule."""
+    scales = sorted({each.rate for each in grown})
+    if key in OF_GROUPS:
+        values = _of_groups(key, value, where, groups)
+        return [
+            values[each.origin] * each.rate if key in RATES else values[each.origin]
+            for each in grown
+        ]
+    if key == FALLBACK and scales != [1.0]:
+        return None  # so that torch refuses other groups rather than give all of them one rate
+    shared = key in (FLOOR, SMALLEST_CHANGE) and _is_number(value)
+    if key == SMALLEST_CHANGE and shared and value <= NEGLIGIBLE:
+        return value * scales[0]  # so that no group stays where its source would move
+    if shared and (value == 0 or len(scales) == 1):
+        return value * scales[0]
+    if scales == [1.0] or key in RELATIVE or not (shared or _has_fraction(value)):
+        return value
+    if shared:
+        raise InputError(
+            f"{where} has a schedule with {key} = {_shown(value)}, one rate for all groups, and "
+            f"those of the grown model are multiplied by {scales[0]:g} to {scales[-1]:g}; {REMEDY}"
+        )
+    raise InputError(
+        f"{where} has a schedule with {key} = {_shown(value)}, which no scheduler of torch or "
+        f"transformers has, so growkit cannot tell whether it is a rate; {REMEDY}"
+    )
+
+
+def _of_groups(key: str, value: Any, where: str, groups: int) -> Sequence[Any]:
+    """A list with an entry for every group.
+
+    Raises:
+        InputError: it is none.
+    """
+    if isinstance(value, list | tuple) and (key not in RATES or all(map(_is_number, value))):
+        if len(value) == groups:
+            return value
+        if value and all(each == value[0] for each in value):
+            return [value[0]] * groups
+    raise InputError(
+        f"{where} has a schedule with {key} = {_shown(value)}, where a list for the {groups} "
+        f"groups of the optimizer was expected; save both again, or {REMEDY}"
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _has_fraction(value: Any) -> bool:
+    """Whether there is a number in it that counts no steps."""
+    if isinstance(value, Mapping):
+        return any(map(_has_fraction, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_fraction, value))
+    return isinstance(value, float) and value != 0
+
+
+def _shown(value: Any) -> str:
+    return str(value)[:40]

@@ -67,6 +67,9 @@ DTYPES = ("F64", "F32", "BF16", "F16")
 
 CARRIED = "carried over"
 SCALED = "carried over, with its rates multiplied as those of the groups"
+WITHOUT_RATES = (
+    "carried over; it holds no rates, so multiply those that it is made with as those of the groups"
+)
 """What becomes of a schedule."""
 
 ONLY = "growkit grows that of AdamW, with or without amsgrad, and of Muon"
@@ -102,6 +105,8 @@ class State:
         numbers: its tensors.
         rest: what the format hands on from reading to writing.
         beside: what else of a training lies there, by its name, and what becomes of it.
+        schedules: what may hold schedules of rates, by the file or folder that it comes from.
+        assumed: what was assumed of the order of parameters; empty if the files name them.
     """
 
     format: Format
@@ -112,6 +117,8 @@ class State:
     numbers: Numbers
     rest: Any = None
     beside: Mapping[str, str] = field(default_factory=dict)
+    schedules: Mapping[str, Any] = field(default_factory=dict)
+    assumed: str = ""
 
     @property
     def kinds(self) -> dict[str, frozenset[str]]:

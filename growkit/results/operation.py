@@ -43,6 +43,8 @@ class OptimizerResult(Result):
         bytes: size of its tensors, about that in a dry run.
         reset: parameters that begin without moments, and why; empty in a dry run.
         beside: what else of a training lies with the state, and what becomes of it.
+        assumed: the order of the parameters that was assumed, because the files do not name them;
+            empty if they do.
     """
 
     path: str
@@ -53,6 +55,7 @@ class OptimizerResult(Result):
     bytes: int
     reset: dict[str, str]
     beside: dict[str, str]
+    assumed: str
 
 
 class GrowResult(Result):

@@ -58,6 +58,8 @@ def optimizer_sentence(found: Mapping[str, Any]) -> str:
     left = [f"{name} ({why})" for name, why in found["beside"].items() if why.startswith("left")]
     if left:
         said += f"; not taken along: {', '.join(left[:FEW_NAMES])}"
+    if found["assumed"]:
+        said += f"; it does not name its parameters, which were assumed {found['assumed']}"
     return said
 
 

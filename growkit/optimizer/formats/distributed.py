@@ -34,7 +34,7 @@ from growkit.checkpoint.tensors import STORED_NAMES
 from growkit.errors import InputError
 from growkit.optimizer.groups import Group
 from growkit.optimizer.parameters import Parameters
-from growkit.optimizer.schedule import grown_schedule
+from growkit.optimizer.schedule import OF_GROUPS, grown_schedule, holds_schedule
 from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Grown, State, as_float
 
 FOLDER = "optimizer"
@@ -59,7 +59,7 @@ class _Rest:
 
     Attributes:
         before: what the names of entries begin with.
-        others: values of entries that are not the optimizer's.
+        others: values of entries that are neither the optimizer's nor a schedule's.
     """
 
     before: str
@@ -107,8 +107,13 @@ class _Distributed:
         numbers = Parts(folder, tensors)
         paths = tuple(path / name for name in sorted(files))
         carried, beside = _others(folder, entries, others, parameters)
+        schedules = _schedules(path, carried, groups)
+        for parent, kept in schedules.items():
+            beside[f"{parent}{min(kept)}".partition(".")[0]] = SCALED
+            carried = {k: v for k, v in carried.items() if _parent(k) != parent}
         rest = _Rest(befores.pop(), carried)
-        return State(self, path, paths, groups, steps, numbers, rest, beside)
+        of_path = {str(path): schedules} if schedules else {}
+        return State(self, path, paths, groups, steps, numbers, rest, beside, of_path)
 
     def write(
         self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
@@ -126,10 +131,12 @@ class _Distributed:
                 for key, value in group.options.items():
                     entries[f"param_groups.{name}.{key}"] = value
         before = rest.before.removesuffix(".")
-        content = {before: entries} if before else entries
-        for entry, value in rest.others.items():
-            key = entry.rpartition(".")[2]
-            content[entry] = grown_schedule({key: value}, len(state.groups), grown.groups)[key]
+        content: dict[str, Any] = {before: entries} if before else entries
+        content |= rest.others
+        for where, schedules in state.schedules.items():
+            for parent, kept in schedules.items():
+                made = grown_schedule(kept, where, len(state.groups), grown.groups)
+                content |= {f"{parent}{key}": value for key, value in made.items()}
         planner, writer = _Planner(grown, keys, advance), _Writer(folder / FOLDER, sync_files=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it runs in one process
@@ -238,10 +245,40 @@ def _others(
             continue
         try:
             values[entry] = (_plain if shape is None else _tensor)(folder, entries, entry)
-            said[first] = SCALED if entry.endswith("base_lrs") else said.get(first, CARRIED)
+            said.setdefault(first, CARRIED)
         except InputError:
             said[first] = "left: it holds more than plain values"
     return values, said
+
+
+def _parent(entry: str) -> str:
+    """What the name of an entry begins with, up to its last part."""
+    before, dot, _ = entry.rpartition(".")
+    return before + dot
+
+
+def _schedules(
+    path: Path, values: Mapping[str, Any], groups: list[Group]
+) -> dict[str, dict[str, Any]]:
+    """Entries that belong to schedules, by what their names begin with.
+
+    Raises:
+        InputError: groups have different rates, and it is not clear which is whose.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for entry, value in values.items():
+        found.setdefault(_parent(entry), {})[entry.removeprefix(_parent(entry))] = value
+    found = {parent: kept for parent, kept in found.items() if holds_schedule(kept)}
+    for parent, kept in found.items():
+        for key in OF_GROUPS & kept.keys():
+            option = {"base_lrs": "initial_lr", "_last_lr": "lr"}.get(key, key)
+            own, of_groups = kept[key], [each.options.get(option) for each in groups]
+            if isinstance(own, list) and any(each != own[0] for each in own) and own != of_groups:
+                raise InputError(
+                    f"{parent}{key} in {path} differs between groups, whose order torch does not "
+                    "keep; save the schedule elsewhere, with the names of the parameters"
+                )
+    return found
 
 
 def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> list[Group]:

@@ -17,8 +17,17 @@ from growkit.errors import InputError
 from growkit.optimizer.groups import Group
 from growkit.optimizer.holes import MOST_PICKLE, save
 from growkit.optimizer.parameters import Parameters
-from growkit.optimizer.schedule import grown_schedule
-from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Grown, State, as_float
+from growkit.optimizer.schedule import grown_schedule, holds_schedule
+from growkit.optimizer.state import (
+    CARRIED,
+    NO_MOMENTS,
+    SCALED,
+    STEP,
+    WITHOUT_RATES,
+    Grown,
+    State,
+    as_float,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,12 +64,14 @@ class _Saved:
         steps: the numbers that are no tensors.
         by_name: whether parameters go by name rather than by number.
         listed: whether groups list the names of their parameters.
+        assumed: the order of the parameters, where nothing names them.
     """
 
     names: list[list[str]] = field(default_factory=list)
     steps: dict[str, float] = field(default_factory=dict)
     by_name: bool = False
     listed: bool = False
+    assumed: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,6 @@ class _Rest:
     saved: _Saved
     file: str
     folder: Folder | None
-    schedule: Any
     others: Sequence[str]
 
 
@@ -92,12 +102,13 @@ class _Trainer:
         saved = _Saved()
         known = partial(_recognised, saved, file, parameters)
         content, numbers = open_saved(Folder(file.parent), file.name, known, KIND, MOST_PICKLE)
-        files, schedule = [file], None
+        files, schedules = [file], {}
         for name in (SCHEDULE, PROGRESS):
             if folder and folder.find(name):
                 files.append(path / name)
         if folder and folder.find(SCHEDULE):
-            schedule, _ = open_saved(folder, SCHEDULE, _no_tensors, KIND, MOST_PICKLE)
+            content_of, _ = open_saved(folder, SCHEDULE, _no_tensors, KIND, MOST_PICKLE)
+            schedules = {str(path / SCHEDULE): content_of}
         if folder and folder.find(PROGRESS):
             folder.json(PROGRESS)
         others = [name for name in folder.names(*ELSE) if "/" not in name] if folder else []
@@ -108,6 +119,8 @@ class _Trainer:
                 open_saved(folder, name, lambda _: {}, KIND, MOST_PICKLE)
         beside = {name: how for name, how in BECOMES.items() if folder and folder.find(name)}
         beside |= dict.fromkeys(others, CARRIED)
+        if schedules and not holds_schedule(schedules):
+            beside[SCHEDULE] = WITHOUT_RATES
         steps, options = dict(saved.steps), []
         for number, group in enumerate(content["param_groups"]):
             read = {k: _value(numbers, f"{number}.{k}", v) for k, v in group.items()}
@@ -122,8 +135,10 @@ class _Trainer:
         groups = [
             Group(tuple(names), each) for names, each in zip(saved.names, options, strict=True)
         ]
-        rest = _Rest(saved, BIN if file.name == BIN else NAME, folder, schedule, others)
-        return State(self, file, tuple(files), groups, steps, numbers, rest, beside)
+        rest = _Rest(saved, BIN if file.name == BIN else NAME, folder, others)
+        return State(
+            self, file, tuple(files), groups, steps, numbers, rest, beside, schedules, saved.assumed
+        )
 
     def write(
         self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
@@ -143,11 +158,12 @@ class _Trainer:
             names = list(group.parameters)  # which numbers alone would not tell any more
             made = {"params": [ids[name] for name in names], "param_names": names}
             content["param_groups"].append({**group.options, **made})
-        if rest.folder and rest.schedule is not None:
+        if state.schedules:
             import torch
 
-            schedule = grown_schedule(rest.schedule, len(state.groups), grown.groups)
-            torch.save(schedule, folder / SCHEDULE)
+            ((where, schedule),) = state.schedules.items()
+            made = grown_schedule(schedule, where, len(state.groups), grown.groups)
+            torch.save(made, folder / SCHEDULE)
         if rest.folder and rest.folder.find(PROGRESS):
             progress = rest.folder.json(PROGRESS)
             progress |= {key: None for key in BEST if key in progress}
@@ -251,10 +267,10 @@ def _named(
     count, known = sum(map(len, ids)), len(parameters.shapes)
     lengths = [len(each) for each in ids]
     shapes = [_shape(state.get(number)) for number in chain.from_iterable(ids)]
-    fitting: list[list[list[str]]] = []
+    fitting: dict[str, list[list[str]]] = {}
     misfit = ""
-    for order in _orders(parameters):
-        if [len(each) for each in order] != lengths or order in fitting:
+    for custom, order in _orders(parameters):
+        if [len(each) for each in order] != lengths or order in fitting.values():
             continue
         flat = list(chain.from_iterable(order))
         wrong = [
@@ -263,7 +279,7 @@ def _named(
             if shape is not None and shape != parameters.shapes[name]
         ]
         if not wrong:
-            fitting.append(order)
+            fitting[custom] = order
         elif not misfit:
             name, shape = wrong[0]
             misfit = (
@@ -271,7 +287,8 @@ def _named(
                 f"{list(parameters.shapes[name])}"
             )
     if len(fitting) == 1:
-        return fitting[0]
+        ((saved.assumed, found),) = fitting.items()
+        return found
     if fitting:
         raise InputError(
             f"{file} does not tell which parameter is which, and more than one order fits; make "
@@ -285,19 +302,19 @@ def _named(
     )
 
 
-def _orders(parameters: Parameters) -> Iterator[list[list[str]]]:
+def _orders(parameters: Parameters) -> Iterator[tuple[str, list[list[str]]]]:
     """The groups in which optimizers are given parameters: Trainer's first, then other customs."""
     every = list(parameters.shapes)
     matrices = [name for name in every if len(parameters.shapes[name]) > 1]
     inner = [name for name in matrices if name not in parameters.vocabulary]
-    for first in (parameters.decayed, matrices):
-        parted = _parted(every, first)
-        yield parted
-        yield parted[::-1]
-    yield [every]
-    yield [[name] for name in every]
-    yield [inner]
-    yield [matrices]
+    yield "in Trainer's groups, decayed ones first", _parted(every, parameters.decayed)
+    yield "in Trainer's groups, decayed ones last", _parted(every, parameters.decayed)[::-1]
+    yield "matrices first", _parted(every, matrices)
+    yield "matrices last", _parted(every, matrices)[::-1]
+    yield "all in one group", [every]
+    yield "a group for each", [[name] for name in every]
+    yield "matrices between embedding and head", [inner]
+    yield "matrices", [matrices]
 
 
 def _parted(every: Sequence[str], first: Sequence[str] | frozenset[str]) -> list[list[str]]:

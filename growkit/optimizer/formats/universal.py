@@ -31,11 +31,24 @@ from growkit.errors import InputError, foreign
 from growkit.optimizer.groups import Group
 from growkit.optimizer.holes import MOST_PICKLE, save
 from growkit.optimizer.parameters import Parameters
-from growkit.optimizer.schedule import grown_schedule
-from growkit.optimizer.state import ADAMW, MASTER, SCALED, STEP, Grown, State, as_float
+from growkit.optimizer.schedule import grown_schedule, holds_schedule
+from growkit.optimizer.state import (
+    ADAMW,
+    CARRIED,
+    MASTER,
+    SCALED,
+    STEP,
+    WITHOUT_RATES,
+    Grown,
+    State,
+    as_float,
+)
 
 RANKS = "*model_states.pt"
 """What each of the processes kept of the model and the engine."""
+
+SCHEDULE = "lr_scheduler"
+"""What the engine calls the schedule in these files."""
 
 SHAPED = ("param_shapes", "frozen_param_shapes", "frozen_param_fragments", "buffer_names")
 """What in these files is of the source alone, beside its weights."""
@@ -72,14 +85,12 @@ class _Rest:
         inner: whether step and groups stand where stage 3 looks for them.
         bare: whether tensors are saved flat and alone, as for stage 3.
         beside: for every tensor what is saved beside it.
-        ranks: what is plain in the files of processes, by their names.
     """
 
     common: Mapping[str, Any]
     inner: bool
     bare: bool
     beside: Mapping[str, Mapping[str, Any]]
-    ranks: Mapping[str, Any]
 
 
 @dataclass
@@ -140,11 +151,11 @@ class _Universal:
                 f"{path} has parameters after {min(steps.values()):g} steps and others after "
                 f"{max(steps.values()):g}, where DeepSpeed wants one number; {KIND.remedy}"
             )
-        groups = _groups(path, common["param_groups"], parameters)
+        groups, assumed = _groups(path, common["param_groups"], parameters)
         bare = all(PARAM not in each for each in beside.values())
         ranks, others = _ranks(Folder(zero.parent), files)
-        rest = _Rest(common, step is not None, bare, beside, ranks)
-        return State(self, path, tuple(files), groups, steps, numbers, rest, others)
+        rest = _Rest(common, step is not None, bare, beside)
+        return State(self, path, tuple(files), groups, steps, numbers, rest, others, ranks, assumed)
 
     def write(
         self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
@@ -175,8 +186,9 @@ class _Universal:
         if rest.inner:
             common[INNER] = {"state": {0: {STEP: int(step)}}, "param_groups": groups}
         torch.save(common, zero / COMMON)
-        for name, kept in rest.ranks.items():
-            torch.save(grown_schedule(kept, len(state.groups), grown.groups), zero.parent / name)
+        for where, kept in state.schedules.items():
+            made = grown_schedule(kept, where, len(state.groups), grown.groups)
+            torch.save(made, zero.parent / Path(where).name)
         tensors = {key: info for key, info in grown.tensors.items() if key in places}
         fill(_Some(tensors, grown.blocks), places, advance)
 
@@ -203,7 +215,7 @@ class _Foreign:
 
 
 def _ranks(folder: Folder, files: list[Path]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What is plain in the files of processes, and what is said of each."""
+    """What is plain in the files of processes, by their paths, and what is said of each."""
     found: dict[str, Any] = {}
     said = {}
     for name in folder.names(RANKS):
@@ -216,8 +228,11 @@ def _ranks(folder: Folder, files: list[Path]) -> tuple[dict[str, Any], dict[str,
             continue
         files.append(folder.path / name)
         kept = content.items() if isinstance(content, dict) else ()
-        found[name] = {**_plain({k: v for k, v in kept if k not in SHAPED}), "module": {}}
-        said[name] = f"{SCALED}, without the weights in it"
+        file = str(folder.path / name)
+        found[file] = {**_plain({k: v for k, v in kept if k not in SHAPED}), "module": {}}
+        how = WITHOUT_RATES if found[file].get(SCHEDULE) else CARRIED
+        how = SCALED if holds_schedule(found[file]) else how
+        said[name] = f"without the weights in it, {how}"
     return found, said
 
 
@@ -357,23 +372,30 @@ def _in_shape(places: Mapping[str, Place], shape: tuple[int, ...]) -> dict[str, 
     }
 
 
-def _groups(path: Path, options: list[dict[str, Any]], parameters: Parameters) -> list[Group]:
+def _groups(
+    path: Path, options: list[dict[str, Any]], parameters: Parameters
+) -> tuple[list[Group], str]:
     """The parameters of every group: as it lists them, all of them, or as Trainer parts them.
+
+    Returns:
+        The groups, and what was assumed of them.
 
     Raises:
         InputError: there are more groups, and nothing says which parameters are theirs.
     """
     listed = [each.get(NAMES) for each in options]
     if all(isinstance(n, list) and all(isinstance(each, str) for each in n) for n in listed):
-        return [Group(tuple(each.pop(NAMES)), each) for each in [dict(group) for group in options]]
-    every = list(parameters.shapes)
+        named = [dict(group) for group in options]
+        return [Group(tuple(each.pop(NAMES)), each) for each in named], ""
+    every, assumed = list(parameters.shapes), ""
     names = [every]
     if len(options) == 2:
         decayed = parameters.decayed
         names = [[n for n in every if n in decayed], [n for n in every if n not in decayed]]
+        assumed = "in Trainer's groups, decayed ones first"
     if len(names) != len(options):
         raise InputError(
             f"{path} has {len(options)} parameter groups and does not say which parameters are "
             "theirs; give a checkpoint with one group, or with those of Trainer"
         )
-    return [Group(tuple(each), of) for each, of in zip(names, options, strict=True)]
+    return [Group(tuple(each), of) for each, of in zip(names, options, strict=True)], assumed
