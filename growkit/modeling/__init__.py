@@ -15,6 +15,12 @@ AUTO_MAP = {
     "AutoConfig": "configuration_diff_transformer.DiffTransformerConfig",
     "AutoModel": "modeling_diff_transformer.DiffTransformerModel",
     "AutoModelForCausalLM": "modeling_diff_transformer.DiffTransformerForCausalLM",
+    "AutoModelForSequenceClassification": (
+        "modeling_diff_transformer.DiffTransformerForSequenceClassification"
+    ),
+    "AutoModelForTokenClassification": (
+        "modeling_diff_transformer.DiffTransformerForTokenClassification"
+    ),
 }
 """Where transformers finds the classes in a folder (``config.json``)."""
 
@@ -33,14 +39,14 @@ def copy_code(folder: Path) -> None:
 
 def register() -> None:
     """Let transformers' auto classes find the model without the code in a folder."""
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    import transformers
 
-    from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-    from growkit.modeling.modeling_diff_transformer import (
-        DiffTransformerForCausalLM,
-        DiffTransformerModel,
-    )
+    from growkit.modeling import configuration_diff_transformer, modeling_diff_transformer
 
-    AutoConfig.register(MODEL_TYPE, DiffTransformerConfig, exist_ok=True)
-    AutoModel.register(DiffTransformerConfig, DiffTransformerModel, exist_ok=True)
-    AutoModelForCausalLM.register(DiffTransformerConfig, DiffTransformerForCausalLM, exist_ok=True)
+    config = configuration_diff_transformer.DiffTransformerConfig
+    transformers.AutoConfig.register(MODEL_TYPE, config, exist_ok=True)
+    for auto, name in AUTO_MAP.items():
+        cls = name.rpartition(".")[2]
+        if auto != "AutoConfig":
+            model = getattr(modeling_diff_transformer, cls)
+            getattr(transformers, auto).register(config, model, exist_ok=True)

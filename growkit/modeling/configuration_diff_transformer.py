@@ -6,8 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import PreTrainedConfig
+import transformers
 from transformers.activations import ACT2FN
+
+if int(transformers.__version__.partition(".")[0]) < 5:
+    raise ImportError(
+        "a DIFF Transformer needs transformers 5 or later, but transformers "
+        f"{transformers.__version__} is installed; install another with "
+        "pip install 'transformers>=5'"
+    )
 
 SWITCHES: dict[str, tuple[str, ...]] = {
     "lambda_type": ("vectors", "projected"),
@@ -32,7 +39,7 @@ FORMER_KEYS = {"output_multiplier": "head_output_scale"}
 """Keys of older configs, and their names today. Trainers read the old one as a scale of logits."""
 
 
-class DiffTransformerConfig(PreTrainedConfig):
+class DiffTransformerConfig(transformers.PreTrainedConfig):
     """Every published variant of differential attention, and every combination of them.
 
     The defaults are DIFF (arXiv 2410.05258).

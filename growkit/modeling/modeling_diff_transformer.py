@@ -11,7 +11,11 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
@@ -648,7 +652,39 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
 
+class DiffTransformerForSequenceClassification(
+    GenericForSequenceClassification, DiffTransformerPreTrainedModel
+):
+    """The model with a linear layer over the last token that is no padding."""
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        # Transformers' own looks up the class of the model, which asks whether to trust its code.
+        DiffTransformerPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.model = DiffTransformerModel(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
+
+class DiffTransformerForTokenClassification(
+    GenericForTokenClassification, DiffTransformerPreTrainedModel
+):
+    """The model with a linear layer over every token."""
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        DiffTransformerPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.model = DiffTransformerModel(config)
+        self.dropout = nn.Dropout(getattr(config, "classifier_dropout", None) or 0.0)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+
 # A folder that ``save_pretrained`` writes then has this code beside its weights.
 DiffTransformerConfig.register_for_auto_class()
 DiffTransformerModel.register_for_auto_class("AutoModel")
 DiffTransformerForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+DiffTransformerForSequenceClassification.register_for_auto_class(
+    "AutoModelForSequenceClassification"
+)
+DiffTransformerForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")

@@ -1,0 +1,82 @@
+"""Classification: the model's classes with other heads, as transformers' auto classes load them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+from growkit.modeling import AUTO_MAP, FILES, differential_attention
+from tests.conftest import save_model
+from tests.test_modules import VARIANTS
+
+PADDING = 0
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Two texts, one of them padded on the right."""
+    ids = torch.randint(1, 29, (2, 9), generator=torch.Generator().manual_seed(3))
+    ids[1, 6:] = PADDING
+    return ids, (ids != PADDING).long()
+
+
+@pytest.mark.parametrize("variant", ["dint", "gated dint", "shared diff", "v2"])
+@pytest.mark.parametrize("kind", ["Sequence", "Token"])
+def test_heads_read_the_last_hidden_state(variant: str, kind: str, tmp_path: Path) -> None:
+    folder = save_model(
+        tmp_path, "diff_transformer", **{**VARIANTS[variant], "pad_token_id": PADDING}
+    )
+    auto = getattr(transformers, f"AutoModelFor{kind}Classification")
+    model = auto.from_pretrained(folder, num_labels=3).eval()
+    base = transformers.AutoModel.from_pretrained(folder).eval()
+    ids, mask = batch()
+    found = model(ids, attention_mask=mask, labels=ids[:, 0] % 3 if kind == "Sequence" else ids % 3)
+    with torch.no_grad():
+        hidden = base(ids, attention_mask=mask).last_hidden_state
+        expected = model.score(hidden)
+    if kind == "Sequence":
+        expected = expected[torch.arange(2), mask.sum(1) - 1]
+    assert torch.equal(found.logits, expected)
+    found.loss.backward()
+    assert all(each.grad is not None for each in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["Sequence", "Token"])
+def test_the_code_beside_the_weights_classifies(kind: str, tmp_path: Path) -> None:
+    """And lies beside what is saved of that."""
+    folder = save_model(tmp_path / "model", "diff_transformer")
+    auto = f"AutoModelFor{kind}Classification"
+    cls = get_class_from_dynamic_module(AUTO_MAP[auto], folder)
+    config = get_class_from_dynamic_module(AUTO_MAP["AutoConfig"], folder)
+    assert not cls.__module__.startswith("growkit")
+    model = cls.from_pretrained(folder, config=config.from_pretrained(folder, num_labels=3))
+    assert model(torch.arange(8)[None]).logits.shape[-1] == 3
+    model.save_pretrained(tmp_path / "saved")
+    assert {*FILES} <= {file.name for file in (tmp_path / "saved").iterdir()}
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert saved["auto_map"][auto] == AUTO_MAP[auto]
+
+
+@pytest.mark.parametrize(("version", "fits"), [("4.57.6", False), ("5.0.0", True), ("6.1", True)])
+def test_an_older_transformers_is_refused_in_a_sentence(
+    version: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers, "__version__", version)
+    file = Path(differential_attention.__file__).with_name(FILES[0])
+    spec = importlib.util.spec_from_file_location("copied", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if fits:
+        spec.loader.exec_module(module)
+        return
+    with pytest.raises(
+        ImportError, match=r"needs transformers 5 or later, but transformers 4\.57\.6"
+    ):
+        spec.loader.exec_module(module)
