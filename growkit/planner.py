@@ -81,7 +81,7 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
         kl_by_rank = taken.kl_by_rank or kl_by_rank
         settled = {**step.options, **taken.settled}
         steps.append(type(step)(step.name, {k: v for k, v in settled.items() if v is not None}))
-        for each in taken.plans:
+        for each in _with_defaults(grown, taken.plans):
             plans.append(each)
             grown = Planned(grown, each)
         ranks += taken.ranks
@@ -93,6 +93,17 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
     promise = max(promises, key=PROMISES.index)
     lineage = Lineage(wide, plans, promise, "; ".join(lost), by_rounding=by_rounding)
     return Prepared(lineage, tuple(steps), kl_by_rank, ranks, warnings)
+
+
+def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
+    """Plans whose last config says what the source's class assumes, where it names another class."""
+    *others, last = plans or [None]
+    if last is None or last.config.get("model_type") == source.config.get("model_type"):
+        return plans
+    from growkit.engine.resolved import write_defaults_out  # brings transformers: seconds
+
+    config = write_defaults_out(source.config, last.config, source.where())
+    return [*others, replace(last, config=config)]
 
 
 def _ragged_experts(grown: Weights) -> Iterator[str]:

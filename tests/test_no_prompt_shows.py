@@ -19,7 +19,8 @@ from growkit.checkpoint.folder import Folder
 from growkit.families.added import knowing
 from growkit.families.family import families
 from growkit.proof.files.companions import same_ids
-from growkit.proof.files.config import different_settings, not_compared, resolved
+from growkit.engine.resolved import resolved
+from growkit.proof.files.config import different_settings, not_compared
 from tests.conftest import save_random
 from tests.test_other_settings import MODEL
 from tests.test_without_manifest import QUICK, Make, change, found
@@ -104,7 +105,12 @@ def test_sizes_of_a_family_that_was_described(key: str, changed: list[str]) -> N
 
 def test_positions_by_whatever_name() -> None:
     first, second = (
-        resolved({"model_type": kind, "vocab_size": 29, TABLES[kind][0]: 64, **NO_IDS})
+        resolved(
+            {
+                **{"model_type": kind, "vocab_size": 29, TABLES[kind][0]: 64},
+                **{"activation_function": "relu", **NO_IDS},
+            }
+        )
         for kind in TABLES
     )
     assert first is not None

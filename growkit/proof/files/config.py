@@ -14,21 +14,10 @@ from typing import Any
 from growkit.checkpoint.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.widening import rounds
 from growkit.engine.loader import LAYERS
-from growkit.engine.oracle import parsed, quiet
-from growkit.errors import InputError, foreign
+from growkit.engine.resolved import PROVENANCE_KEYS, resolved
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.experts import Experts
 from growkit.families.family import LISTS, Family, own_families
-from growkit.modeling import register
-
-OF_THE_SAVING = frozenset(
-    {
-        *("transformers_version", "_name_or_path", "name_or_path", "torch_dtype", "auto_map"),
-        *("_attn_implementation", "_attn_implementation_autoset", "transformers_weights"),
-        "architectures",
-    }
-)
-"""Keys that say how a file came about; or are compared elsewhere."""
 
 SHARED = frozenset(
     {
@@ -92,7 +81,7 @@ def different_settings(first: Config, second: Config) -> tuple[list[str], list[s
     named: list[str] = []
     follow = _follow_experts(first, second)
     layers = _layers(first), _layers(second)
-    free = OF_THE_SAVING | _sizes(second)
+    free = PROVENANCE_KEYS | _sizes(second)
     missing: Any = object()
     for key in sorted((first.keys() | second.keys()) - free):
         was, now = (_entries(each, key, missing) for each in (first, second))
@@ -129,7 +118,7 @@ def not_compared(first: Config, second: Config) -> list[str]:
     chosen = (experts.top_k, *experts.groups, experts.scaling) if experts else ()
     names = _own_names(second)
     compared = {names.get(key, key) for key in _in_common(first).keys() & _in_common(second).keys()}
-    seen = {*compared, *_sizes(second), *OF_THE_SAVING, "model_type"}
+    seen = {*compared, *first, *_sizes(second), *PROVENANCE_KEYS, "model_type"}
     return sorted(
         key
         for key, value in second.items()
@@ -138,20 +127,6 @@ def not_compared(first: Config, second: Config) -> list[str]:
         and value != first.get(key, False)
         and (value != assumed.get(key, False) or key in chosen or _only_long_texts_show(key))
     )
-
-
-def resolved(config: Config) -> Config | None:
-    """A config with the defaults of its class; None where transformers knows none, or refuses it.
-
-    Null is a value: a window of null is none, and one that is left out has the default length.
-    """
-    register()
-    try:
-        with quiet(), foreign("the config is not understood", "correct it"):
-            complete: Config = parsed(config).to_dict()
-    except InputError:
-        return None
-    return complete
 
 
 def overruled(found: Config, wanted: Config, complete: Config) -> list[str]:
@@ -167,7 +142,7 @@ def overruled(found: Config, wanted: Config, complete: Config) -> list[str]:
     return sorted(
         key
         for key, value in found.items()
-        if key not in OF_THE_SAVING - {"torch_dtype"}
+        if key not in PROVENANCE_KEYS - {"torch_dtype"}
         and key in plain
         and value not in (None, plain[key], wanted.get(key))
     )
@@ -182,6 +157,15 @@ def _settings_that_mean_the_same(first: Config, second: Config) -> tuple[list[st
         if was[key] != now[key]:
             own = _own_names(second).get(key, key)
             (named if _harmless(key, was[key], now[key]) else changed).append(own)
+    follow = _follow_experts(first, second)
+    apart = {*_own_names(first).values(), *_own_names(second).values(), "model_type"}
+    apart |= SHARED | WINDOWS | PROVENANCE_KEYS | _sizes(first) | _sizes(second)
+    for key in sorted((first.keys() & second.keys()) - apart):
+        was_set, now_set = first[key], second[key]
+        if was_set == now_set or not (was_set or now_set):
+            continue
+        same = _harmless(key, was_set, now_set) or follow.get(key, not now_set) == now_set
+        (named if same else changed).append(key)
     if _other_windows(first, second):
         changed.append("layer_types" if "layer_types" in second else "sliding_window")
     return changed, named

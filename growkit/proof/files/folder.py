@@ -20,6 +20,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
 from growkit.checkpoint.widening import RoundedCheckpoint
 from growkit.engine.loader import Loading
+from growkit.engine.resolved import resolved, resolved_as_loaded
 from growkit.engine.tokenizer_files import is_of_tokenizer
 from growkit.errors import InputError
 from growkit.families.family import families, family_of
@@ -41,7 +42,6 @@ from growkit.proof.files.config import (
     different_settings,
     not_compared,
     overruled,
-    resolved,
 )
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import ChangedValue
@@ -109,6 +109,7 @@ def beside_plan(
     family = family_of(planned, str(target.folder))
     wanted = family.named(planned)
     values = _first_changed_key(wanted, target.config)
+    values += _changed_by_plan(source, planned)
     changed = [each["name"] for each in values]
     code = dict(growkits_code(wanted.get("model_type")))
     carries = wanted.get("auto_map") and wanted["auto_map"] == source.config.get("auto_map")
@@ -359,6 +360,16 @@ def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
     keys = sorted((first.keys() | second.keys()) - FREE, key=lambda key: (key not in written, key))
     changed = (k for k in keys if first.get(k, missing) != second.get(k, missing))
     return [_changed_value(key, first, second) for key in islice(changed, 1)]
+
+
+def _changed_by_plan(source: Checkpoint, planned: Config) -> list[ChangedValue]:
+    """Keys that the plan itself resolves to other values than the source, sizes aside."""
+    where = str(source.folder)
+    was, now = (resolved_as_loaded(each, where) for each in (source.config, planned))
+    if was is None or now is None:
+        return []
+    keys, _ = different_settings({**was, "dtype": None}, {**now, "dtype": None})
+    return [_changed_value(key, was, now) for key in keys]
 
 
 def _complete(config: Config) -> Config | None:
