@@ -158,7 +158,9 @@ def comparison_alone(source: Path, target: Path) -> None:
 
     both = Checkpoint(source), Checkpoint(target)
     settings = Settings(prompts=PROMPTS, length=LENGTH)
-    asked = modes(make_prompts(settings, source, both[0].config).windows, both[1].config)[:1]
+    asked = modes(
+        make_prompts(settings, source, both[0].config).windows, both[0].config, both[1].config
+    )[:1]
 
     def largest(dtype: torch.dtype) -> float:
         one, other = (Layerwise(each, dtype, torch.device("cpu"), None) for each in both)

@@ -96,9 +96,11 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
 
 
 def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
-    """Plans whose last config says what the source's class assumes, where it names another class."""
-    *others, last = plans or [None]
-    if last is None or last.config.get("model_type") == source.config.get("model_type"):
+    """Plans whose last config states what the source's class assumes, if it names another."""
+    if not plans:
+        return plans
+    *others, last = plans
+    if last.config.get("model_type") == source.config.get("model_type"):
         return plans
     from growkit.engine.resolved import write_defaults_out  # brings transformers: seconds
 

@@ -16,10 +16,10 @@ from transformers import CONFIG_MAPPING, AutoTokenizer
 
 import growkit
 from growkit.checkpoint.folder import Folder
+from growkit.engine.resolved import resolved
 from growkit.families.added import knowing
 from growkit.families.family import families
 from growkit.proof.files.companions import same_ids
-from growkit.engine.resolved import resolved
 from growkit.proof.files.config import different_settings, not_compared
 from tests.conftest import save_random
 from tests.test_other_settings import MODEL
@@ -94,10 +94,10 @@ def test_only_sizes_that_no_prompt_shows_must_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "changed"), [("width", []), ("longest", ["longest"]), ("farthest", ["farthest"])]
+    ("key", "changed"), [("hidden_size", []), ("width", ["width"]), ("longest", ["longest"])]
 )
-def test_sizes_of_a_family_that_was_described(key: str, changed: list[str]) -> None:
-    config = {"model_type": "mine", **dict.fromkeys(DESCRIBED["sizes"], 8)}
+def test_a_description_makes_no_setting_a_size(key: str, changed: list[str]) -> None:
+    config = {"model_type": "mine", "hidden_size": 8, **dict.fromkeys(DESCRIBED["sizes"], 8)}
     with knowing(DESCRIBED):
         assert different_settings(config, config) == ([], [])
         assert different_settings(config, config | {key: 16}) == (changed, [])
@@ -107,8 +107,11 @@ def test_positions_by_whatever_name() -> None:
     first, second = (
         resolved(
             {
-                **{"model_type": kind, "vocab_size": 29, TABLES[kind][0]: 64},
-                **{"activation_function": "relu", **NO_IDS},
+                "model_type": kind,
+                "vocab_size": 29,
+                TABLES[kind][0]: 64,
+                "activation_function": "relu",
+                **NO_IDS,
             }
         )
         for kind in TABLES

@@ -234,7 +234,7 @@ def compare(
         question: what both are asked beside.
 
     Raises:
-        NotAskedError: the source cannot be asked in one of the ways but the prefill.
+        NotAskedError: a model cannot be asked in one of the ways but the prefill.
         InputError: a class cannot run with its config.
     """
     calls: list[Call] = []
@@ -251,8 +251,8 @@ def compare(
         calls.append(probe.call)
     if question:
         calls.append(question.call)
-    before = _asked(source.stages(calls), asked)
-    after = target.stages(calls, probed if probe else None)
+    before = _asked(source.stages(calls), asked, by_target=False)
+    after = _asked(target.stages(calls, probed if probe else None), asked, by_target=True)
     if probe:
         before, after = probe.beside(before, after, probed, len(target.names) - 2)
     found = Compared(head=target.names[-1])
@@ -279,8 +279,8 @@ def compare(
     return found
 
 
-def _asked(stages: Iterator[Stage], asked: Sequence[Mode]) -> Iterator[Stage]:
-    """The stages of the source; see ``compare``."""
+def _asked(stages: Iterator[Stage], asked: Sequence[Mode], *, by_target: bool) -> Iterator[Stage]:
+    """The stages of a model; see ``compare``."""
     mode_of = [mode.name for mode in asked for _ in mode.calls]
     try:
         yield from stages
@@ -288,7 +288,7 @@ def _asked(stages: Iterator[Stage], asked: Sequence[Mode]) -> Iterator[Stage]:
         name = mode_of[error.call] if error.call < len(mode_of) else PREFILL
         if name == PREFILL:
             raise
-        raise NotAskedError(error.why, name) from error
+        raise NotAskedError(error.why, name, by_target=by_target) from error
 
 
 def _compare_logits(

@@ -55,6 +55,7 @@ class Recovered:
         lost: the first tensor that is lost.
         changed: what else is not as it was made; or, if that is not known, as in the source.
         instead: what that is and what it should be, in words; empty if there are no values.
+        by_plan: whether that is changed by the plan, and so in every output of it.
         notes: what the verdict does not cover, in words.
         in_effect: number of tensors that live on in what was computed from them.
         spectra: of projections that share bases.
@@ -67,6 +68,7 @@ class Recovered:
     lost: str | None = None
     changed: str | None = None
     instead: str = ""
+    by_plan: bool = False
     notes: Sequence[str] = ()
     in_effect: int = 0
     spectra: Sequence[Spectrum] = ()
@@ -76,7 +78,7 @@ class Recovered:
     @property
     def is_not(self) -> str:
         """How a sentence ends that begins with what was changed."""
-        if self.unknown:
+        if self.unknown or self.by_plan:
             return f"is not what it is in the source{self.instead}"
         return f"is not what growkit {__version__} writes{self.instead}"
 

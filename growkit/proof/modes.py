@@ -41,25 +41,28 @@ class Mode:
         calls: the forward passes; those that continue others count from the first of the mode.
         padding: tokens at the beginning of each call whose logits mean nothing.
         note: what exactly is tried; or why it cannot be, if there are no calls.
+        failed: whether it can be with the source, but not with the target.
     """
 
     name: str
     calls: tuple[Call, ...]
     padding: int = 0
     note: str = ""
+    failed: bool = False
 
 
-def modes(windows: tuple[Tensor, ...], config: Config) -> list[Mode]:
+def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[Mode]:
     """All ways to ask, of which the prefill of every window is the first.
 
     Args:
         windows: token ids, each [tokens].
-        config: for the cache and the longest context.
+        source: config of the source, for the longest context.
+        target: that of the target, for the longest context and the cache.
     """
     prompt = windows[0][:SHORT]
     count = len(prompt)
     found = [Mode(PREFILL, tuple(Call(window) for window in windows))]
-    if not config.get("use_cache", True):
+    if not target.get("use_cache", True):
         found.append(_not_tried(DECODING, "the config switches the cache off"))
     elif count <= sum(STEPS):
         found.append(_not_tried(DECODING, f"the prompt has only {count} tokens"))
@@ -74,8 +77,9 @@ def modes(windows: tuple[Tensor, ...], config: Config) -> list[Mode]:
     # As many tokens as that, so that all of these calls are one batch.
     prompt = windows[0][: SHORT + PADDING]
     count = len(prompt)
-    longest = longest_context(config)
-    if isinstance(longest, int) and longest > count:
+    limits = [limit for each in (source, target) if isinstance(limit := longest_context(each), int)]
+    longest = max(limits, default=None)  # positions behind the smaller limit are to agree as well
+    if longest is not None and longest > count:
         begin = min(SHIFT, longest - count)
         shifted = torch.arange(begin, begin + count)[None]
         note = f"positions {begin} to {begin + count - 1}"
@@ -85,26 +89,31 @@ def modes(windows: tuple[Tensor, ...], config: Config) -> list[Mode]:
         found.append(Mode(LONGEST, (_at(prompt, spread),), note=note))
     else:
         why = "the config has no max_position_embeddings"
-        if isinstance(longest, int):
+        if longest is not None:
             why = f"the prompt is as long as the longest context, {longest} tokens"
         found += [_not_tried(EXPLICIT, why), _not_tried(LONGEST, why)]
     return found
 
 
 class NotAskedError(InputError):
-    """The source cannot be asked in one of the ways.
+    """The source, or the target alone, cannot be asked in one of the ways.
 
     Attributes:
         mode: name of that.
+        by_target: whether it is the target alone.
     """
 
-    def __init__(self, sentence: str, mode: str) -> None:
+    def __init__(self, sentence: str, mode: str, *, by_target: bool = False) -> None:
         super().__init__(sentence)
         self.mode = mode
+        self.by_target = by_target
 
     def without(self, asked: list[Mode]) -> list[Mode]:
         """The same ways, but for that one, which says why it is not tried."""
-        return [_not_tried(m.name, str(self)) if m.name == self.mode else m for m in asked]
+        instead = _not_tried(self.mode, str(self))
+        if self.by_target:
+            instead = Mode(self.mode, (), note=f"the source can, but {self}", failed=True)
+        return [instead if mode.name == self.mode else mode for mode in asked]
 
 
 def _not_tried(name: str, why: str) -> Mode:

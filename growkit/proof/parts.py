@@ -105,6 +105,7 @@ class Parts:
             lost=compared.lost,
             changed=changed,
             instead=instead,
+            by_plan=changed in beside.by_plan,
             notes=notes,
             in_effect=sum(len(plan.in_effect) for plan in origin.plans),
             spectra=compared.spectra,

@@ -221,13 +221,15 @@ def _proved(
     exact = origin.promise == "exact"
     if exact and weights.settled:
         prompts = prompts.cut(*settings.settled.amount)
-    asked, strict = proof.asked(modes(prompts.windows, after.config))
+    asked, strict = proof.asked(modes(prompts.windows, before.config, after.config))
     native = proof.native(asked, strict)
     in_use = list(used(before, after, prompts.windows[0], place, exact))
+    failed = [result(way.name, way.note, kept=False) for way in asked if way.failed]
     by_rounding = not exact and origin.lineage is not None and origin.lineage.by_rounding
     if exact:
         kept = strict.kept and native.kept and all(way["kept"] is not False for way in in_use)
-        reason = exact_reason(weights, strict, native, in_use)
+        kept = kept and not failed
+        reason = exact_reason(weights, strict, native, [*failed, *in_use])
     else:
         assert origin.lineage is not None
         limit = native.tolerance if by_rounding else None
@@ -384,7 +386,8 @@ def _mode_results(
     results = []
     for mode in asked:
         if not mode.calls:
-            results.append(result(mode.name, mode.note))
+            failed = mode.failed and exact
+            results.append(result(mode.name, mode.note, kept=False if failed else None))
             continue
         found = strict.compared.distances[mode.name].relative
         running = native.compared.distances[mode.name]

@@ -18,6 +18,7 @@ from growkit.engine.resolved import PROVENANCE_KEYS, resolved
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.experts import Experts
 from growkit.families.family import LISTS, Family, own_families
+from growkit.proof.files.layers import Copied, follows
 
 SHARED = frozenset(
     {
@@ -65,22 +66,26 @@ SWITCHES = frozenset(DIFF.choices) | {"lambda_init", "shared_rank", "num_noise_h
 """The variants of differential attention, likewise."""
 
 
-def different_settings(first: Config, second: Config) -> tuple[list[str], list[str]]:
+def different_settings(
+    first: Config, second: Config, copied: Copied | None = None
+) -> tuple[list[str], list[str]]:
     """The keys that two configs resolve to other values.
 
     Args:
         first: the source's, complete.
         second: the target's.
+        copied: which layers of the source those of the target copy, if there are more, or fewer,
+            and that is known.
 
     Returns:
         Those that make another model, and those that are only to be named.
     """
     if first.get("model_type") != second.get("model_type"):
-        return _settings_that_mean_the_same(first, second)
+        return _settings_that_mean_the_same(first, second, copied)
     changed: list[str] = []
     named: list[str] = []
     follow = _follow_experts(first, second)
-    layers = _layers(first), _layers(second)
+    layers = layers_of(first), layers_of(second)
     free = PROVENANCE_KEYS | _sizes(second)
     missing: Any = object()
     for key in sorted((first.keys() | second.keys()) - free):
@@ -88,13 +93,16 @@ def different_settings(first: Config, second: Config) -> tuple[list[str], list[s
         if was == now:
             continue
         if isinstance(was, dict) and isinstance(now, dict) and key.endswith("config"):
-            inside = different_settings(was, now)
+            inside = different_settings(was, now, copied)
             changed += [f"{key}.{name}" for name in inside[0]]
             named += [f"{key}.{name}" for name in inside[1]]
         elif _harmless(key, was, now) or follow.get(key, missing) == now:
             named.append(key)
         elif layers[0] != layers[1] and layers == (_length(was), _length(now)):
-            (changed if key in SHARED else named).append(key)  # one entry for each layer
+            if key in SHARED or not follows(was, now, copied):
+                changed.append(key)
+            elif copied is None:
+                named.append(key)
         elif all(each is missing or each is None or each is False for each in (was, now)):
             named.append(key)  # what the class does not know, and is not on
         else:
@@ -148,7 +156,9 @@ def overruled(found: Config, wanted: Config, complete: Config) -> list[str]:
     )
 
 
-def _settings_that_mean_the_same(first: Config, second: Config) -> tuple[list[str], list[str]]:
+def _settings_that_mean_the_same(
+    first: Config, second: Config, copied: Copied | None
+) -> tuple[list[str], list[str]]:
     """As ``different_settings``, of two classes."""
     changed: list[str] = []
     named: list[str] = []
@@ -166,7 +176,7 @@ def _settings_that_mean_the_same(first: Config, second: Config) -> tuple[list[st
             continue
         same = _harmless(key, was_set, now_set) or follow.get(key, not now_set) == now_set
         (named if same else changed).append(key)
-    if _other_windows(first, second):
+    if _other_windows(first, second, copied):
         changed.append("layer_types" if "layer_types" in second else "sliding_window")
     return changed, named
 
@@ -190,12 +200,10 @@ def _only_long_texts_show(key: str) -> bool:
     return key not in WINDOWS and bool(OF_LONG_TEXTS.fullmatch(key))
 
 
-def _other_windows(first: Config, second: Config) -> bool:
-    """Whether layers look back otherwise; of other numbers of layers, whether some do."""
+def _other_windows(first: Config, second: Config, copied: Copied | None) -> bool:
+    """Whether layers look back otherwise than those that they copy."""
     was, now = _windows(first), _windows(second)
-    if len(was) != len(now):
-        return {*map(repr, was)} != {*map(repr, now)}
-    return was != now
+    return not follows(was, now, copied) if len(was) != len(now) else was != now
 
 
 def _windows(config: Config) -> list[Any]:
@@ -204,7 +212,7 @@ def _windows(config: Config) -> list[Any]:
     types = _entries(config, "layer_types", None)
     if not isinstance(types, list):
         lasts = config.get("use_sliding_window", True)
-        return [window if lasts else None] * max(_layers(config), 1)
+        return [window if lasts else None] * max(layers_of(config), 1)
     lengths = {"full_attention": None, "sliding_attention": window}
     return [lengths.get(str(each), each) for each in types]
 
@@ -255,7 +263,7 @@ def _entries(config: Config, key: str, missing: Any) -> Any:
     value = config.get(key, missing)
     family = _family(config)
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
-    return value[: _layers(config)] if of_layers else value
+    return value[: layers_of(config)] if of_layers else value
 
 
 def _harmless(key: str, was: Any, now: Any) -> bool:
@@ -268,7 +276,8 @@ def _harmless(key: str, was: Any, now: Any) -> bool:
     return bool(OF_TRAINING.fullmatch(key) or JUDGED.fullmatch(key) or key in SWITCHES)
 
 
-def _layers(config: Config) -> int:
+def layers_of(config: Config) -> int:
+    """The number of layers that a config says; 0 where it says none."""
     return next((c for c in map(config.get, LAYERS) if isinstance(c, int)), 0)
 
 

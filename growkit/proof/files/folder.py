@@ -17,7 +17,7 @@ from typing import Any
 from growkit.checkpoint.carrying import carried, code_of
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Config
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.widening import RoundedCheckpoint
 from growkit.engine.loader import Loading
 from growkit.engine.resolved import resolved, resolved_as_loaded
@@ -40,9 +40,11 @@ from growkit.proof.files.companions import (
 )
 from growkit.proof.files.config import (
     different_settings,
+    layers_of,
     not_compared,
     overruled,
 )
+from growkit.proof.files.layers import copied_layers
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import ChangedValue
 
@@ -82,12 +84,14 @@ class Beside:
         named: what is not the same, or was not compared, and does not decide; in words.
         unknown: files of the target that nothing is known of.
         values: of keys in ``changed``, what they should be and what they are.
+        by_plan: those in ``changed`` that the plan itself resolves otherwise than the source.
     """
 
     changed: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     values: tuple[ChangedValue, ...] = ()
+    by_plan: frozenset[str] = frozenset()
 
 
 def first_changed_file(target: Checkpoint, planned: Config, source: Checkpoint) -> str | None:
@@ -109,7 +113,8 @@ def beside_plan(
     family = family_of(planned, str(target.folder))
     wanted = family.named(planned)
     values = _first_changed_key(wanted, target.config)
-    values += _changed_by_plan(source, planned)
+    by_plan = _changed_by_plan(source, planned)
+    values += by_plan
     changed = [each["name"] for each in values]
     code = dict(growkits_code(wanted.get("model_type")))
     carries = wanted.get("auto_map") and wanted["auto_map"] == source.config.get("auto_map")
@@ -130,7 +135,13 @@ def beside_plan(
     others = [name for name in extra if not _is_read(name, runs)]
     unknown = [name for name in others if not _is_compared(name, PROCESSORS)]
     named = (*_overruled(wanted, target), *_rewritten(source, target))
-    return Beside(tuple(dict.fromkeys(changed)), named, tuple(unknown), tuple(values))
+    return Beside(
+        tuple(dict.fromkeys(changed)),
+        named,
+        tuple(unknown),
+        tuple(values),
+        frozenset(each["name"] for each in by_plan),
+    )
 
 
 def beside_source(
@@ -147,11 +158,15 @@ def beside_source(
     Raises:
         InputError: the two have different vocabularies.
     """
+    both = ((source, loads), (target, loaded))
     other_words = different_tokenizers(source.folder, target.folder)
     if other_words:
         raise InputError(other_words)
-    keys, named_keys = different_settings(loads.config, loaded.config)
-    values = [_changed_value(key, loads.config, loaded.config) for key in keys]
+    was, now = ({**each.config, "dtype": _dtype(model, each)} for model, each in both)
+    deeper = layers_of(was) != layers_of(now)
+    copied = copied_layers(source, target) if deeper else None
+    keys, named_keys = different_settings(was, now, copied)
+    values = [_changed_value(key, was, now) for key in keys]
     changed = [each["name"] for each in values]
     named = [f"{key} in config.json differs" for key in named_keys]
     if loads.config.get("model_type") != loaded.config.get("model_type"):
@@ -214,6 +229,11 @@ def rests_on(
     if beside.unknown:
         notes.append(f"of other files nothing is known: {listed(beside.unknown)}")
     return [*notes, *beside.named]
+
+
+def _dtype(checkpoint: Checkpoint, loads: Loading) -> str:
+    """The dtype in which transformers loads a folder: its own if the config leaves it out."""
+    return str(loads.config.get("dtype") or TORCH_NAMES[main_dtype(checkpoint.tensors)])
 
 
 def _passed_over(
