@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BloomConfig, GPT2Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
@@ -20,6 +20,7 @@ import growkit
 from growkit.errors import InputError
 from growkit.families.bloom import slopes
 from growkit.families.family import Family, families
+from tests import odd_configs
 from tests.conftest import relative_error, save_random, seeded
 from tests.families import FAMILIES, Case, grow_any, save, with_base_names
 
@@ -182,3 +183,21 @@ def test_a_grown_model_names_the_class_that_loads_it(name: str) -> None:
     for kind in set(family.model_types) & MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys():
         wanted = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
         assert family.named({"model_type": kind})["architectures"] == [wanted]
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("qwen3_moe", {"output_router_logits": True}),
+        ("deepseek_v3", {"n_shared_experts": 0, "first_k_dense_replace": 1}),
+    ],
+)
+def test_rare_configs(kind: str, change: dict[str, object], tmp_path: Path) -> None:
+    """Outputs next to the logits change nothing, and shared experts may have no width."""
+    source = tmp_path / "source"
+    save_random(source, CONFIG_MAPPING[kind](**FAMILIES[kind].any(seeded(1)) | change))
+    expected = odd_configs.numbers(source)
+    more = {"method": "experts", "experts": "x2"}
+    outcome = odd_configs.check(source, tmp_path / "out", expected, **more)
+    assert outcome == "exact"

@@ -1,4 +1,4 @@
-"""What the workflows run exists, what they use is pinned, and only publishing may do more than read."""
+"""Workflows run what exists, use pinned actions, and may only read, except to publish."""
 
 from __future__ import annotations
 

@@ -17,6 +17,9 @@ from growkit.engine.oracle import experts_implementation, fit_experts, parsed, q
 from growkit.engine.uninitialised import uninitialised
 from growkit.errors import InputError, foreign
 
+OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
+"""Config keys that ask for more than logits, and change nothing of these."""
+
 
 def empty_model(
     weights: Weights, dtype: torch.dtype, attention: str | None
@@ -52,7 +55,7 @@ def empty_model(
                 "transformers has no causal language model for; only these can be compared"
             )
         model: Any = AutoModelForCausalLM.from_config(
-            config,
+            _with_logits_alone(config),
             dtype=dtype,
             attn_implementation=attention,
             experts_implementation=experts_implementation(dtype),
@@ -77,6 +80,17 @@ def empty_model(
                 "the model would run with random weights there, correct config.json or the weights"
             )
     return model, weights, stored
+
+
+def _with_logits_alone(config: Any) -> Any:
+    """The config of the same function, which returns nothing next to the logits.
+
+    A class collects the logits of its routers, say, from layers that do not run in this call.
+    """
+    for key in OUTPUTS:
+        if getattr(config, key, False):
+            setattr(config, key, False)
+    return config
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -143,6 +143,7 @@ FAMILY = Family(
         "rms_norm_eps": 1e-6,
     },
     constants={"two": 2},
+    may_be_zero=frozenset({"n_shared_experts"}),
     experts=EXPERTS,
     tensors=mla_with_experts(_mlp_bias, stacked=False),
     other_forms=(mla_with_experts(_mlp_bias, stacked=True),),

@@ -46,6 +46,7 @@ FAMILY = replace(
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
     },
+    may_be_zero=frozenset({"n_shared_experts"}),
     experts=replace(
         EXPERTS,
         alone=_by_themselves,

@@ -92,6 +92,7 @@ FAMILY = replace(
     },
     constants={"one": 1, "two": 2},
     # A gate of zeros lets through half of the shared expert; the chosen ones compute the other.
+    may_be_zero=frozenset({"shared_expert_intermediate_size"}),
     experts=Experts(
         width="expert_ffn",
         dense={"qwen2": Dense(only=ONE_WINDOW)},

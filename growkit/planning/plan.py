@@ -175,7 +175,7 @@ class Planned:
         step = max(1, AT_A_TIME // max(1, prod(others))) if rule.transform.local else max(rows, 1)
         source = _Once(self._source)
         period = rule.transform.period or rows
-        if rows % period or rule.info.bytes // max(1, rows) * period > SMALL:
+        if rows % max(period, 1) or rule.info.bytes // max(1, rows) * period > SMALL:
             period = rows
         made = []
         for begin in range(0, max(period, 1), step):

@@ -73,6 +73,9 @@ class Gradients:
 
     def look(self, name: str, gradient: Tensor) -> None:
         """Take the gradient of a parameter into account."""
+        if not gradient.numel():  # an MLP of width 0 has nothing to learn
+            self._waiting.add(name)
+            return
         least, most = gradient.aminmax()
         self._largest[name] = max(float(-least), float(most), self._largest.get(name, 0.0))
         for stored in self._as_stored(name, gradient) if self._rules else ():
