@@ -23,13 +23,13 @@ def faults(workflow: str, text: str) -> Iterator[str]:
     if read["permissions"] != {"contents": "read"}:
         yield f"{workflow} may do more than read"
     for name, job in read["jobs"].items():
-        yield from (f"{name} has no limit of time" for _ in [0] if not limited(job))
-        for step in job.get("steps", []):
-            for target in MAKE.findall(step.get("run", "")):
-                yield from (f"no target {target}" for _ in [0] if target not in targets)
+        if not limited(job):
+            yield f"{name} has no limit of time"
+        run = "\n".join(step.get("run", "") for step in job.get("steps", []))
+        yield from (f"there is no target {name}" for name in {*MAKE.findall(run)} - targets)
     for used in re.findall(r"uses: (.+)", text):
-        local = ROOT / used if used.startswith("./") else None
-        if not (local.is_file() if local else PINNED.fullmatch(used)):
+        own = used.startswith("./") and (ROOT / used).is_file()
+        if not own and not PINNED.fullmatch(used):
             yield f"{used} is not pinned"
 
 

@@ -1,0 +1,87 @@
+"""Runs a notebook without a kernel: ``python -m tests.notebook`` writes what its cells show.
+
+A cell shows what it prints, and its last line as the page or the drawing that this makes of itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+NOTEBOOK = Path(__file__).parents[1] / "examples" / "growing.ipynb"
+KINDS = {"_repr_html_": "text/html", "_repr_svg_": "image/svg+xml"}
+
+Cell = dict[str, Any]
+
+
+class SVG:
+    """``IPython.display.SVG``."""
+
+    def __init__(self, data: str) -> None:
+        self._data = data
+
+    def _repr_svg_(self) -> str:
+        return self._data
+
+
+def executed(notebook: dict[str, Any]) -> dict[str, Any]:
+    """The same notebook with the outputs of this run."""
+    made = copy.deepcopy(notebook)
+    display = ModuleType("IPython.display")
+    display.__dict__["SVG"] = SVG
+    modules = {"IPython": ModuleType("IPython"), "IPython.display": display}
+    names: dict[str, Any] = {}
+    with patch.dict(sys.modules, modules):
+        for number, cell in enumerate(code_of(made), 1):
+            cell["execution_count"] = number
+            cell["outputs"] = [*_outputs(cell, number, names)]
+    return made
+
+
+def code_of(notebook: dict[str, Any]) -> list[Cell]:
+    """The cells that run."""
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def _outputs(cell: Cell, number: int, names: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    lines = ast.parse("".join(cell["source"]))
+    last = lines.body.pop() if isinstance(lines.body[-1], ast.Expr) else None
+    value = None
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(lines, f"cell {number}", "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+    if text := printed.getvalue():
+        yield {"name": "stdout", "output_type": "stream", "text": text.splitlines(True)}
+    data = {
+        kind: getattr(value, method)().splitlines(True)
+        for method, kind in KINDS.items()
+        if hasattr(value, method)
+    }
+    if data:
+        yield {
+            "data": data,
+            "execution_count": number,
+            "metadata": {},
+            "output_type": "execute_result",
+        }
+
+
+def read(file: Path = NOTEBOOK) -> dict[str, Any]:
+    notebook = json.loads(file.read_text("utf-8"))
+    assert isinstance(notebook, dict)
+    return notebook
+
+
+if __name__ == "__main__":
+    made = json.dumps(executed(read()), indent=1, ensure_ascii=False)
+    NOTEBOOK.write_text(made + "\n", "utf-8")
