@@ -54,6 +54,9 @@ class Prepared:
     warnings: Sequence[str] = ()
 
 
+EAGER_EXPERTS = 'experts_implementation="eager"'
+"""How models load whose experts transformers' products of groups would refuse."""
+
 ROW_OF_EXPERTS = 16
 """Bytes of which a row of an expert's matrix must be a multiple, for products of groups."""
 
@@ -120,7 +123,7 @@ def _ragged_experts(grown: Weights) -> Iterator[str]:
             yield (
                 f"rows of experts have {row} bytes (first {name}), but transformers multiplies "
                 f"with all experts at once only where that is a multiple of {ROW_OF_EXPERTS}; load "
-                'the output with experts_implementation="eager", or choose other sizes'
+                f"the output with {EAGER_EXPERTS}, or choose other sizes"
             )
             return
 

@@ -12,7 +12,13 @@ import transformers
 from torch import Tensor
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from growkit.modeling import AUTO_MAP, FILES, differential_attention
+from growkit.modeling import (
+    AUTO_MAP,
+    FILES,
+    OLDEST_TRANSFORMERS,
+    configuration_diff_transformer,
+    differential_attention,
+)
 from tests.conftest import save_model
 from tests.test_modules import VARIANTS
 
@@ -68,6 +74,7 @@ def test_an_older_transformers_is_refused_in_a_sentence(
     version: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transformers, "__version__", version)
+    assert configuration_diff_transformer.OLDEST_TRANSFORMERS == OLDEST_TRANSFORMERS
     file = Path(differential_attention.__file__).with_name(FILES[0])
     spec = importlib.util.spec_from_file_location("copied", file)
     assert spec is not None

@@ -25,7 +25,13 @@ from growkit.families.llama import (
 )
 from growkit.families.llama import FAMILY as LLAMA
 from growkit.families.sizes import Axes
-from growkit.modeling import ARCHITECTURE, AUTO_MAP, MODEL_TYPE, copy_code
+from growkit.modeling import (
+    ARCHITECTURE,
+    AUTO_MAP,
+    MODEL_TYPE,
+    OLDEST_TRANSFORMERS,
+    copy_code,
+)
 
 HEADS_SHARE_KEYS = "because each key-value head serves a whole group of heads"
 SIGNAL_HEADS_SHARE_NOISE = Multiple(
@@ -372,7 +378,10 @@ FAMILY = Family(
     check=check_config,
     recomputed=LLAMA.recomputed,
     duplicates=LLAMA.duplicates,
-    loads_with="transformers with trust_remote_code=True (the code lies beside the weights)",
+    loads_with=(
+        f"transformers {OLDEST_TRANSFORMERS} or later with trust_remote_code=True (the code lies "
+        "beside the weights)"
+    ),
     form=DiffForm(switches={}),
     auto_map=AUTO_MAP,
     write_code=copy_code,

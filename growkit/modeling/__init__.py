@@ -10,6 +10,9 @@ import shutil
 from pathlib import Path
 
 MODEL_TYPE = "diff_transformer"
+OLDEST_TRANSFORMERS = 5
+"""The oldest major version with which the code beside the weights runs, as it says itself."""
+
 ARCHITECTURE = "DiffTransformerForCausalLM"
 AUTO_MAP = {
     "AutoConfig": "configuration_diff_transformer.DiffTransformerConfig",

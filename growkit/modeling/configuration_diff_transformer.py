@@ -9,11 +9,13 @@ from typing import Any
 import transformers
 from transformers.activations import ACT2FN
 
-if int(transformers.__version__.partition(".")[0]) < 5:
+OLDEST_TRANSFORMERS = 5
+
+if int(transformers.__version__.partition(".")[0]) < OLDEST_TRANSFORMERS:
     raise ImportError(
-        "a DIFF Transformer needs transformers 5 or later, but transformers "
+        f"a DIFF Transformer needs transformers {OLDEST_TRANSFORMERS} or later, but transformers "
         f"{transformers.__version__} is installed; install another with "
-        "pip install 'transformers>=5'"
+        f"pip install 'transformers>={OLDEST_TRANSFORMERS}'"
     )
 
 SWITCHES: dict[str, tuple[str, ...]] = {

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from growkit.errors import plain
+from growkit.modeling import OLDEST_TRANSFORMERS
+from growkit.planner import EAGER_EXPERTS
 from growkit.report.markup import figure
 from growkit.report.summary import text_name
 from growkit.results.advice import fault_sentence
@@ -62,9 +64,7 @@ def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
         _told(manifest),
         _table(["", "before", "after"], _sizes(manifest)),
         "## How to use it",
-        WITHOUT_WEIGHTS
-        if manifest.get("not_kept")
-        else _use(manifest.get("loads_with"), tokenizer),
+        WITHOUT_WEIGHTS if manifest.get("not_kept") else _use(manifest, tokenizer),
         "## Is anything lost?",
         *(_proof(proof) if proof else ["Not verified: the proof was switched off."]),
         *_continuing(manifest.get("updates")),
@@ -132,22 +132,41 @@ def _in_transformers(loads_with: Any) -> bool:
     return not loads_with or str(loads_with).startswith("transformers")
 
 
-def _use(loads_with: Any, tokenizer: bool) -> str:
+def _use(manifest: Found, tokenizer: bool) -> str:
+    loads_with = manifest.get("loads_with")
     if loads_with == DCP:
         return DCP_SNIPPET
     if not _in_transformers(loads_with):
         return f"It loads with {_text(loads_with)}."
     trusted = ", trust_remote_code=True" if "trust_remote_code" in str(loads_with) else ""
-    lines = [f'model = AutoModelForCausalLM.from_pretrained(name, dtype="auto"{trusted})']
+    ragged = any(EAGER_EXPERTS in each for each in manifest["warnings"])
+    options = f"{trusted}, {EAGER_EXPERTS}" if ragged else trusted
+    lines = [f'model = AutoModelForCausalLM.from_pretrained(name, dtype="auto"{options})']
     classes = ["AutoModelForCausalLM"]
     if tokenizer:
         classes.append("AutoTokenizer")
         lines += [
-            "tokenizer = AutoTokenizer.from_pretrained(name)",
+            f"tokenizer = AutoTokenizer.from_pretrained(name{trusted})",
             'inputs = tokenizer("Once upon a time", return_tensors="pt")',
             "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
         ]
-    return SNIPPET.format(classes=", ".join(classes), lines="\n".join(lines))
+    snippet = SNIPPET.format(classes=", ".join(classes), lines="\n".join(lines))
+    return f"{snippet}\n\n{_needed(manifest, ragged)}"
+
+
+def _needed(manifest: Found, ragged: bool) -> str:
+    """Which transformers loads it, and with what settings."""
+    version = manifest["versions"]["transformers"]
+    tried = "was made and proved" if manifest["verification"] else "was made"
+    needs = f"It {tried} with transformers {_text(version)}."
+    if manifest.get("loads_with"):
+        needs += f" The code beside the weights needs transformers {OLDEST_TRANSFORMERS} or later."
+    if ragged:
+        needs += (
+            f" `{EAGER_EXPERTS}` is needed because the rows of its experts are no multiples of 16 "
+            "bytes, which the product of all experts at once refuses."
+        )
+    return needs
 
 
 def _proof(proof: Found) -> Iterator[str]:
