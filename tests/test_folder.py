@@ -7,14 +7,23 @@ import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
+from growkit.engine.tokenizing import load_tokenizer
 from growkit.families.family import family_of
-from growkit.proof.files.companions import different_tokenizers, first_changed_companion
+from growkit.proof.files.companions import (
+    different_tokenizers,
+    first_changed_companion,
+    same_ids,
+    without_effect,
+)
 from growkit.proof.files.folder import first_changed_file
 from tests.conftest import CONFIGS, save_model
 from tests.test_mutations import DEMO, opened
@@ -90,6 +99,89 @@ def test_a_changed_setting_is_found(key: str, value: Any, source: Path, tmp_path
         content[key] = value
     assert first_changed_companion(source, target) == "tokenizer_config.json"
     assert different_tokenizers(source, target) is None
+
+
+STRUCTURED: list[tuple[str, Any]] = [
+    ("response_template", {"role": "assistant", "parts": [{"text": "a"}]}),
+    ("response_schema", {"type": "object", "properties": {"a": {"type": "string"}}}),
+    ("tools", [{"name": "search"}]),
+    ("parser", "json"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), STRUCTURED)
+def test_values_of_the_tokenizer_that_have_a_structure(
+    key: str, value: Any, source: Path, tmp_path: Path
+) -> None:
+    """Changed, added and removed ones are found; saved again by transformers they are the same."""
+    with opened(source / "tokenizer_config.json") as content:
+        content[key] = value
+    again = tmp_path / "again"
+    AutoTokenizer.from_pretrained(source).save_pretrained(again)
+    for name in ("LICENSE", "generation_config.json"):
+        shutil.copy(source / name, again)
+    assert first_changed_companion(source, again) is None
+    for name, other in (("changed", "other"), ("removed", None)):
+        target = shutil.copytree(again, tmp_path / name)
+        with opened(target / "tokenizer_config.json") as content:
+            content[key] = [other] if isinstance(value, list) else other and {"role": other}
+        assert first_changed_companion(source, target) == "tokenizer_config.json"
+        assert same_ids(Folder(source), Folder(target))[0] == "a setting in tokenizer_config.json"
+        assert first_changed_companion(target, source) == "tokenizer_config.json"
+
+
+@pytest.mark.parametrize("field", ["lstrip", "rstrip", "single_word", "normalized", "special"])
+def test_properties_of_added_tokens(field: str, source: Path, tmp_path: Path) -> None:
+    """What transformers heeds of them is a change; what a file says in vain is named."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    AutoTokenizer.from_pretrained(source).save_pretrained(first)
+    shutil.copytree(first, second)
+    with opened(second / "tokenizer.json") as tokenizer:
+        (token,) = [each for each in tokenizer["added_tokens"] if each["content"] == "c"]
+        token[field] = not token[field]
+    one, other = (repr(load_tokenizer(each).added_tokens_decoder) for each in (first, second))
+    found = first_changed_companion(first, second), without_effect(Folder(first), Folder(second))
+    if one == other:
+        assert found == (None, ["added_tokens in tokenizer.json"])
+    else:
+        assert found[0] == "tokenizer.json"
+    assert same_ids(Folder(first), Folder(second))[0] == (None if one == other else ANY)
+
+
+@pytest.mark.parametrize("part", ["truncation", "padding"])
+def test_truncation_and_padding_in_a_file_are_named(
+    part: str, source: Path, tmp_path: Path
+) -> None:
+    """transformers sets them anew at every call; who reads the file by itself follows them."""
+    values = {
+        "truncation": {
+            "direction": "Right",
+            "max_length": 3,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        },
+        "padding": {
+            "strategy": {"Fixed": 9},
+            "direction": "Left",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "a",
+        },
+    }
+    for folder in (source, target := shutil.copytree(source, tmp_path / "target")):
+        with opened(folder / "tokenizer_config.json") as content:
+            content["pad_token"] = "a"
+    assert without_effect(Folder(source), Folder(target)) == []
+    with opened(target / "tokenizer.json") as tokenizer:
+        tokenizer[part] = values[part]
+    texts = "some words that are long enough", "short"
+    one, other = (load_tokenizer(each) for each in (source, target))
+    assert one(list(texts))["input_ids"] == other(list(texts))["input_ids"]
+    raw = Tokenizer.from_file(str(target / "tokenizer.json")).encode(texts[0]).ids
+    assert len(raw) in (3, 9) or part == "padding"
+    assert first_changed_companion(source, target) is None
+    assert without_effect(Folder(source), Folder(target)) == [f"{part} in tokenizer.json"]
 
 
 def test_changed_files_are_found(source: Path, tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ def first_difference(first: Any, second: Any) -> str | None:
     for key in one | other:
         if one.get(key) != other.get(key):
             return key
+    if _added(first) != _added(second):
+        return "the properties of added tokens"
     if _steps(first) != _steps(second):
         return "the way from texts to ids"
     for text in (*PROBES, " ".join(first.all_special_tokens), *first.all_special_tokens):
@@ -119,6 +121,12 @@ def _settings(tokenizer: Any) -> dict[str, Any]:
             special[name] = [(word, tokenizer.convert_tokens_to_ids(word)) for word in words]
     special["special tokens"] = sorted(map(str, tokenizer.all_special_tokens))
     return special | {name: getattr(tokenizer, name, None) for name in SETTINGS}
+
+
+def _added(tokenizer: Any) -> list[str]:
+    """Tokens that are cut out before all else, with what belongs to them, such as spaces."""
+    found = getattr(tokenizer, "added_tokens_decoder", {})
+    return [f"{number}: {token!r}" for number, token in sorted(found.items())]
 
 
 def _steps(tokenizer: Any) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ filled in, files merged or split. So where bytes differ, what transformers reads
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -50,6 +51,12 @@ OF_THE_SAVING = frozenset(
 """Keys that say how a file came about."""
 
 
+OF_CALLS = frozenset(
+    {"max_length", "stride", "truncation_strategy", "pad_token_type_id", "pad_to_multiple_of"}
+)
+"""What transformers keeps of the truncation and padding in a file, and sets anew at every call."""
+
+
 def first_changed_companion(source: Path, target: Path) -> str | None:
     """The first of ``changed_companions``; None if there is none."""
     return next(iter(changed_companions(Folder(source), Folder(target))), None)
@@ -91,7 +98,7 @@ def _changed_in_tokenizer(
         return [*first_of_saved, *others] or ["the tokenizer, which depends on config.json,"]
     found = [name for name in changed if name in read and not _is_saved_with_it(name, target)]
     found = [name for name in found if not _same_json(source, target, name)]
-    if SETTINGS in read and target.has(SETTINGS) and _contradict(source, target, first, second):
+    if SETTINGS in read and _contradict(source, target, first, second):
         found.append(SETTINGS)
     return found + [name for name in added if name in read and not _agrees(name, target, first)]
 
@@ -100,6 +107,53 @@ def written_otherwise(source: Folder, target: Folder) -> list[str]:
     """Files of a tokenizer that both folders have, but not byte for byte."""
     names = [name for name in source.names(*FILES) if is_of_tokenizer(name) and target.has(name)]
     return [name for name in names if not _same_bytes(source, target, name)]
+
+
+def without_effect(source: Folder, target: Folder) -> list[str]:
+    """Parts of a tokenizer's files that differ, where transformers loads the same from both.
+
+    Other engines may read them: truncation and padding in ``tokenizer.json``, sections of it that a
+    tokenizer's class makes itself, and settings that transformers drops.
+
+    Args:
+        source: a folder.
+        target: another, whose tokenizer is the same to transformers.
+    """
+    found = []
+    if not _same_bytes(source, target, TOKENIZER):
+        one, other = _sections(source), _sections(target)
+        keys = sorted(one.keys() & other.keys())
+        found = [f"{key} in {TOKENIZER}" for key in keys if one[key] != other[key]]
+    if target.has(SETTINGS) and not _same_bytes(source, target, SETTINGS):
+        was, now = _settings(source), _settings(target)
+        others = [key for key in sorted(now) if _plain(now[key]) != _plain(was.get(key))]
+        again = _loaded(target) if others else None
+        read = _saved_settings(again) if again is not None else now
+        found += [f"{key} in {SETTINGS}" for key in others if key not in read]
+    return found
+
+
+def _sections(folder: Folder) -> Mapping[str, Any]:
+    """Those of ``tokenizer.json`` as the tokenizers library reads it; empty if it cannot."""
+    from tokenizers import Tokenizer
+
+    if not folder.has(TOKENIZER):
+        return {}
+    try:
+        with quiet(), foreign(f"{TOKENIZER} cannot be read", "repair it"):
+            text = folder.bytes(TOKENIZER).decode()
+            sections: Mapping[str, Any] = json.loads(Tokenizer.from_str(text).to_str())
+            return sections
+    except InputError:
+        return {}
+
+
+def _settings(folder: Folder) -> dict[str, Any]:
+    """Those of a tokenizer, as far as they have a value; empty if they cannot be read."""
+    try:
+        return _given(folder.json(SETTINGS)) if folder.has(SETTINGS) else {}
+    except InputError:
+        return {}
 
 
 def _configs_differ(source: Folder, target: Folder) -> bool:
@@ -142,7 +196,7 @@ def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
     if first is None or second is None:
         return None, "the tokenizers, because they do not load"
     found = first_difference(first, second) or _other_rules(before, after, first, second)
-    if found is None and after.has(SETTINGS) and _contradict(before, after, first, second):
+    if found is None and _contradict(before, after, first, second):
         found = f"a setting in {SETTINGS}"
     return found, None
 
@@ -209,7 +263,8 @@ def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool
     """Whether settings say something that the source's do not; each may leave keys out.
 
     transformers lets one file overrule another, so that what it loads does not show everything.
-    A key that it drops from both when it saves them does nothing.
+    A key that it drops from both when it saves them does nothing; of structured values, which have
+    more than one form, what it saves counts.
 
     Args:
         source: a folder.
@@ -219,19 +274,21 @@ def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool
     """
     try:
         was = _given(source.json(SETTINGS)) if source.has(SETTINGS) else {}
-        now = _given(target.json(SETTINGS))
+        now = _given(target.json(SETTINGS)) if target.has(SETTINGS) else {}
     except InputError:
         return True
     both = now.keys() & was.keys()
     pairs = [(_plain(was[key]), _plain(now[key])) for key in both]
     if any(old != new for old, new in pairs if not isinstance(old, list | dict)):
         return True
-    added = now.keys() - was.keys()
-    if not added:
+    if was == now:
         return False
     saved, again = _given(_saved_settings(first)), _given(_saved_settings(second))
-    dropped = frozenset() if saved != again else added - saved.keys()
-    return any(_plain(now[key]) != _plain(saved.get(key)) for key in added - dropped)
+    keys = (saved.keys() | again.keys()) - OF_CALLS
+    if any(saved.get(key) != again.get(key) for key in keys):
+        return True
+    added = (now.keys() - was.keys()) & saved.keys()
+    return any(_plain(now[key]) != _plain(saved[key]) for key in added)
 
 
 def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:

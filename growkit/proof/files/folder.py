@@ -36,6 +36,7 @@ from growkit.proof.files.companions import (
     changed_generation,
     different_tokenizers,
     same_ids,
+    without_effect,
     written_otherwise,
 )
 from growkit.proof.files.config import (
@@ -134,7 +135,8 @@ def beside_plan(
     changed += [name for name in extra if _is_read(name, runs)]
     others = [name for name in extra if not _is_read(name, runs)]
     unknown = [name for name in others if not _is_compared(name, PROCESSORS)]
-    named = (*_overruled(wanted, target), *_rewritten(source, target))
+    same = not any(map(is_of_tokenizer, changed))
+    named = (*_overruled(wanted, target), *_rewritten(source, target, same=same))
     return Beside(
         tuple(dict.fromkeys(changed)),
         named,
@@ -177,8 +179,8 @@ def beside_source(
     changed += other_class[0]
     named += [*other_class[1], *_overruled(source.config, target, named_keys)]
     named += _passed_over(source, target, loads, loaded)
-    named += _rewritten(source, target)
     ids, unseen = same_ids(source.opened, target.opened)
+    named += [] if unseen else _rewritten(source, target, same=ids is None)
     changed += [f"the tokenizer ({ids})"] if ids else []
     named += [f"not compared: {unseen}"] if unseen else []
     changed += [
@@ -287,11 +289,21 @@ def _overruled(wanted: Config, target: Checkpoint, said: Sequence[str] = ()) -> 
     ]
 
 
-def _rewritten(source: Checkpoint, target: Checkpoint) -> tuple[str, ...]:
-    """What is to be said of a tokenizer's files that are not the same bytes."""
+def _rewritten(source: Checkpoint, target: Checkpoint, *, same: bool) -> tuple[str, ...]:
+    """Notes on a tokenizer's files that are not the same bytes.
+
+    Args:
+        source: a folder.
+        target: the other one.
+        same: whether both tokenizers load and do the same.
+    """
     names = written_otherwise(source.opened, target.opened)
+    if not names:
+        return ()
     said = f"what transformers does with {listed(names)} was compared, not every byte"
-    return (said,) if names else ()
+    parts = without_effect(source.opened, target.opened) if same else []
+    differ = "differ" if len(parts) > 1 else "differs"
+    return (said, *([f"{listed(parts)} {differ}, without effect in transformers"] * bool(parts)))
 
 
 def _changed_buffers(
