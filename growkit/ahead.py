@@ -17,7 +17,7 @@ from growkit.checkpoint.tensors import (
 )
 from growkit.checkpoint.writing import parse_bytes, shards_of
 from growkit.errors import InputError
-from growkit.estimate import BASIS, disk_needed, memory_to_write, proof_seconds, seconds_to_write
+from growkit.estimate import BASIS, disk_needed, memory_needed, proof_seconds, seconds_to_write
 from growkit.families.added import knowing
 from growkit.planner import plan as planned
 from growkit.recipe.files import load_recipe, recipe_file
@@ -62,7 +62,6 @@ def _plan(recipe: Recipe, source: Weights, beside: int, ranks: int, limit: int |
     target = lineage.target
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))
     files = [shard.bytes for shard in shards]
-    in_parts = all(target.by_rows(name) for name in target.tensors)
     read, written = total_bytes(source.tensors), sum(files)
     most = _largest_share(files, ranks)
     warnings = list(prepared.warnings)
@@ -91,7 +90,7 @@ def _plan(recipe: Recipe, source: Weights, beside: int, ranks: int, limit: int |
         files=len(files),
         largest_file=max(files),
         largest_share=most,
-        memory=round(memory_to_write(source, in_parts=in_parts)),
+        memory=memory_needed(source, target, recipe.verify),
         write_seconds=round(seconds_to_write(most, read + written, limit), 1),
         proof_seconds=proof_seconds(
             source, target, recipe.verify, exact=lineage.promise == "exact"

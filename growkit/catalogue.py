@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from growkit.checkpoint.tensors import Weights
 from growkit.errors import InputError
 from growkit.families.example import Example, example
 from growkit.families.family import Family, families, family_of
+from growkit.families.headers import Headers
+from growkit.names import did_you_mean
 from growkit.operations import operations
 from growkit.planner import change
 from growkit.planning.operation import PROMISES, Operation, SizeOption, Value
@@ -31,6 +34,11 @@ NEEDED: Mapping[str, Value] = {"rank": 1, "experts": "x2"}
 TIED = "tie_word_embeddings"
 
 NOTHING = "–"
+
+MOST_TENSORS = 3000
+"""Tensors up to which a model is asked as it is; of more experts, it is asked with a few."""
+
+FEW_EXPERTS = 16
 
 
 class Answer(Result):
@@ -72,10 +80,32 @@ class Abilities(Result):
     convert: list[Answer]
 
 
-def catalogue() -> list[Abilities]:
-    """Every ``model_type``, by the name of its family."""
+def model_types() -> dict[str, Family]:
+    """The family of every ``model_type``, by the name of the family."""
     every = sorted(families().values(), key=lambda family: family.name.lower())
-    return [abilities(family, kind) for family in every for kind in family.model_types]
+    return {kind: family for family in every for kind in family.model_types}
+
+
+def catalogue(name: str | None = None) -> list[Abilities]:
+    """What can be done to the models of every ``model_type``, by the name of its family.
+
+    Args:
+        name: a ``model_type``, the name of a family or of a class of transformers; None for all.
+
+    Raises:
+        InputError: there is no such family; gives the nearest.
+    """
+    known = model_types()
+    if name is None:
+        return [abilities(family, kind) for kind, family in known.items()]
+    called = {family.name: kind for kind, family in reversed(known.items())}
+    called |= {f.architecture: kind for kind, f in reversed(known.items()) if f.architecture}
+    plain = {each.lower(): kind for each, kind in called.items()} | {k.lower(): k for k in known}
+    kind = plain.get(name.lower())
+    if kind is None:
+        meant = did_you_mean(name, known, called, otherwise="'growkit families' lists them")
+        raise InputError(f"no family is called {name!r}; {meant}")
+    return [abilities(known[kind], kind)]
 
 
 def abilities(family: Family, kind: str) -> Abilities:
@@ -94,6 +124,44 @@ def abilities(family: Family, kind: str) -> Abilities:
         for operation in operations("convert").values()
     ]
     return Abilities(family=family.name, model_types=[kind], grow=grown, convert=converted)
+
+
+def possibilities(model: Weights) -> Iterator[Answer]:
+    """What can be done to one model: sizes that grow in each way, and conversions.
+
+    A size stands once, in the way that promises most.
+    """
+    model = _with_few_experts(model)
+    for operation in operations("grow").values():
+        answers: dict[str, Answer] = {}
+        sizes = {each.name for each in operation.options if isinstance(each, SizeOption)}
+        for each in _growths(operation, model):
+            size = next(name for name in each.options if name in sizes)
+            known = answers.get(size)
+            if each.promise and (known is None or _rank(each) < _rank(known)):
+                answers[size] = each
+        yield from answers.values()
+    for operation in operations("convert").values():
+        answer = _answer("convert", operation, _needed(operation), model)
+        if answer.promise:
+            yield answer
+
+
+def _with_few_experts(model: Weights) -> Weights:
+    """A model of the same config with fewer experts, where there are very many; else this one."""
+    family = family_of(model.config, model.where())
+    sizes = family.sizes(model.config)
+    if len(model.tensors) <= MOST_TENSORS or sizes.get("experts", 0) <= FEW_EXPERTS:
+        return model
+    try:
+        config = family.resized(model.config, sizes | {"experts": FEW_EXPERTS})
+    except InputError:
+        return model
+    return Headers(family, config, model.where())
+
+
+def _rank(answer: Answer) -> int:
+    return PROMISES.index(answer.promise or PROMISES[-1])
 
 
 def _conversion(
@@ -118,7 +186,7 @@ def _needed(operation: Operation) -> dict[str, Value]:
     return {each.name: NEEDED[each.name] for each in operation.options if each.needed}
 
 
-def _growths(operation: Operation, model: Example) -> Iterator[Answer]:
+def _growths(operation: Operation, model: Weights) -> Iterator[Answer]:
     """Every size of a method, in every way that makes it more of what the method says."""
     sizes = [each for each in operation.options if isinstance(each, SizeOption)]
     rounding = any(each.name == "promise" for each in operation.options)
@@ -136,7 +204,7 @@ def _growths(operation: Operation, model: Example) -> Iterator[Answer]:
 
 
 def _answer(
-    verb: str, operation: Operation, options: Mapping[str, Value], model: Example
+    verb: str, operation: Operation, options: Mapping[str, Value], model: Weights
 ) -> Answer:
     promise = becomes = why = None
     try:

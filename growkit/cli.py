@@ -19,7 +19,7 @@ import typer
 from growkit.answers import also_in, console, print_json, told
 from growkit.commands import Commands, OfMany, command
 from growkit.errors import InputError, plain
-from growkit.operations import operations
+from growkit.operations import DEFAULT_METHOD, operations
 from growkit.options import (
     Answer,
     BaseModel,
@@ -136,14 +136,32 @@ def inspect(
 
 @app.command("families")
 @command()
-def list_families(as_json: Json = False) -> None:
-    """List the families, and what can be done to their models under which promise."""
-    from growkit.catalogue import catalogue
-    from growkit.report.terminal import show_catalogue
+def list_families(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="A family, class or model_type, such as llama.", show_default=False
+        ),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="The whole table: every family with all that it can do.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List the families, and what can be done to the models of one, or of all."""
+    from growkit.catalogue import catalogue, model_types
+    from growkit.report.terminal import show_abilities, show_catalogue, show_families
 
-    result = catalogue()
+    if name and every:
+        raise InputError(f"--all is for every family, and {name} is one; leave one of them out")
+    if not (name or every or as_json):
+        show_families(console(), model_types())
+        return
+    result = catalogue(name)
     if as_json:
         print_json(result)
+    elif name:
+        show_abilities(console(), result)
     else:
         show_catalogue(console(), result)
 
@@ -160,7 +178,7 @@ def grow(
             help=f"Growth method: {', '.join(operations('grow'))}.",
             autocompletion=one_of(lambda: operations("grow")),
         ),
-    ] = "hypercloning",
+    ] = DEFAULT_METHOD,
     family: Family = None,
     options: Given,
     settings: Settings,

@@ -69,15 +69,10 @@ def estimate(
     """
     place = next(parent for parent in output.parents if parent.exists())
     written = total_bytes(target.tensors)
-    memory = memory_to_write(source)
-    if proof is not None:
-        parameters = total_parameters(source.tensors) + total_parameters(target.tensors)
-        whole = 8 * parameters if 8 * parameters <= SMALL else 0
-        memory = max(memory, PROVING + max(_at_a_time(target.tensors), whole))
     return Estimate(
         disk_needed=disk_needed(target, beside),
         disk_free=shutil.disk_usage(place).free,
-        memory=round(memory),
+        memory=memory_needed(source, target, proof),
         write_seconds=round(seconds_to_write(written), 1),
         proof_seconds=proof_seconds(source, target, proof, exact=exact),
         basis=BASIS,
@@ -94,15 +89,22 @@ def disk_needed(target: Weights, beside: int) -> int:
     return total_bytes(target.tensors) + ENTRY * len(target.tensors) + beside + ROOM
 
 
-def memory_to_write(source: Weights, *, in_parts: bool = False) -> float:
-    """Bytes of memory, about, that a process takes which writes what is made of a source.
+def memory_needed(source: Weights, target: Weights, proof: Settings | None) -> int:
+    """Bytes of memory, about, that a process takes which writes and proves a target.
 
     Args:
         source: headers of the source.
-        in_parts: whether large tensors are known to be read in parts; else they are held whole.
+        target: headers of the target.
+        proof: what is compared; None for no proof.
     """
     largest = max((info.bytes for info in source.tensors.values()), default=0)
-    return LOADED + WORKERS * (min(largest, SMALL_TENSOR) if in_parts else largest)
+    in_parts = all(target.by_rows(name) for name in target.tensors)
+    memory = LOADED + WORKERS * (min(largest, SMALL_TENSOR) if in_parts else largest)
+    if proof is not None:
+        parameters = total_parameters(source.tensors) + total_parameters(target.tensors)
+        whole = 8 * parameters if 8 * parameters <= SMALL else 0
+        memory = max(memory, PROVING + max(_at_a_time(target.tensors), whole))
+    return round(memory)
 
 
 def seconds_to_write(written: int, moved: int = 0, bandwidth: int | None = None) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from growkit.catalogue import Answer, possibilities
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
     TORCH_NAMES,
@@ -21,6 +22,7 @@ from growkit.families.described import load_description
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_lambda_vectors, variant
 from growkit.families.family import Family, stored_family
+from growkit.operations import DEFAULT_METHOD, operations
 from growkit.planning.layouts import LAMBDA_VECTORS, as_diff_transformer, is_differential
 from growkit.planning.plan import unused_tensors
 from growkit.results.result import Result
@@ -49,6 +51,20 @@ class Attention(Result):
     lambda_value: list[float] | None
 
 
+class Possible(Result):
+    """Something that can be done with a model.
+
+    Attributes:
+        command: on the command line; SRC is the model, OUT the folder to be made.
+        promise: exact, bounded or different.
+        becomes: the family of what is made.
+    """
+
+    command: str
+    promise: str
+    becomes: str
+
+
 class Inspection(Result):
     """A checkpoint at a glance, as ``growkit inspect --json`` prints it.
 
@@ -66,6 +82,7 @@ class Inspection(Result):
         tensors: number of tensors.
         files: the files with the weights.
         dropped: tensors that growkit would leave out, and why.
+        possible: the growths and conversions that this model takes, each alone.
     """
 
     folder: str
@@ -81,6 +98,7 @@ class Inspection(Result):
     tensors: int
     files: list[str]
     dropped: dict[str, str]
+    possible: list[Possible]
 
     def _repr_html_(self) -> str:
         """The checkpoint as notebooks show it."""
@@ -131,6 +149,21 @@ def _inspected(source: Source) -> Inspection:
         tensors=len(used),
         files=[file.name for file in checkpoint.files],
         dropped=dropped | rest,
+        possible=[_possible(each) for each in possibilities(checkpoint)],
+    )
+
+
+def _possible(answer: Answer) -> Possible:
+    verb = "convert" if answer.operation in operations("convert") else "grow"
+    choice = {"grow": f"--method {answer.operation}", "convert": f"--to {answer.operation}"}[verb]
+    words = [] if choice == f"--method {DEFAULT_METHOD}" else [choice]
+    words += [f"--{name.replace('_', '-')} {value}" for name, value in answer.options.items()]
+    assert answer.promise
+    assert answer.becomes
+    return Possible(
+        command=f"growkit {verb} SRC OUT {' '.join(words)}",
+        promise=answer.promise,
+        becomes=answer.becomes,
     )
 
 

@@ -9,6 +9,9 @@ from types import MappingProxyType
 LONGEST = 100
 """Characters of a name that are looked at; nothing is called by more."""
 
+LISTED = 20
+"""Names that a sentence lists next to the one that was probably meant, at most."""
+
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -46,14 +49,17 @@ def did_you_mean(
         name: see ``nearest``.
         known: see there.
         called: see there.
-        otherwise: how it ends where none is near; None for a list of those that there are.
+        otherwise: how it ends where none is near; None for a list of those that there are, which
+            then also follows a guess, as long as it is short.
         quoted: how names are written.
     """
     known = list(known)
     found = nearest(name, known, called)
-    if found is not None:
-        return f"did you mean {quoted(found)}?"
-    return f"known are {', '.join(known)}" if otherwise is None else otherwise
+    every = f"known are {', '.join(known)}"
+    if found is None:
+        return every if otherwise is None else otherwise
+    listed = f" ({every})" if otherwise is None and len(known) <= LISTED else ""
+    return f"did you mean {quoted(found)}?{listed}"
 
 
 def perhaps(name: object, known: Iterable[str], called: Mapping[str, str] = NOTHING) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from growkit.families.described import load_description
+from growkit.operations import DEFAULT_METHOD
 from growkit.planning.operation import Value
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS, Recipe
 from growkit.recipe.steps import ConvertStep, GrowStep
@@ -20,7 +21,7 @@ def grow(
     source: str | Path,
     output: str | Path,
     *,
-    method: str = "hypercloning",
+    method: str = DEFAULT_METHOD,
     seed: int = 0,
     dtype: str | None = None,
     shard_size: str = DEFAULT_SHARD_SIZE,

@@ -11,6 +11,9 @@ from growkit.names import did_you_mean, nearest
 from growkit.planning.operation import Operation, callings
 from growkit.registry import members
 
+DEFAULT_METHOD = "hypercloning"
+"""The method of ``growkit grow`` that need not be named."""
+
 PACKAGES = {"grow": "growkit.growth", "convert": "growkit.conversions"}
 """By the verb of the command, and of a recipe's step."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,7 +20,9 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.checkpoint.widening import Widened, rounded
+from growkit.errors import InputError
 from growkit.families.family import family_of, stored_family
+from growkit.operations import operations
 from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage
 from growkit.planning.operation import PROMISES, Change, complete
@@ -80,7 +83,11 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
         for narrower in filter(None, [rounded(source, recipe.dtype)])
     ]
     for step in recipe.steps:
-        taken = change(step, grown, recipe.seed)
+        try:
+            taken = change(step, grown, recipe.seed)
+        except InputError as error:
+            first = _conversion_before(step, grown, recipe.seed)
+            raise InputError(f"{error}{_in_two_steps(recipe, step, first)}") from None
         kl_by_rank = taken.kl_by_rank or kl_by_rank
         settled = {**step.options, **taken.settled}
         steps.append(type(step)(step.name, {k: v for k, v in settled.items() if v is not None}))
@@ -96,6 +103,40 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
     promise = max(promises, key=PROMISES.index)
     lineage = Lineage(wide, plans, promise, "; ".join(lost), by_rounding=by_rounding)
     return Prepared(lineage, tuple(steps), kl_by_rank, ranks, warnings)
+
+
+def _conversion_before(step: Step, source: Weights, seed: int) -> str | None:
+    """The conversion after which a conversion can be had that the source itself does not take."""
+    found: dict[str, str] = {}
+    for name, operation in operations(step.verb).items() if step.verb == "convert" else ():
+        if name == step.name or any(option.needed for option in operation.options):
+            continue
+        try:
+            first = change(type(step)(name), source, seed)
+            between = source
+            for plan in first.plans:
+                between = Planned(between, plan)
+            second = change(step, between, seed)
+        except InputError:
+            continue
+        config = second.plans[-1].config if second.plans else source.config
+        if config["model_type"] != source.config["model_type"]:
+            promise = max(first.promise, second.promise, key=PROMISES.index)
+            found.setdefault(promise, name)
+    return next((found[promise] for promise in PROMISES if promise in found), None)
+
+
+def _in_two_steps(recipe: Recipe, step: Step, first: str | None) -> str:
+    """How the sentence on a conversion ends that takes another one first."""
+    if first is None:
+        return ""
+    options = "".join(f" --{k.replace('_', '-')} {v}" for k, v in step.options.items())
+    source, output = shlex.quote(recipe.source), shlex.quote(recipe.output)
+    between = shlex.quote(f"{recipe.output}-{first}")
+    return (
+        f"; run growkit convert {source} {between} --to {first}, and then growkit convert "
+        f"{between} {output} --to {step.name}{options}"
+    )
 
 
 def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:

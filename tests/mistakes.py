@@ -323,7 +323,7 @@ CONVERSIONS = [
     Mistake("convert source out --to differential", ("differential", "diff")),
     Mistake("convert source out --to hypercloning", ("hypercloning", "grow")),
     Mistake("convert source out --to shared-diff --rank 2", ("shared-diff", "no noise heads")),
-    Mistake("convert source out --to dint", ("dint", "diff-v2 first")),
+    Mistake("convert source out --to dint", ("--to diff,", "--to dint")),
     Mistake(f"{CONVERT} shared-diff --rank 0", ("rank", "0")),
     Mistake(f"{CONVERT} shared-diff --rank 4096", ("rank", "4096", "choose at most")),
     Mistake(f"{CONVERT} shared-diff --rank eight", ("rank", "eight")),

@@ -16,6 +16,7 @@ from growkit.catalogue import Abilities, Answer
 from growkit.cli import app
 from growkit.families.example import example
 from growkit.families.family import families
+from growkit.operations import operations
 from growkit.planner import change
 from growkit.recipe.steps import GrowStep
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
@@ -54,12 +55,44 @@ def test_the_page_shows_what_the_command_says(
 ) -> None:
     """``python -m tests.catalogue`` writes it."""
     assert as_markdown(rows) in FILE.read_text("utf-8")
-    monkeypatch.setattr(growkit.catalogue, "catalogue", lambda: rows[:3])
-    shown = CliRunner().invoke(app, ["families"]).stdout
+    monkeypatch.setattr(growkit.catalogue, "catalogue", lambda name: rows[:3])
+    shown = CliRunner().invoke(app, ["families", "--all"]).stdout
     assert all(row.family in shown for row in rows[:3])
     rows[0].grow[0].promise = None  # the control: another answer is another page
     assert as_markdown(rows) not in FILE.read_text("utf-8")
     rows[0].grow[0].promise = "exact"
+
+
+def test_families_are_listed_in_brief_and_shown_one_by_one() -> None:
+    brief = CliRunner().invoke(app, ["families"]).stdout
+    assert all(kind in brief for each in families().values() for kind in each.model_types)
+    assert len(brief.splitlines()) < 80
+    for name in ("llama", "Llama", "LlamaForCausalLM"):
+        shown = CliRunner().invoke(app, ["families", name]).stdout
+        assert "Llama" in shown
+        assert "Qwen" not in shown.partition("convert to")[0]
+        assert len(shown.splitlines()) < 40
+    assert "did you mean 'llama'" in CliRunner().invoke(app, ["families", "lama"]).stderr
+    assert CliRunner().invoke(app, ["families", "llama", "--all"]).exit_code == 2
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "gpt2"])
+def test_inspect_shows_what_can_be_done_next(kind: str, tmp_path: Path) -> None:
+    """Each command does as it says; an operation that is not shown is refused."""
+    source, _ = random_model(kind, 0, tmp_path / "source")
+    possible = growkit.inspect(source).possible
+    commands = [each["command"].replace(" SRC ", f" {source} ") for each in possible]
+    chosen = seeded(0).sample(list(zip(commands, possible, strict=True)), 2)
+    for command, each in chosen:
+        words = command.replace(" OUT ", f" {tmp_path / 'out'} ").split()[1:]
+        done = CliRunner().invoke(app, [*words, "--dry-run", "--json"])
+        assert done.exit_code == 0, done.stderr
+        assert json.loads(done.stdout)["promise"] == each["promise"]
+    shown = {each["command"].partition("--to ")[2].split(" ")[0] for each in possible}
+    for name in seeded(1).sample(sorted({*operations("convert")} - shown), 1):
+        rank = ["--rank", "1"] if name == "shared-diff" else []
+        words = ["convert", str(source), str(tmp_path / "no"), "--to", name, *rank, "--dry-run"]
+        assert CliRunner().invoke(app, words).exit_code == 2, name
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "llama", "mistral", "olmo", "olmo3"])

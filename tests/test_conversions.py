@@ -278,7 +278,13 @@ def test_grow_and_share_in_one_pass(tmp_path: Path) -> None:
     ("kind", "config", "to", "options", "why"),
     [
         ("llama", {}, "dint", {}, r"it has no λ"),
-        ("llama", {}, "shared-diff", {"rank": 2}, r"no noise heads .*; convert it to diff first"),
+        (
+            "llama",
+            {},
+            "shared-diff",
+            {"rank": 2},
+            r"no noise heads .* --to diff, and then growkit convert",
+        ),
         ("llama", {}, "llama", {}, r"of Llama already; choose another layout"),
         (
             "llama",

@@ -34,6 +34,7 @@ DEPTH = r'''
 
 import re
 
+from growkit.errors import InputError
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
 from growkit.planning.operation import Change, SizeOption
@@ -52,6 +53,8 @@ class Depth:
         family = family_of(source.config, source.where())
         dropped, duplicates = unused_tensors(source, family)
         layers = source.config["num_hidden_layers"]
+        if not options["more_layers"].isdigit():
+            raise InputError(f"more_layers is {options['more_layers']}; give a number")
         config = source.config | {"num_hidden_layers": layers + int(options["more_layers"])}
         rules = []
         for name in family.patterns(config):

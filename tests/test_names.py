@@ -94,7 +94,9 @@ def test_what_is_like_nothing_is_no_guess() -> None:
     assert did_you_mean("zzz", known) == "known are hidden, heads, ffn"
     assert did_you_mean("zzz", known, otherwise="look") == "look"
     assert perhaps("zzz", known) == ""
-    assert did_you_mean("Hiden", known) == "did you mean 'hidden'?"
+    assert did_you_mean("Hiden", known, otherwise="look") == "did you mean 'hidden'?"
+    listed = "did you mean 'hidden'? (known are hidden, heads, ffn)"
+    assert did_you_mean("Hiden", known) == listed
     assert perhaps("ff", known) == "; did you mean 'ffn'?"
     assert nearest("width", known, {"width": "hidden"}) == "hidden"
 

@@ -55,7 +55,7 @@ class Dint(OnDiffTransformer):
         """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
-            raise refuse(self.name, diff, "it has no λ; convert it to diff or diff-v2 first")
+            raise refuse(self.name, diff, "it has no λ")
         if diff["integral"] != "none":
             raise refuse(self.name, diff, "it has an integral already")
         config = diff | {key: options[key] for key in ("gamma", "integral")}

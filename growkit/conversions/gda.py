@@ -36,7 +36,7 @@ class GroupedDiff(OnDiffTransformer):
         """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
-            raise refuse(self.name, diff, "it has no noise heads; convert it to diff first")
+            raise refuse(self.name, diff, "it has no noise heads")
         if diff["num_attention_heads"] != 2 * diff["num_noise_heads"]:
             raise refuse(self.name, diff, "it is grouped already")
         return Change([rewrite(source, diff, lambda name, info, layer: None)])

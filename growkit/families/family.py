@@ -5,8 +5,9 @@ A family's file defines ``FAMILY``; being in this package is what registers it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 
 from growkit.algebra.axes import Pattern, Role
@@ -21,7 +22,7 @@ from growkit.families.description import (
     component_of,
 )
 from growkit.families.experts import Experts
-from growkit.families.sizes import Axes, HasSizes
+from growkit.families.sizes import Axes, HasSizes, MultipleError
 from growkit.names import perhaps
 from growkit.registry import members
 
@@ -101,7 +102,11 @@ class Family(HasSizes):
             InputError: the model class cannot express these sizes.
         """
         resized = self._with_sizes(config, sizes)
-        found = self.sizes(resized)
+        try:
+            found = self.sizes(resized)
+        except MultipleError as error:
+            near = self._larger_sizes(config, sizes)
+            raise InputError(f"{error.problem}; {near}") from None
         for name, pattern in self.patterns(resized).items():
             for dimension in pattern.dimensions:
                 if "vocab" not in dimension.axes and dimension.size(found) > MOST_ROWS:
@@ -122,6 +127,27 @@ class Family(HasSizes):
                     f"{listed}{computed}; grow alike what it keeps alike"
                 )
         return resized
+
+    def _larger_sizes(self, config: Config, sizes: Mapping[str, int]) -> str:
+        """The nearest sizes above the present ones that the class has, of what was to grow."""
+        present = self.sizes(config)
+        grown = [axis for axis, size in sizes.items() if size != present.get(axis)]
+        first = grown[0]
+
+        def nearest(candidates: range) -> Iterator[str]:
+            for size in candidates:
+                others = {axis: size * Fraction(present[axis], present[first]) for axis in grown}
+                whole = {axis: int(each) for axis, each in others.items()}
+                if whole == others and self.expresses(config, {**sizes, **whole}):
+                    yield ", ".join(f"{axis} {each}" for axis, each in whole.items())
+                    return
+
+        below = range(sizes[first] - 1, present[first], -1)
+        above = range(sizes[first] + 1, 4 * sizes[first] + 1)
+        near = [*nearest(below), *nearest(above)]
+        if not near:
+            return f"{' and '.join(grown)} cannot grow without the other sizes"
+        return f"choose {' or '.join(near)}"
 
     def named(self, config: Config) -> Config:
         """The config with the class that is to load it, for folders that growkit writes."""

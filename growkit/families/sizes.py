@@ -26,6 +26,18 @@ KINDS = {bool: "true or false", int: "a whole number", list: "a list"}
 Axes = tuple[str, ...]
 
 
+class MultipleError(InputError):
+    """A size is no multiple of another, as the model class demands.
+
+    Attributes:
+        problem: the sentence without its remedy.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}; {remedy}")
+        self.problem = problem
+
+
 @dataclass(frozen=True, kw_only=True)
 class HasSizes:
     """What growkit knows of the configs of a model family.
@@ -93,10 +105,10 @@ class HasSizes:
             size, unit = numbers[demand.what], max(numbers[demand.of], 1)
             if size % unit:
                 near = [each for each in (size - size % unit, size - size % unit + unit) if each]
-                raise InputError(
+                raise MultipleError(
                     f"{demand.what} {size} is no multiple of {demand.of} {unit}, but a {self.name} "
-                    f"model needs that, {demand.why}; choose {' or '.join(map(str, near))}, or "
-                    f"another {demand.of}"
+                    f"model needs that, {demand.why}",
+                    f"choose {' or '.join(map(str, near))}, or another {demand.of}",
                 )
         return complete
 

@@ -143,11 +143,12 @@ class Factors:
         return float(expansion.counts.sum()) / len(expansion.source)
 
     def _multiples(self, tensor: Tensor) -> str:
-        """The whole multiples that are nearest to what was asked for."""
+        """The whole multiples that are nearest to what was asked for, the present size aside."""
         axis = tensor.norm.over if tensor.norm else ""
         old, new = self._old.get(axis, 1), self._new.get(axis, 1)
         least = new // old * old
-        return f" (to {least} or {least + old})" if new > least else ""
+        near = [str(size) for size in (least, least + old) if size > old]
+        return f" (to {' or '.join(near)})" if new > least else ""
 
     def _grows(self, tensor: Tensor) -> str:
         grown = sorted(axis for axis in self._expansions if axis in tensor.pattern)

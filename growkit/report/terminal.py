@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ from growkit.report.progress import Advance
 from growkit.report.summary import summary
 from growkit.results.advice import fault_sentence, next_step
 from growkit.results.check import difference_sentence
-from growkit.results.sentences import optimizer_sentence
+from growkit.results.sentences import class_sentence, optimizer_sentence
 from growkit.units import duration, size
 
 if TYPE_CHECKING:
     from growkit.catalogue import Abilities
+    from growkit.families.family import Family
     from growkit.inspection import Inspection
     from growkit.results.check import CheckResult
     from growkit.results.operation import GrowResult
@@ -152,6 +153,8 @@ def show_growth(console: Console, result: GrowResult) -> None:
         f"{result['source_parameters']:,} → {result['parameters']:,} parameters, "
         f"{size(result['bytes'])} in {result['dtype']}, promise: {result['promise']}"
     )
+    if line := class_sentence(result["config"]):
+        console.print(line)
     if result["lost"] and not result["verification"]:  # which begins with it
         console.print(f"lost: {result['lost']}")
     if result["loads_with"]:
@@ -178,6 +181,31 @@ def show_inspection(console: Console, result: Inspection) -> None:
     console.print(table)
 
 
+def show_families(console: Console, known: Mapping[str, Family]) -> None:
+    """The families and their ``model_type``."""
+    names: dict[str, list[str]] = {}
+    for kind, family in known.items():
+        names.setdefault(family.name, []).append(kind)
+    shown = Table("family", "model_type", show_edge=False, pad_edge=False)
+    for name, kinds in names.items():
+        shown.add_row(name, ", ".join(kinds))
+    console.print(shown)
+    console.print(
+        "growkit families NAME shows what can be done to the models of one, growkit families --all "
+        "to all of them; growkit inspect SRC to your own"
+    )
+
+
+def show_abilities(console: Console, result: Sequence[Abilities]) -> None:
+    """What can be done to the models of some families, a line for each operation."""
+    heading, *lines = table(result)
+    for line in lines:
+        shown = Table(show_header=False, show_edge=False, pad_edge=False)
+        for name, cell in zip(heading, line, strict=True):
+            shown.add_row(name, cell)
+        console.print(shown)
+
+
 def show_catalogue(console: Console, result: Sequence[Abilities]) -> None:
     """What can be done to the models of every family."""
     heading, *lines = table(result)
@@ -200,7 +228,10 @@ def show_demo(console: Console, story: Story) -> None:
     verification = story["growth"]["verification"]
     if verification:
         show_verdict(console, verification)
-    for title, text in (("before", story["before"]), ("after", story["after"])):
+    written = {"before": story["before"], "after": story["after"]}
+    if story["before"] == story["after"]:
+        written = {"before and after, the same text": story["before"]}
+    for title, text in written.items():
         console.rule(f"{title}, greedily")
         console.print(Text(story["opening"]), style="dim", end="")
         console.print(Text(text))

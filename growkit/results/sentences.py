@@ -100,3 +100,17 @@ def fault_place(fault: Mapping[str, Any]) -> str:
     layer = None if fault.get("layer") is None else f"layer {fault['layer']}"
     places = (layer, fault.get("component"), fault.get("tensor"))
     return ", ".join(str(place) for place in places if place)
+
+
+def class_sentence(changes: Sequence[Mapping[str, Any]]) -> str | None:
+    """The class of the source and that of the output; None where it stays.
+
+    Args:
+        changes: of ``config.json`` (each a ``growkit.results.planned.ConfigChange``).
+    """
+    for key in ("architectures", "model_type"):
+        for each in changes:
+            if each["key"] == key and each["before"] and each["after"]:
+                was, now = (each[side].strip('[]"') for side in ("before", "after"))
+                return f"class: {was} → {now}"
+    return None

@@ -113,7 +113,7 @@ class SharedDiff(OnDiffTransformer):
         """See ``growkit.planning.operation.Operation``."""
         diff = DIFF.complete(source.config)
         if not has_noise_heads(diff):
-            why = "there are no noise heads to share with; convert it to diff first"
+            why = "there are no noise heads to share with"
             raise refuse(self.name, diff, why)
         if shared_queries(diff):
             raise refuse(self.name, diff, "its projections are shared already")
