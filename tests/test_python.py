@@ -170,7 +170,7 @@ class Counted:
         yield advance
 
 
-def test_progress_is_shown_where_one_likes(place: Path) -> None:
+def test_progress_is_shown_where_one_likes(grown: growkit.GrowResult, place: Path) -> None:
     shown: growkit.Progress = Counted()
     assert isinstance(shown, Counted)
     more: list[int] = []

@@ -27,10 +27,10 @@ def at_a_glance(result: Inspection) -> Iterator[tuple[str, str]]:
     yield "files", ", ".join(result.files)
     for name, why in result.dropped.items():
         yield "left out", f"{name}: {why}"
-    for number, each in enumerate(result.possible):
-        outcome = each["promise"]
-        outcome += f", as {each['becomes']}" if each["becomes"] != result.family else ""
-        yield "" if number else "possible next", f"{each['command']} ({outcome})"
+    for number, step in enumerate(result.possible):
+        outcome = step["promise"]
+        outcome += f", as {step['becomes']}" if step["becomes"] != result.family else ""
+        yield "" if number else "possible next", f"{step['command']} ({outcome})"
 
 
 def _attention(attention: Attention) -> Iterator[tuple[str, str]]:
