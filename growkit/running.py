@@ -92,7 +92,7 @@ def _lead(
     from growkit.recipe.places import inputs_of, output_path
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_growth, show_verdict
-    from growkit.results.advice import onwards
+    from growkit.results.advice import training_hint
     from growkit.surgery import run
 
     report, figures = answer.report, answer.figures
@@ -116,6 +116,6 @@ def _lead(
             if not running.dry_run:
                 kept = ": the proof, without the weights" if running.proof_only else ""
                 screen.print(f"written to {result['output']}{kept}", soft_wrap=True)
-                if then := onwards(result):
+                if then := training_hint(result):
                     screen.print(f"next: {then}", soft_wrap=True)
     return 1 if result["kept"] is False else 0

@@ -62,7 +62,7 @@ def next_step(result: Found) -> str | None:
     return _STEPS[problem(result) or "unknown"](result)
 
 
-def onwards(result: Found) -> str | None:
+def training_hint(result: Found) -> str | None:
     """What to do with an output (a ``growkit.GrowResult``) that is as it was promised.
 
     Returns:
@@ -72,13 +72,10 @@ def onwards(result: Found) -> str | None:
     updates, proof = result.get("updates"), result.get("verification")
     if not updates or (proof and next_step(proof)):
         return None
-    factor, groups = float(f"{updates['single_rate']:.2g}"), updates["groups"]
-    rate = "the source's learning rate" if factor == 1 else f"{factor:g} × the source's rate"
-    if any(each["lr"] != factor for each in groups):
-        rate += ", or tensor by tensor (growkit.training.param_groups)"
     return (
-        f"train it at {rate}; before a long run, growkit probe measures on your text whether that "
-        "pays, against training the source on"
+        "train it with growkit.training.param_groups, which takes the source's learning rate; "
+        "before a long run, growkit probe measures on your text whether that pays, compared with "
+        "training the source on"
     )
 
 
