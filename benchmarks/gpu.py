@@ -35,7 +35,7 @@ SECONDS = 520
 """For everything, from the first process on."""
 
 HEAD = [
-    "| model | verdict | strict float64 | limit | as it runs | limit | s | peak GPU memory, GB |"
+    "| model | verdict | strict float64 | limit | in its dtype | limit | s | peak GPU memory, GB |"
 ]
 HEAD.append("| " + " | ".join(["---"] * 8) + " |")
 

@@ -103,6 +103,6 @@ def _reason(differences: int, recorded: Mapping[str, tuple[int, str]]) -> str:
     total = size(sum(count for count, _ in recorded.values()))
     held = f"{len(recorded)} file{'s' * (len(recorded) != 1)}, {total}"
     if not differences:
-        return f"whole: {held}, all as {MANIFEST} recorded them"
+        return f"intact: {held}, all as {MANIFEST} recorded them"
     several = "differences" if differences > 1 else "difference"
-    return f"not whole: {differences} {several} from what {MANIFEST} recorded ({held})"
+    return f"not intact: {differences} {several} from what {MANIFEST} recorded ({held})"

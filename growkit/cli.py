@@ -241,7 +241,7 @@ def verify(
         ),
     ] = None,
 ) -> int:
-    """Prove that OUT computes what SRC computes: logits in strict float64 and as it will run."""
+    """Prove that OUT computes what SRC computes: logits in strict float64 and in its own dtype."""
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
     from growkit.proof.beforehand import check_settings

@@ -83,7 +83,7 @@ def test_the_control_sees_what_the_hub_cannot_read(place: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_path_of_the_machine_is_in_it(kind: str, place: Path) -> None:
     card = card_of(place / "out" / kind)
-    for private in (str(place), place.name, "my models", "my texts", "/tmp/", "secret", "\\"):
+    for private in (str(place), place.name, "my models", "my texts", "/tmp/", "\\"):
         assert private not in card
     assert "a (a.py) b" in without_paths([])("a (/x/a.py) b")  # the control: it is taken out
 
@@ -176,9 +176,34 @@ def test_numbers_are_for_people(kind: str, place: Path) -> None:
     assert LONG.search("0.049999999999999996")  # the control
     assert "| None |" not in card
     assert "none |" not in card
-    proved = "| as it runs |" in card
+    proved = "| in float32 |" in card
     assert proved is (kind != "unproved")
     assert re.search(r"\| size, float32 \| (–|[\d.]+ kB) \| [\d.]+ kB \|", card)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_first_table_is_what_became_of_what(kind: str, place: Path) -> None:
+    """The source by its name on the Hub, or else of its folder; the steps; the loss."""
+    card = card_of(place / "out" / kind)
+    first = card[card.index("| model |") : card.index("## How to use it")]
+    source = f"[{BASE}](https://huggingface.co/{BASE})" if kind == "large" else "`secret`"
+    assert f"| model | {source} | `{kind}` |" in first
+    assert f" from {source} with growkit" in card
+    how = "convert: shared-diff, rank 2" if kind == "lossy" else "grow: hypercloning, hidden x2"
+    assert f"| how | – | {how}" in first
+    proof = json.loads((place / "out" / kind / "growkit.json").read_text())["verification"]
+    assert ("| loss" in first) is (kind != "unproved")
+    if proof:
+        losses = (f"{proof[f'loss_{of}']:.4f}" for of in ("source", "target"))
+        told = f"loss, nats per token ({proof['predictions']} predictions, held out.txt)"
+        assert f"| {told} | {' | '.join(losses)} |" in first
+
+
+def test_what_a_source_is_called_is_no_markup(place: Path) -> None:
+    manifest = json.loads((place / "out" / "lossy" / "growkit.json").read_text())
+    manifest["recipe"]["source"] = "a|b` <img src=x> [c](d)"
+    card = model_card(manifest)
+    assert "| model | `a\\|b' <img src=x> [c](d)` |" in card
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -48,7 +48,7 @@ def found(folder: Path) -> dict[str, str]:
     result = json.loads(said)
     assert code == (0 if result["whole"] else 1)
     assert result["whole"] == (not result["differences"])
-    assert ("not whole" in result["reason"]) != result["whole"]
+    assert ("not intact" in result["reason"]) != result["whole"]
     return {each["file"]: each["what"] for each in result["differences"]}
 
 
@@ -56,7 +56,7 @@ def test_a_copy_is_whole(copy: Path) -> None:
     assert found(copy) == {}
     code, said = checked(copy)
     assert (code, said.count("\n")) == (0, 1)
-    assert said.startswith("whole: ")
+    assert said.startswith("intact: ")
 
 
 def test_the_hashes_are_those_of_another_program(copy: Path) -> None:

@@ -267,7 +267,7 @@ def test_depth_and_width_and_differences_in_one_recipe(make: Make, tmp_path: Pat
     assert result["kept"]
     trained = result["verification"]["trainability"]
     assert (trained["trainable"], trained["idle_layers"]) == (True, 4)
-    assert "in 4 layers that pass on what they are given so far" in trainability_sentence(trained)
+    assert "the 4 new layers start as identity" in trainability_sentence(trained)
     assert relative_error(source, tmp_path / "out") < 1e-12
     kept = GrowStep("hypercloning", hidden="x2", symmetry="keep")
     trained = run(source, tmp_path / "keep", kept, DEEPER)["verification"]["trainability"]

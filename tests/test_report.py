@@ -233,7 +233,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "loss_source_native",
         "loss_target_native",
     ),
-    "How it was run": ("modes",),
+    "Inference modes": ("modes",),
     "Error by layer": ("by_layer",),
     "Logits, source against target": ("logit_sample",),
     "KL by position": ("kl_by_position",),
@@ -365,8 +365,8 @@ UNLIKE: dict[str, Any] = {
         ({"kept": True, "reason": "preserved: all"}, "Preserved", "good"),
         ({}, "Not preserved", "bad"),
         (SOUND | {"negative_control_caught": False}, "No verdict", "warn"),
-        ({"kept": True, "promise": "bounded"}, "Changed, as asked for", "warn"),
-        ({"kept": True, "promise": "different"}, "Changed, as asked for", "warn"),
+        ({"kept": True, "promise": "bounded"}, "Changed as requested", "warn"),
+        ({"kept": True, "promise": "different"}, "Changed as requested", "warn"),
         ({"kept": True, "promise": "bounded", "max_kl": 0.1}, "Within the limit", "warn"),
         ({"promise": "bounded"}, "Not as asked", "bad"),
         (SOUND | {"max_kl": 1e-9}, "Not as asked", "bad"),
@@ -526,7 +526,7 @@ def test_bins_and_counts_are_shown() -> None:
 
 def test_the_sources_own_rounding_is_a_column() -> None:
     page = report_page(full(), None)
-    assert ">source's own rounding</th>" in page
+    assert ">source&#x27;s own rounding</th>" in page
     row = re.search(r"largest \|Δlogit\| / scale</th>(.*?)</tr>", page)
     assert row
     assert re.findall(r">([\d.e-]+)</td>", row[1]) == ["0.06", "0.06", "0.055"]
@@ -804,7 +804,7 @@ def test_a_lossy_conversion_leads_with_what_was_lost() -> None:
     lossy = full(
         kept=True,
         promise="bounded",
-        reason="changed, as asked for (a <b> of it): 0.1 nats",
+        reason="changed as requested (a <b> of it): 0.1 nats",
         lost="a <b> of it",
         fault=None,
     )

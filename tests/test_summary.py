@@ -52,7 +52,7 @@ def test_what_people_look_for(place: Path) -> None:
     assert result["source_bytes"] == sum(each.nbytes for each in tensors.values())
     assert found["tensors"] == f"{len(tensors)} of {len(tensors)} recovered (bit for bit)"
     count = len(result["modes"])
-    assert found["ways of asking"].startswith(f"all {count} kept (prefill, ")
+    assert found["inference modes"].startswith(f"all {count} kept (prefill, ")
     assert found["largest difference"].count("× below the limit") == 2
     assert begun <= datetime.fromisoformat(result["created"]) <= datetime.now(timezone.utc)
     assert 0 < result["seconds"] < 60
@@ -76,8 +76,8 @@ def test_what_was_lost_is_said(place: Path) -> None:
     assert "largest difference" not in found
     count = len(result["modes"])
     assert {mode["kept"] for mode in result["modes"]} == {None}
-    assert found["ways of asking"].startswith(f"{count} of {count} without a limit (")
-    assert result["reason"].startswith(f"changed, as asked for ({result['lost']}): the loss goes")
+    assert found["inference modes"].startswith(f"{count} of {count} without a limit (")
+    assert result["reason"].startswith(f"changed as requested ({result['lost']}): the loss goes")
     assert "of the likeliest next tokens are the same" in result["reason"]
     assert growkit.verify(place / "source", place / "exact", **QUICK)["lost"] is None
 
@@ -125,7 +125,7 @@ def test_the_headroom_is_the_smallest_of_all_ways() -> None:
     ]
     strict = measured(relative=1e-14, tolerance=1e-12)
     result = full(strict_float64=strict, native=measured(relative=0.1, tolerance=1.0), modes=modes)
-    assert headroom(result) == pytest.approx({"in strict float64": 10, "as it runs": 5})
+    assert headroom(result) == pytest.approx({"in strict float64": 10, "in bfloat16": 5})
     result["modes"][1]["relative"] = None  # it had a limit, so a number was expected
     assert headroom(result)["in strict float64"] == 0
 
@@ -160,7 +160,7 @@ def test_how_many_ways_held() -> None:
         ([free, failed], "1 of 2 without a limit, 1 not the same (not the same with generate)"),
     ]
     for modes, expected in said:
-        assert words(full(modes=modes))["ways of asking"] == expected
+        assert words(full(modes=modes))["inference modes"] == expected
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ def test_ways_that_were_not_tried_are_said(make: Make) -> None:
     source = make("llama", use_cache=False)
     found = growkit.verify(source, source, **QUICK)
     assert modes_sentence(found["modes"]) == (
-        "asked in 4 of 5 ways: prefill, left padding, explicit positions, longest context; "
+        "run in 4 of 5 inference modes: prefill, left padding, explicit positions, longest "
+        "context; "
         "not tried: cached decoding (the config switches the cache off)"
     )
     found = growkit.verify(make("llama"), source, **QUICK)

@@ -50,8 +50,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "blocks",
-        "what new layers do: pass on what they are given, so that the function stays the same "
-        "(identity); repeat the whole model on top (stack), or without its middle (overlap); or "
+        "what new layers do: start as identity, so that the function stays the same (identity); "
+        " repeat the whole model on top (stack), or without its middle (overlap); or "
         "repeat the layer before them (interpose)",
         ("identity", "stack", "overlap", "interpose"),
         kinds=(str,),

@@ -13,7 +13,7 @@ from growkit.planning.plan import Plan
 from growkit.proof.comparison import Compared, Control
 from growkit.proof.modes import PREFILL
 from growkit.results.proof import CopyDistance, Measured, ModeResult, Trainability
-from growkit.results.sentences import recovered_sentence, too_much
+from growkit.results.sentences import counted, recovered_sentence, too_much
 from growkit.results.spectrum import Spectrum
 from growkit.version import __version__
 
@@ -152,7 +152,7 @@ class Strict:
 
     @property
     def worst_mode(self) -> str:
-        """The way of asking that shows the largest difference; a NaN is larger than all."""
+        """The inference mode that shows the largest difference; a NaN is larger than all."""
         found = self.compared.distances.items()
         return max(found, key=lambda m: (not math.isfinite(m[1].relative), m[1].relative))[0]
 
@@ -190,7 +190,7 @@ class Strict:
 
 @dataclass(frozen=True)
 class Native:
-    """What the comparison found as the models will run.
+    """What the comparison in the storage dtype found.
 
     Attributes:
         compared: source and target.
@@ -280,13 +280,14 @@ def other_reason(
         )
     unchecked = f"; {weights.unchecked} tensors could not be checked" if weights.unchecked else ""
     low, found_kl = within_limit(distance, max_kl)
-    verdict = "changed, as asked for" if max_kl is None else "within the limit"
+    verdict = "changed as requested" if max_kl is None else "within the limit"
     if not low:
         verdict = f"not as asked: {found_kl}; changed"
     return (
         f"{verdict} ({lineage.lost}): the loss goes from "
         f"{distance.loss_source / distance.predictions:.4f} to "
-        f"{distance.loss_target / distance.predictions:.4f} nats per token, "
+        f"{distance.loss_target / distance.predictions:.4f} nats per token over "
+        f"{counted(distance.predictions, 'prediction')}, "
         f"{distance.agreeing / distance.tokens:.1%} of the likeliest next tokens are the same, "
         f"{distance.kl_per_token:.3g} nats per token of KL{unchecked}{weights.told}"
     )
@@ -305,7 +306,7 @@ def exact_reason(
         return f"no verdict: the negative control ({strict.control.fault}) was not noticed"
     if not native.kept:
         return (
-            f"not preserved as it will run: in {native.dtype} the logits differ by "
+            f"not preserved in {native.dtype}: the logits differ by "
             f"{native.largest:.1e} of their scale, rounding explains {native.tolerance:.1e}"
         )
     if failed:

@@ -1,4 +1,4 @@
-"""The ways in which a model is asked: everything that breaks in practice."""
+"""Inference modes: everything that breaks in practice."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def result(
     native_tolerance: float | None = None,
     kept: bool | None = None,
 ) -> ModeResult:
-    """How one way of asking went; what is left out was not tried, or is not promised."""
+    """How one inference mode went; what is left out was not tried, or is not promised."""
     return ModeResult(
         name=name,
         relative=relative,

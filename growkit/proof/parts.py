@@ -1,4 +1,4 @@
-"""The parts of a proof: weights, logits in strict float64 and as they run, and where a fault is."""
+"""The parts of a proof: weights, logits in strict float64 and as stored, and where a fault is."""
 
 from __future__ import annotations
 

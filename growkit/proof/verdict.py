@@ -75,7 +75,7 @@ def verify(
     progress: Progress = Silent(),
     advance: Callable[[int], None] = lambda count: None,
 ) -> VerifyResult:
-    """Compare two model folders: weights, logits in strict float64, and logits as they will run.
+    """Compare two model folders: weights, and logits in strict float64 and the storage dtype.
 
     Logits come from transformers' own classes, loaded from the files as they are. An exact promise
     is kept when no logit differs by more than some times what rounding does to the source itself,

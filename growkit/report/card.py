@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from growkit.errors import plain
 from growkit.modeling import OLDEST_TRANSFORMERS
 from growkit.planner import EAGER_EXPERTS
 from growkit.report.markup import figure
-from growkit.report.summary import text_name
+from growkit.report.summary import native_name, predictions, text_name
 from growkit.results.advice import fault_sentence
 from growkit.results.sentences import NOT_TRIED, trainability_sentence
 from growkit.units import size
@@ -32,6 +32,10 @@ from transformers import {classes}
 name = "."  # this folder; ORG/NAME once it is on the Hub
 {lines}
 ```"""
+
+
+class Markdown(str):
+    """Text that is markup already."""
 
 
 DCP = "torch.distributed.checkpoint"
@@ -62,7 +66,7 @@ def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
         _metadata(manifest),
         f"# {_name(manifest)}",
         _told(manifest),
-        _table(["", "before", "after"], _sizes(manifest)),
+        _table(["", "before", "after"], _at_a_glance(manifest)),
         "## How to use it",
         WITHOUT_WEIGHTS if manifest.get("not_kept") else _use(manifest, tokenizer),
         "## Is anything lost?",
@@ -105,12 +109,9 @@ def _name(manifest: Found) -> str:
 
 def _told(manifest: Found) -> str:
     """In a sentence or two what this is."""
-    base = manifest["recipe"].get("base_model")
-    source = f"[{base}](https://huggingface.co/{base})" if base else "a smaller model"
     grown = any("grow" in step for step in manifest["recipe"]["steps"])
-    if not grown and not base:
-        source = "another model"
-    told = f"{'Grown' if grown else 'Converted'} from {source} with growkit {manifest['growkit']}."
+    made = f"{'Grown' if grown else 'Converted'} from {_source(manifest)}"
+    told = f"{made} with growkit {manifest['growkit']}."
     if manifest.get("lost"):
         return f"{told} What was given up: {_text(manifest['lost'])}."
     proof = manifest["verification"]
@@ -119,9 +120,34 @@ def _told(manifest: Found) -> str:
     return told
 
 
-def _sizes(manifest: Found) -> list[list[Any]]:
+def _source(manifest: Found) -> str:
+    """The model that this was made from: its name on the Hub, or that of its folder."""
+    recipe = manifest["recipe"]
+    base = recipe.get("base_model")
+    if base:
+        return f"[{base}](https://huggingface.co/{base})"
+    return _code(recipe["source"])
+
+
+def _at_a_glance(manifest: Found) -> Iterator[list[Any]]:
+    """What it was made from and how, and what that did to sizes and loss."""
     proof = manifest["verification"] or {}
-    before = proof.get("source_bytes")
+    yield ["model", Markdown(_source(manifest)), Markdown(_code(manifest["recipe"]["output"]))]
+    yield ["how", "–", "; then ".join(_in_words(step) for step in manifest["recipe"]["steps"])]
+    yield from _sizes(manifest, proof.get("source_bytes"))
+    if proof:
+        losses = [figure(proof[f"loss_{of}"], ".4f") for of in ("source", "target")]
+        yield [f"loss, nats per token ({predictions(proof)}, {text_name(proof)})", *losses]
+
+
+def _in_words(step: Found) -> str:
+    """A step in a few words, e.g. ``grow: hypercloning, hidden x2``."""
+    (verb,) = (verb for verb in ("grow", "convert") if verb in step)
+    options = (f"{key} {value}" for key, value in step.items() if key != verb)
+    return f"{verb}: {', '.join([str(step[verb]), *options])}"
+
+
+def _sizes(manifest: Found, before: int | None) -> list[list[Any]]:
     return [
         ["parameters", manifest["source_parameters"], manifest["parameters"]],
         [f"size, {manifest['dtype']}", size(before) if before else None, size(manifest["bytes"])],
@@ -173,22 +199,19 @@ def _proof(proof: Found) -> Iterator[str]:
     yield f"Promise: {proof['promise']}. Verdict: {_text(proof['reason'])}."
     columns = [proof["strict_float64"], proof["native"], proof["rounding"]]
     rows = [[label, *(column[key] for column in columns)] for label, key in MEASURES]
-    yield _table(["", "strict float64", "as it runs", "the source's own rounding"], rows)
+    yield _table(["", "strict float64", native_name(proof), "the source's own rounding"], rows)
     yield (
         "The last column is what the dtype does to the source alone, against itself in strict "
         "float64: what is as large there is rounding."
     )
     losses = [
         [name, *(figure(proof[f"loss_{of}{ending}"], ".4f") for of in ("source", "target"))]
-        for name, ending in (("strict float64", ""), ("as it runs", "_native"))
+        for name, ending in (("in strict float64", ""), (native_name(proof), "_native"))
     ]
-    yield (
-        f"Loss in nats per token, over {proof['predictions']:,} predictions "
-        f"({_text(text_name(proof))}):"
-    )
+    yield (f"Loss in nats per token, over {predictions(proof)} ({_text(text_name(proof))}):")
     yield _table(["", "before", "after"], losses)
     words = {True: "yes", False: "no", None: "no limit"}
-    ways = [
+    modes = [
         [
             mode["name"],
             "not tried" if mode["note"].startswith(NOT_TRIED) else words[mode["kept"]],
@@ -198,7 +221,7 @@ def _proof(proof: Found) -> Iterator[str]:
         ]
         for mode in proof["modes"]
     ]
-    yield _table(["asked with", "kept", "strict float64", "as it runs", ""], ways)
+    yield _table(["inference mode", "kept", "strict float64", native_name(proof), ""], modes)
     caught = "yes" if proof["negative_control_caught"] else "no"
     yield f"Negative control caught: {caught} ({_text(proof['negative_control'])})."
     if proof["fault"]:
@@ -259,13 +282,13 @@ def _step(step: Found) -> str:
     return ", ".join(f"{key}: {value}" for key, value in step.items())
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = [[*heads], ["---"] * len(heads), *([_shown(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _shown(value: Any) -> str:
-    text = _text(figure(value))
+    text = value if isinstance(value, Markdown) else _text(figure(value))
     return "–" if text == "none" else text.replace("|", "\\|")
 
 

@@ -46,7 +46,7 @@ def verdict_of(result: Found) -> tuple[str, str]:
     if promise == "exact":
         return "good", "Preserved"
     within = result.get("max_kl") is not None
-    return "warn", "Within the limit" if within else "Changed, as asked for"
+    return "warn", "Within the limit" if within else "Changed as requested"
 
 
 def header(result: Found, manifest: Found, steps: Sequence[str] = ()) -> str:

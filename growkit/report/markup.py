@@ -109,6 +109,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], kinds: str) -> st
     """
     if not rows:
         return ""
+    heads = [escape(head) for head in heads]
     top = (f'<th scope="col" class="{k}">{h}</th>' for h, k in zip(heads, kinds, strict=True))
     body = "".join(_row(row, heads, kinds) for row in rows)
     # A box that scrolls must be within reach of the keyboard.

@@ -29,7 +29,7 @@ from growkit.report.markup import (
     section,
     table,
 )
-from growkit.report.summary import predictions, text_name
+from growkit.report.summary import native_name, predictions, text_name
 from growkit.results.advice import instead_of
 from growkit.results.sentences import NOT_TRIED, recovered_sentence, trainability_sentence
 from growkit.units import duration
@@ -42,7 +42,7 @@ MEASURES = (
         "relative",
         "the largest change of a logit, against their usual size",
     ),
-    ("limit", "tolerance", "what the line above must stay below, or none"),
+    ("limit", "tolerance", "what the line above must not exceed, or none"),
     ("largest |Δlogit|", "max_abs_logit_diff", "the largest change of a logit"),
     ("mean |Δlogit|", "mean_abs_logit_diff", "the change of a logit on average"),
     ("logit scale", "logit_scale", "the usual size of the source's logits: root mean square"),
@@ -109,7 +109,7 @@ def _numbers(result: Found) -> str:
             "itself in strict float64: what is as large there is rounding, and no fault of the "
             "target."
         )
-    heads = ["", "strict float64", "as it runs", "source's own rounding"]
+    heads = ["", "strict float64", native_name(result), "source's own rounding"]
     return section("The numbers", told, table(heads, rows if any(columns[:2]) else [], "hnnn"))
 
 
@@ -123,10 +123,9 @@ def _recovered(result: Found) -> str:
 
 def _loss(result: Found) -> str:
     rows = []
-    native = (result.get("native") or {}).get("dtype")
     for name, ending, form in (
-        ("strict float64", "", ".9f"),
-        (f"as it runs, {native}" if native else "as it runs", "_native", ".6f"),
+        ("in strict float64", "", ".9f"),
+        (native_name(result), "_native", ".6f"),
     ):
         before, after = (result.get(f"loss_{of}{ending}") for of in ("source", "target"))
         if before is None and after is None:
@@ -213,12 +212,12 @@ def _modes(result: Found) -> str:
         ]
         for mode in modes
     ]
-    heads = ["way of asking", "verdict", "strict", "limit", "as it runs", "its limit"]
+    heads = ["inference mode", "verdict", "strict", "limit", native_name(result), "its limit"]
     told = (
-        "Largest difference of a logit, relative to their scale, in every way that models are "
-        "used; – where no logits were compared."
+        "Largest difference of a logit, relative to their scale, in every inference mode; – where "
+        "no logits were compared."
     )
-    return section("How it was run", told, table(heads, rows, "hvnnnn"))
+    return section("Inference modes", told, table(heads, rows, "hvnnnn"))
 
 
 def _measured_in(mode: Found, measured: str, limit: str) -> list[Any]:
@@ -250,8 +249,8 @@ def _logits(result: Found) -> str:
     )
     return section(
         title,
-        f"How far {len(sample):,} logits of the target are above or below the source's, as the "
-        "models run. "
+        f"How far {len(sample):,} logits of the target are above or below the source's, "
+        f"{native_name(result)}. "
         + (
             "What lies outside of the dashed lines is more than rounding."
             if result.get("promise") in ("bounded", "different")

@@ -49,7 +49,7 @@ def summary(result: Mapping[str, Any]) -> dict[str, Line]:
         "tensors": _tensors(result),
         "loss": _loss(result),
         "largest difference": _headroom(result),
-        "ways of asking": _ways(result),
+        "inference modes": _modes(result),
         "training": _learning(result),
         "new capacity": _training(result),
         "negative control": _control(result),
@@ -63,6 +63,11 @@ def text_name(result: Mapping[str, Any]) -> str:
     return Path(str(result["text"])).name if result.get("text") else "random tokens"
 
 
+def native_name(result: Mapping[str, Any]) -> str:
+    """What the comparison in the storage dtype is called, e.g. ``in bfloat16``."""
+    return f"in {(result.get('native') or {}).get('dtype') or 'the storage dtype'}"
+
+
 def predictions(result: Mapping[str, Any]) -> str:
     """How many predictions losses are means over."""
     count = result.get("predictions")
@@ -70,16 +75,16 @@ def predictions(result: Mapping[str, Any]) -> str:
 
 
 def headroom(result: Mapping[str, Any]) -> dict[str, float]:
-    """How many times the largest difference is below its limit, in whichever way it was asked.
+    """How many times the largest difference is below its limit, in whichever inference mode.
 
     Returns:
-        The factor, by ``in strict float64`` and ``as it runs``: less than 1 is above the limit,
+        The factor, by ``in strict float64`` and ``native_name``: less than 1 is above the limit,
         infinite if nothing differs, 0 if there is no number. What has no limit is left out.
     """
     modes = result.get("modes") or []
     columns = {
         "in strict float64": ("strict_float64", "relative", "tolerance"),
-        "as it runs": ("native", "native", "native_tolerance"),
+        native_name(result): ("native", "native", "native_tolerance"),
     }
     found = {}
     for name, (key, relative, tolerance) in columns.items():
@@ -175,7 +180,7 @@ def _loss(result: Mapping[str, Any]) -> Line | None:
     )
     if not any(map(is_number, strict)):
         return None
-    runs = f"as it runs {_arrow(native, '.4f')}; " if any(map(is_number, native)) else ""
+    runs = f"{native_name(result)} {_arrow(native, '.4f')}; " if any(map(is_number, native)) else ""
     over = f"nats per token, {predictions(result)}, {text_name(result)}"
     form = ".6f" if result.get("promise") == "exact" else ".4f"
     return Line(_arrow(strict, form), f"in strict float64; {runs}{over}")
@@ -185,14 +190,14 @@ def _arrow(values: Sequence[Any], form: str) -> str:
     return " → ".join(figure(value, form) for value in values)
 
 
-def _ways(result: Mapping[str, Any]) -> Line | None:
+def _modes(result: Mapping[str, Any]) -> Line | None:
     modes: list[dict[str, Any]]
     modes = [{"note": "", "kept": None} | dict(mode) for mode in result.get("modes") or []]
     if not modes:
         return None
     tried = [mode for mode in modes if not str(mode["note"]).startswith(NOT_TRIED)]
     kept, failed, free = (sum(mode["kept"] is how for mode in tried) for how in (True, False, None))
-    _, _, then = modes_sentence(modes).partition(" ways")
+    _, _, then = modes_sentence(modes).partition(" inference modes")
     first = f"{kept} of {len(modes)} kept"
     if kept == len(modes):
         first = f"all {kept} kept"

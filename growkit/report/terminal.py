@@ -18,7 +18,7 @@ from growkit.report.glance import at_a_glance
 from growkit.report.markup import figure
 from growkit.report.plan import show_estimate, show_plan, show_ranks
 from growkit.report.progress import Advance
-from growkit.report.summary import summary
+from growkit.report.summary import native_name, summary
 from growkit.results.advice import fault_sentence, next_step
 from growkit.results.check import difference_sentence
 from growkit.results.sentences import class_sentence, optimizer_sentence
@@ -125,7 +125,7 @@ def _figures(result: VerifyResult) -> Table:
     """How far apart logits are, beside what rounding does to the source alone."""
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("")
-    for head in ("strict", "as it runs", "source's rounding"):
+    for head in ("strict float64", native_name(result), "source's rounding"):
         table.add_column(head, justify="right")
     columns = [result["strict_float64"], result["native"], result["rounding"]]
     for label, key in (

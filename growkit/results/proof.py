@@ -19,10 +19,11 @@ class Measured(Result):
         mean_abs_logit_diff: mean |Δlogit|.
         logit_scale: root mean square of the source's logits.
         relative: ``max_abs_logit_diff / logit_scale``.
-        tolerance: what ``relative`` must stay below; null if the source itself computes nothing
+        tolerance: what ``relative`` must not exceed; null if the source itself computes nothing
             usable in this dtype, so that there is nothing to keep.
         tolerance_why: where the tolerance comes from, in a sentence; null if there is none.
-        kl_nats_per_token: KL(source ‖ target), summed over the vocabulary, mean over tokens.
+        kl_nats_per_token: KL(source ‖ target), summed over the vocabulary, mean over tokens; 0
+            where it is no more than rounding in float64.
         top1_agreement: share of tokens on which both rank the same token first.
     """
 
@@ -93,15 +94,15 @@ class LayerError(Result):
 
 
 class ModeResult(Result):
-    """One way of asking both models.
+    """One inference mode of both models.
 
     Attributes:
         name: ``prefill``, ``cached decoding``, ``left padding``, ``explicit positions``, ``longest
             context``, ``save and reload`` or ``generate``.
         relative: largest difference of a logit, relative to their scale, strict float64.
-        tolerance: what it must stay below.
-        native: the same as it will run.
-        native_tolerance: what that must stay below.
+        tolerance: what it must not exceed.
+        native: the same in the storage dtype.
+        native_tolerance: what that must not exceed.
         kept: whether both do; null if nothing is promised, or it was not tried.
         note: what was tried exactly, or why not.
     """
@@ -213,17 +214,17 @@ class VerifyResult(Result):
         lost: what was given up, in one line; null if nothing was.
         loss_source: mean negative log-likelihood of the source in nats per token, strict float64.
         loss_target: the same of the target.
-        loss_source_native: the same of the source as it runs, in the storage dtype on the device.
+        loss_source_native: the same of the source in the storage dtype, on the device.
         loss_target_native: the same of the target.
         first_differing_layer: index of the first layer whose output differs; null when none does.
         first_difference: name of the first module whose output differs; null when none does.
         fault: where and why they differ; null when they do not.
         by_layer: the error of every module's output; empty if the layers cannot be compared.
-        modes: the ways in which both were asked.
-        kl_by_position: KL at every position of the prompts, nats; as it runs for what is to be
-            exact, else in strict float64.
+        modes: the inference modes in which both were run.
+        kl_by_position: KL at every position of the prompts, nats; in the storage dtype for what
+            is to be exact, else in strict float64.
         tokens_by_position: the number of tokens of each of these means.
-        logit_sample: some pairs of logits, source and target, as it runs.
+        logit_sample: some pairs of logits, source and target, in the storage dtype.
         negative_control_caught: whether a deliberate fault was noticed.
         negative_control: what the deliberate fault was.
         fingerprint: by which the model is known again in a trainer's memory; null if no usable

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 NOT_TRIED = "not tried: "
-"""How the note of a way to ask begins that was not tried; why follows."""
+"""How the note of an inference mode begins that was not tried; why follows."""
 
 
 def trainability_sentence(found: Mapping[str, Any]) -> str:
@@ -35,11 +35,10 @@ def _late(found: Mapping[str, Any]) -> str:
     idle = found.get("idle_layers")
     if not idle:
         return ""
-    layers = "1 layer that passes" if idle == 1 else f"{idle:,} layers that pass"
-    given = "it is" if idle == 1 else "they are"
+    start = "new layer starts" if idle == 1 else f"{idle:,} new layers start"
     return (
-        f"; in {layers} on what {given} given so far, the matrices that write the output learn "
-        "from the first step, and the others from the second"
+        f"; the {start} as identity: the matrices that write the output learn from the first step, "
+        "the others from the second"
     )
 
 
@@ -64,7 +63,7 @@ def optimizer_sentence(found: Mapping[str, Any]) -> str:
 
 
 def modes_sentence(modes: Sequence[Mapping[str, Any]]) -> str:
-    """In which ways both models were asked (a list of ``growkit.results.proof.ModeResult``)."""
+    """The inference modes that were run, of a list of ``growkit.results.proof.ModeResult``."""
     failed = [mode["name"] for mode in modes if mode["kept"] is False]
     others = {m["name"]: m["note"] for m in modes if m["note"].startswith(NOT_TRIED)}
     tried = [mode["name"] for mode in modes if mode["name"] not in others]
@@ -73,7 +72,7 @@ def modes_sentence(modes: Sequence[Mapping[str, Any]]) -> str:
     for name, note in others.items():
         reasons.setdefault(note.removeprefix(NOT_TRIED), []).append(name)
     untried = "".join(f"; not tried: {', '.join(n)} ({why})" for why, n in reasons.items())
-    return f"asked in {len(tried)} of {len(modes)} ways{what}{untried}"
+    return f"run in {len(tried)} of {len(modes)} inference modes{what}{untried}"
 
 
 def recovered_sentence(recovered: int, every: int) -> str:

@@ -22,7 +22,7 @@ class TrainingProof(Result):
         losses_target: the same of the target.
         relative: largest difference of a loss against the first loss, or of a logit after the last
             step against the logit scale, whichever is larger.
-        tolerance: what ``relative`` must stay below; null where nothing is promised.
+        tolerance: what ``relative`` must not exceed; null where nothing is promised.
         own: the same of the source against itself, with its weights disturbed before every step by
             about as much as rounding does.
         standing_still: number of the target's parameters that have no counterpart in the source,
