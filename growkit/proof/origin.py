@@ -8,12 +8,16 @@ the manifests that growkit writes.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
+from shlex import quote
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.widening import RoundedCheckpoint, Widened
 from growkit.errors import InputError, plain, reason
+from growkit.families.added import knowing, stranger
 from growkit.growth.copying import GROUPS
+from growkit.manifest import MANIFEST, read_record
 from growkit.planner import plan
 from growkit.planning.operation import SizeOption
 from growkit.proof.findings import Origin
@@ -44,6 +48,44 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     except Exception as error:  # a stranger's values may raise anything
         return Origin(unknown=f"{unfit} ({type(error).__name__}: {plain(reason(error))})")
     return Origin(lineage)
+
+
+def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> None:
+    """Refuse a source whose manifest says that it was made from the target.
+
+    The target of an exact growth computes the same function whichever way round, but nothing of how
+    it was made can be checked against its own result.
+
+    Args:
+        before: what was given as the source.
+        after: what was given as the target.
+        recipe: from the target's manifest.
+
+    Raises:
+        InputError: the source's recipe makes all of its tensors of the target's, and the target's
+            recipe, if there is one, does not do so the other way round.
+    """
+    made = None
+    with suppress(InputError):  # a source's manifest may be anything
+        made = read_record(before).recipe
+    if made is None or _explains(before, after, recipe) or not _explains(after, before, made):
+        return
+    raise InputError(
+        f"the arguments appear to be exchanged: {MANIFEST} in {before.folder} says that this model "
+        f"was made from another, and {after.folder} fits as that; the source comes first: growkit "
+        f"verify {quote(str(after.folder))} {quote(str(before.folder))} (or remove that file to "
+        "compare the two as models of unknown origin)"
+    )
+
+
+def _explains(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> bool:
+    """Whether a recipe makes tensors of the names and shapes of one model of those of another."""
+    with knowing(stranger(recipe.family) if recipe else None):
+        plans = origin_of(before, after, recipe).plans
+    if not plans:
+        return False
+    made = {name: tuple(rule.info.shape) for name, rule in plans[-1].by_target.items()}
+    return made == {name: tuple(info.shape) for name, info in after.tensors.items()}
 
 
 def as_planned(before: Checkpoint, origin: Origin) -> Checkpoint:

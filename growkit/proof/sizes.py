@@ -16,7 +16,12 @@ def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
     for checkpoint in (before, after):
         check_vocabulary(checkpoint)
     if after.config["vocab_size"] < before.config["vocab_size"]:
-        raise other_vocabulary(before, after, "only a target may have more tokens")
+        raise other_vocabulary(
+            before,
+            after,
+            "only a target may have more tokens (the source comes first; if that is "
+            f"{after.folder}, exchange the two)",
+        )
 
 
 def check_vocabulary(checkpoint: Checkpoint) -> None:

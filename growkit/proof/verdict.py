@@ -38,7 +38,7 @@ from growkit.proof.findings import (
 )
 from growkit.proof.fingerprint import question
 from growkit.proof.modes import Mode, modes, result
-from growkit.proof.origin import as_planned, origin_of
+from growkit.proof.origin import as_planned, check_order, origin_of
 from growkit.proof.parts import NO_NUMBERS, Parts
 from growkit.proof.sizes import bytes_of, check_vocabularies, other_vocabulary
 from growkit.proof.states import NOWHERE, places_of
@@ -140,6 +140,7 @@ def verify_found(
         )
     before, after = pair(source, target)
     record = read_record(after)
+    check_order(before, after, record.recipe)
     with progress.bytes("proving", bytes_of(before, after)) as shown:
 
         def both(count: int) -> None:
