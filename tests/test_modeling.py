@@ -26,7 +26,8 @@ from transformers import (
 from growkit.engine.strict import strict_float64
 from growkit.modeling import differential_attention, modeling_diff_transformer
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
-from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM, IntegralLayer
+from growkit.modeling.integral_cache import IntegralLayer
+from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 from tests import papers
 from tests.conftest import randomise, seeded
 

@@ -30,7 +30,10 @@ AUTO_MAP = {
 FILES = (
     "configuration_diff_transformer.py",
     "differential_attention.py",
+    "integral_cache.py",
     "modeling_diff_transformer.py",
+    "one_call.py",
+    "seen_tokens.py",
 )
 
 

@@ -6,8 +6,9 @@ One formula covers them (A₁ are the signal maps, A₂ the noise maps, H the in
 
 DIFF (arXiv 2410.05258), grouped DIFF (arXiv 2510.06949, eq. 7) and Shared DIFF have γ = 0; DINT
 (arXiv 2501.17486) adds the integral; ordinary attention has neither noise maps nor an integral.
-No function holds a matrix of queries × keys: the maps without an integral run in fused attention,
-those with one in blocks of rows.
+No function holds a matrix of queries × keys but ``differential_maps``, which is for those who want
+to see the maps, and for graphs, which cannot loop: the maps without an integral run in fused
+attention, those with one in blocks of rows.
 
 Shapes, as they stand in the comments: signal and noise are numbers of heads, key_heads of heads
 that keys have (query head i reads key head ⌊i · key_heads / heads⌋), width is that of a value head.
@@ -62,7 +63,13 @@ def lambda_of_vectors(
 
 
 def fused_attention(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, past: int, real: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    past: int,
+    real: Tensor | None,
+    visible: Tensor | None = None,
 ) -> Tensor:
     """Causal softmax(Q Kᵀ · scaling) V.
 
@@ -73,19 +80,21 @@ def fused_attention(
         scaling: of the scores.
         past: columns that came before the first row.
         real: [batch, columns], false for padding; None if there is none.
+        visible: [batch or 1, 1, rows, columns] in the place of past and real; None for these.
 
     Returns:
         [batch, heads, rows, width], in the dtype of the values.
     """
     rows, head_dim, width = query.shape[2], query.shape[3], value.shape[3]
-    if real is not None:
+    several = bool(rows > 1)  # a bool in graphs of dynamic shapes as well
+    if real is not None and visible is None:
         # One more coordinate hides the padding. A mask would be rows × columns large, and would
         # keep the fastest kernels away.
         lowest = HIDDEN_KEY_FLOAT16 if key.dtype == torch.float16 else HIDDEN_KEY
         hidden = (~real).to(key.dtype)[:, None, :, None] * lowest
         key = torch.cat([key, hidden.expand(-1, key.shape[1], -1, -1)], dim=-1)
         query = functional.pad(query, (0, 1), value=1.0)
-    if rows > 1:
+    if several:
         # With heads of different widths the kernels that need no rows × columns are out of reach.
         common = max(query.shape[3], width)
         common += -common % FUSED_MULTIPLE if common > head_dim else 0
@@ -105,8 +114,10 @@ def fused_attention(
             enable_gqa=grouped,
         )
 
-    if past == 0 or rows == 1:
-        output = attend(query, past + rows, None, causal=rows > 1)
+    if visible is not None:
+        output = attend(query, key.shape[2], visible, causal=False)
+    elif past == 0 or not several:
+        output = attend(query, past + rows, None, causal=several)
     else:
         output = torch.cat(
             [
@@ -153,6 +164,84 @@ def causal_integral(
         past_sums = wide(query.new_zeros(batch, signal, past))
     output, sums = _CausalIntegral.apply(query, key, value, gamma, past_sums, scaling, past, real)
     return output, sums
+
+
+def differential_maps(
+    signal_query: Tensor,
+    signal_key: Tensor,
+    noise_query: Tensor | None,
+    noise_key: Tensor | None,
+    lambda_: Tensor | None,
+    gamma: Tensor | None,
+    scaling: float,
+    visible: Tensor,
+    integral: str,
+    past_sums: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """A₁ - λ A₂ + γ H in full, with no loop.
+
+    Args:
+        signal_query: [batch, signal, rows, head_dim].
+        signal_key: [batch, key_heads, columns, head_dim].
+        noise_query: [batch, noise, rows, head_dim]; None without noise heads.
+        noise_key: like ``signal_key``.
+        lambda_: see ``combine``.
+        gamma: [batch or 1, signal or 1, rows or 1, 1]; None without an integral.
+        scaling: of the scores.
+        visible: [batch or 1, 1, rows, columns], true for what a row sees. Rows that see nothing
+            take no part in means.
+        integral: ``none``, ``causal`` or ``column_mean``.
+        past_sums: see ``causal_integral``; zero for columns that it lacks.
+
+    Returns:
+        The maps, [batch, signal, rows, columns], and what they leave of column sums after the last
+        row, [batch, signal, columns], in float32 or wider.
+    """
+    blind: Tensor = visible  # marks that some rows may see nothing
+    maps = _map(signal_query, signal_key, scaling, visible, blind)
+    sums = maps.sum(-2)
+    if past_sums is not None:
+        columns = maps.shape[-1]
+        past_sums = functional.pad(past_sums, (0, columns - past_sums.shape[-1]))
+        sums = sums + past_sums
+    added = None
+    if integral == "causal":
+        assert gamma is not None
+        running = maps.cumsum(-2)
+        if past_sums is not None:
+            running = running + past_sums[..., None, :]
+        means = running / visible.sum(-1, keepdim=True).clamp_min(1)
+        added = gamma * _masked_softmax(means, visible, blind)
+    elif integral == "column_mean":
+        assert gamma is not None
+        text = visible | visible.transpose(-1, -2)  # all tokens of a row's own text
+        means = maps.sum(-2, keepdim=True) / text.sum(-1, keepdim=True).clamp_min(1)
+        added = gamma * means * text
+    noise = None
+    if noise_query is not None:
+        assert noise_key is not None
+        noise = _map(noise_query, noise_key, scaling, visible, blind)
+    return combine(maps, noise, lambda_, added), sums
+
+
+def values_of(maps: Tensor, value: Tensor) -> Tensor:
+    """[batch, signal, rows, columns] times [batch, key_heads, columns, width], widened."""
+    return _grouped_matmul(wide(maps), wide(value))
+
+
+def column_sums_of(
+    query: Tensor, key: Tensor, scaling: float, past: int, real: Tensor | None
+) -> Tensor:
+    """Column sums of a few rows of a signal map, [batch, signal, past + rows].
+
+    Args:
+        query: [batch, signal, rows, head_dim].
+        key: [batch, key_heads, past + rows, head_dim].
+        scaling: of the scores.
+        past: columns that came before the first row.
+        real: [batch, columns], false for padding; None if there is none.
+    """
+    return _column_sums(query, key, scaling, past, real)
 
 
 def column_mean(query: Tensor, key: Tensor, scaling: float, real: Tensor | None) -> Tensor:
@@ -367,7 +456,10 @@ def _rows_of(gamma: Tensor, first: int, last: int) -> Tensor:
 def _grouped_matmul(left: Tensor, right: Tensor) -> Tensor:
     """[batch, heads, rows, n] @ [batch, key_heads, n, m], the right one shared by a group."""
     batch, heads, rows, inner = left.shape
-    folded = left.reshape(batch, right.shape[1], -1, inner)
+    key_heads = right.shape[1]
+    if torch.compiler.is_exporting():  # a folded shape is more than it can tell of all lengths
+        return left @ right.repeat_interleave(heads // key_heads, dim=1)
+    folded = left.reshape(batch, key_heads, heads // key_heads * rows, inner)
     return (folded @ right).view(batch, heads, rows, right.shape[3])
 
 

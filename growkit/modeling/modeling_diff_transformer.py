@@ -10,97 +10,46 @@ from torch.nn import functional
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
     GradientCheckpointingLayer,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
 from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_diff_transformer import DiffTransformerConfig
 from .differential_attention import (
     causal_integral,
     column_mean,
     combine,
+    differential_maps,
     fused_attention,
     head_norm,
     lambda_of_vectors,
+    values_of,
     wide,
 )
+from .integral_cache import IntegralLayer, StaticIntegralLayer, fit_cache
+from .one_call import OneCall
+from .seen_tokens import Seen, packed_texts, refuse_packed, seen_tokens, tracing, unpacked
 
 POLY_NORM_EPS = 1e-6
 
+OWN = (None, "sdpa", "eager", "paged|eager")
+"""Attention implementations that run here; all others are called as transformers' models do."""
 
-class IntegralLayer(DynamicLayer):
-    """Keys and values of a layer, and the column sums that the causal integral needs.
-
-    ``column_sums`` is [batch, signal heads, tokens]: the sum of all rows of the signal maps so far.
-    """
-
-    is_croppable = False
-    column_sums: Tensor | None = None
-
-    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Add keys and values; refused where gradients would have to flow into the sums."""
-        if self.keys is not None and self.keys.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                "gradients do not flow through the cache of an integral; run the whole text at "
-                "once, or fill the cache under torch.no_grad()"
-            )
-        updated: tuple[Tensor, Tensor] = super().update(*args, **kwargs)
-        return updated
-
-    def reset(self) -> None:
-        """Forget everything."""
-        super().reset()
-        self.column_sums = None
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Follow the beams."""
-        super().reorder_cache(beam_idx)
-        self._select(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some sequences of the batch."""
-        super().batch_select_indices(indices)
-        self._select(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every sequence of the batch."""
-        super().batch_repeat_interleave(repeats)
-        if self.column_sums is not None:
-            self.column_sums = self.column_sums.repeat_interleave(repeats, dim=0)
-
-    def offload(self) -> None:
-        """Move to the CPU."""
-        super().offload()
-        if self.column_sums is not None:
-            self.column_sums = self.column_sums.to("cpu", non_blocking=True)
-
-    def prefetch(self) -> None:
-        """Move back to the device."""
-        super().prefetch()
-        if self.column_sums is not None and self.keys is not None:
-            self.column_sums = self.column_sums.to(self.keys.device, non_blocking=True)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Refused: what a token added to the sums of earlier ones is not known any more."""
-        if tokens_to_remove:
-            raise ValueError(
-                "the cache of a model with an integral cannot be cropped: its column sums cannot "
-                "be taken back; generate without an assistant, or with use_cache=False"
-            )
-
-    def _select(self, indices: Tensor) -> None:
-        if self.column_sums is not None:
-            self.column_sums = self.column_sums[indices.to(self.column_sums.device)]
+ANY_WIDTH = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+"""Those of the others that take keys and values as wide as they come."""
 
 
 class PolyNorm(nn.Module):
@@ -236,6 +185,16 @@ class DiffTransformerAttention(nn.Module):
         self.config = config
         self.layer_idx = layer_idx
         self.scaling = config.attention_multiplier
+        self.is_causal = True
+        self.one_call = OneCall(
+            config.num_signal_heads,
+            config.num_noise_heads,
+            config.num_value_heads,
+            config.has_noise_keys,
+            config.head_dim,
+            config.value_head_dim,
+        )
+        self.num_key_value_groups = self.one_call.groups
         signal, noise = config.num_signal_heads, config.num_noise_heads
         values, bias = config.num_value_heads, config.attention_bias
         noise_keys = values if config.has_noise_keys else 0
@@ -273,19 +232,24 @@ class DiffTransformerAttention(nn.Module):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        real: Tensor | None = None,
         past_key_values: Cache | None = None,
-    ) -> Tensor:
+        attention_mask: Any = None,
+        seen: Seen = Seen(),  # noqa: B008
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
         Args:
             hidden_states: [batch, rows, hidden].
             position_embeddings: cosines and sines of the rotation.
-            real: [batch, columns], false for padding; None if there is none.
             past_key_values: what came before.
+            attention_mask: for implementations of attention other than those here.
+            seen: which tokens see which, for those here.
+            **kwargs: for others as well; ``cache`` is that of continuous batching.
 
         Returns:
-            [batch, rows, hidden].
+            [batch, rows, hidden], and the maps of the signal heads, less those of the noise heads
+            and with the integral, [batch, signal, rows, columns], where they are computed in full.
         """
         config = self.config
         batch, rows = hidden_states.shape[:2]
@@ -299,23 +263,133 @@ class DiffTransformerAttention(nn.Module):
         if config.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-        past = 0
-        layer = None
+        past: int | Tensor = 0
         if past_key_values is not None:
-            past = past_key_values.get_seq_length(self.layer_idx)
-            key, value = past_key_values.update(key, value, self.layer_idx)
-            layer = past_key_values.layers[self.layer_idx]
+            past, key, value = self._cached(past_key_values, key, value, seen)
+        lambda_ = self._lambda(hidden_states)
+        if config._attn_implementation in OWN:
+            if "cache" in kwargs:
+                key, value = self._paged(key, value, kwargs)
+            layer = past_key_values.layers[self.layer_idx] if past_key_values is not None else None
+            if not isinstance(layer, IntegralLayer | StaticIntegralLayer):
+                layer = None
+            output, maps = self._attend(query, key, value, lambda_, past, seen, layer)
+        else:
+            heads_of = self._by_interface(query, key, value, attention_mask, kwargs)
+            output, maps = combine(*heads_of, lambda_, None), None
+        if self.head_norm is not None:
+            output = self.head_norm(output)
+        if config.head_output_scale != "none":
+            assert config.lambda_init is not None
+            output = output * (1 - config.lambda_init[self.layer_idx])
+        output = output.to(hidden_states.dtype).transpose(1, 2).reshape(batch, rows, -1)
+        return self.o_proj(output), maps
 
-        signal_query, noise_query = query.split(
-            [config.num_signal_heads, config.num_noise_heads], dim=1
+    def _cached(
+        self, cache: Cache, key: Tensor, value: Tensor, seen: Seen
+    ) -> tuple[int | Tensor, Tensor, Tensor]:
+        """How many tokens came before, and keys and values of these and of the new ones."""
+        past, rows = cache.get_seq_length(self.layer_idx), key.shape[2]
+        in_full = seen.visible is not None or self.config._attn_implementation not in OWN
+        if isinstance(past, Tensor) and not in_full:
+            past = int(past)
+        key, value = cache.update(key, value, self.layer_idx)
+        if in_full:
+            return past, key, value
+        return past, key[:, :, : past + rows], value[:, :, : past + rows]  # static ones have room
+
+    def _by_interface(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Signal and noise heads, as another implementation computes them in one call."""
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
+        batch, _, rows, _ = query.shape
+        query, key, value = self.one_call.merge(query, key, value)
+        output, _ = attend(
+            self, query, key, value, mask, dropout=0.0, scaling=self.scaling, **kwargs
         )
+        output = output.reshape(batch, rows, query.shape[1], -1)
+        return self.one_call.part(output.transpose(1, 2))
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lambda_: Tensor | None,
+        past: Any,
+        seen: Seen,
+        layer: IntegralLayer | StaticIntegralLayer | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Heads, [batch, signal, rows, width], and their maps where these are computed in full."""
+        config, gamma = self.config, self._gamma(lambda_)
+        in_full = seen.visible is not None and (seen.eager or config.integral != "none")
+        if in_full:
+            signal_query, noise_query = self._queries(query)
+            maps, sums = differential_maps(
+                signal_query,
+                key[:, : config.num_value_heads],
+                noise_query,
+                key[:, -config.num_value_heads :],
+                lambda_,
+                gamma,
+                self.scaling,
+                seen.visible,
+                config.integral,
+                layer.column_sums if layer is not None else None,
+            )
+            if layer is not None:
+                layer.add_rows(sums, signal_query, config.num_value_heads, seen.real, self.scaling)
+            return values_of(maps, value), maps
+        if not seen.packed:
+            return combine(*self._heads(query, key, value, lambda_, gamma, past, seen, layer)), None
+        batch, found = len(query), []
+        for texts in seen.packed:
+            signal, noise, _, integral = self._heads(
+                *(texts.take(each) for each in (query, key, value)),
+                lambda_,
+                None if gamma is None else texts.take(gamma),
+                0,
+                Seen(texts.real if config.integral != "none" else None),
+                None,
+            )
+            found.append((texts, signal, noise, integral))
+
+        def together(index: int) -> Tensor | None:
+            if found[0][index] is None:
+                return None
+            tokens = [group[0].tokens(group[index]) for group in found]
+            return unpacked(seen.packed, tokens, batch)
+
+        return combine(together(1), together(2), lambda_, together(3)), None
+
+    def _queries(self, query: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Those of the signal heads, and those of the noise heads, if there are any."""
+        signal, noise = query.split(
+            [self.config.num_signal_heads, self.config.num_noise_heads], dim=1
+        )
+        return signal, noise if self.config.num_noise_heads else None
+
+    def _heads(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lambda_: Tensor | None,
+        gamma: Tensor | None,
+        past: int,
+        seen: Seen,
+        layer: IntegralLayer | StaticIntegralLayer | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """What is combined: signal heads, noise heads, λ and the integral; no map is held."""
+        config, real = self.config, seen.real
+        signal_query, noise_query = self._queries(query)
         signal_key = key[:, : config.num_value_heads]
         noise_key = key[:, -config.num_value_heads :]
-        lambda_ = self._lambda(hidden_states)
-        gamma = self._gamma(lambda_)
         integral = None
         if config.integral == "causal":
             assert gamma is not None
+            past_sums = layer.column_sums if layer is not None else None
             signal, sums = causal_integral(
                 signal_query,
                 signal_key,
@@ -324,31 +398,43 @@ class DiffTransformerAttention(nn.Module):
                 self.scaling,
                 past,
                 real,
-                layer.column_sums if isinstance(layer, IntegralLayer) else None,
+                past_sums[..., :past] if past_sums is not None else None,
             )
-            if isinstance(layer, IntegralLayer):
-                layer.column_sums = sums
+            if layer is not None:
+                layer.add_rows(sums, signal_query, config.num_value_heads, real, self.scaling)
         else:
-            signal = fused_attention(signal_query, signal_key, value, self.scaling, past, real)
+            signal = fused_attention(
+                signal_query, signal_key, value, self.scaling, past, real, seen.visible
+            )
             if config.integral == "column_mean":
                 assert gamma is not None
                 mean = column_mean(signal_query, signal_key, self.scaling, real)
-                repeats = config.num_signal_heads // config.num_value_heads
-                means = mean[:, :, None] @ wide(value).repeat_interleave(repeats, dim=1)
-                integral = gamma * means
+                means = values_of(mean[:, :, None], value)
+                integral = (gamma * means).expand_as(signal)
         noise = None
-        if config.num_noise_heads:
-            noise = fused_attention(noise_query, noise_key, value, self.scaling, past, real)
+        if noise_query is not None:
+            noise = fused_attention(
+                noise_query, noise_key, value, self.scaling, past, real, seen.visible
+            )
+        return signal, noise, lambda_, integral
 
-        output = combine(signal, noise, lambda_, integral)  # [batch, signal, rows, width]
-        if self.head_norm is not None:
-            output = self.head_norm(output)
-        if config.head_output_scale != "none":
-            assert config.lambda_init is not None
-            output = output * (1 - config.lambda_init[self.layer_idx])
-        output = output.to(hidden_states.dtype).transpose(1, 2).reshape(batch, rows, -1)
-        projected: Tensor = self.o_proj(output)
-        return projected
+    def _paged(self, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Keys and values of all that came before, from the cache of continuous batching.
+
+        It has as much room for values as for keys, and does not mind how they are shared out.
+        """
+        room = key.shape[1] * key.shape[3]
+        flat = value.transpose(1, 2).flatten(2)  # [1, rows, room]
+        width = flat.shape[2]
+        flat = functional.pad(flat, (0, room - width))
+        key, flat = kwargs["cache"].update(
+            key_states=key,
+            value_states=flat.unflatten(2, (key.shape[1], -1)).transpose(1, 2),
+            layer_idx=self.layer_idx,
+            kwargs=kwargs,
+        )
+        flat = flat.transpose(1, 2).flatten(2)[..., :width]
+        return key, flat.unflatten(2, value.shape[1::2]).transpose(1, 2)
 
     def _lambda(self, hidden_states: Tensor) -> Tensor | None:
         """λ as [1, 1, 1, 1], or [batch, signal, rows, 1]; None without noise heads."""
@@ -387,12 +473,12 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        real: Tensor | None = None,
         past_key_values: Cache | None = None,
+        **kwargs: Any,
     ) -> Tensor:
         """[batch, rows, hidden] to the same; see the attention for the arguments."""
-        attended = self.self_attn(
-            self.input_layernorm(hidden_states), position_embeddings, real, past_key_values
+        attended, _ = self.self_attn(
+            self.input_layernorm(hidden_states), position_embeddings, past_key_values, **kwargs
         )
         hidden_states = hidden_states + _times(attended, self.residual_multiplier)
         added = self.mlp(self.post_attention_layernorm(hidden_states))
@@ -408,6 +494,39 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["DiffTransformerDecoderLayer"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": DiffTransformerDecoderLayer,
+        "attentions": DiffTransformerAttention,
+    }
+
+    def get_correct_attn_implementation(
+        self, requested_attention: str | None, is_init_check: bool = False
+    ) -> str:
+        """As in transformers; refused where an implementation has no room for this attention.
+
+        Raises:
+            ValueError: it cannot run this model; says which can.
+        """
+        found: str = super().get_correct_attn_implementation(requested_attention, is_init_check)
+        if found in OWN:
+            return found
+        config = self.config
+        if config.integral != "none":
+            raise ValueError(
+                f"attn_implementation is {found!r}, which has no integral; this model runs with "
+                "'sdpa' or 'eager'"
+            )
+        if found not in ANY_WIDTH and config.value_head_dim > config.head_dim:
+            raise ValueError(
+                f"attn_implementation is {found!r}, whose cache has room for values of head_dim "
+                f"{config.head_dim}, and value_head_dim is {config.value_head_dim}; this model "
+                f"runs with {', '.join(map(repr, ('sdpa', 'eager', *ANY_WIDTH)))}"
+            )
+        return found
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -441,7 +560,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @can_return_tuple
+    @capture_outputs
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -450,20 +569,24 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Hidden states of every token.
 
+        Texts may be packed: without a mask and a cache, a text begins wherever ``position_ids`` do
+        not count on.
+
         Args:
             input_ids: [batch, rows].
-            attention_mask: [batch, columns], 0 for padding.
+            attention_mask: [batch, columns], 0 for padding; or [batch or 1, 1, rows, columns], true
+                or 0 for what is seen, false or far below 0 for what is not.
             position_ids: [batch or 1, rows]; None to count from what is cached.
-            past_key_values: a dynamic cache.
+            past_key_values: a dynamic or a static cache.
             inputs_embeds: [batch, rows, hidden], instead of ``input_ids``.
             use_cache: whether to return a cache.
-            output_hidden_states: whether to return those of every layer.
-            **kwargs: not used.
+            **kwargs: ``output_hidden_states`` for those of every layer, ``output_attentions`` for
+                the maps A₁ - λ A₂ + γ H of every layer, [batch, signal heads, rows, columns], whose
+                rows do not sum to one; all others for the implementation of attention.
 
         Raises:
             ValueError: the inputs contradict each other, or the cache cannot be used.
@@ -472,41 +595,65 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         hidden_states = _times(hidden_states, self.config.embedding_multiplier)
-        if use_cache is None:
-            use_cache = self.config.use_cache and not self.training
+        config, rows, paged = self.config, hidden_states.shape[1], "cache" in kwargs
+        packed: tuple[Any, ...] = ()
+        if position_ids is not None and attention_mask is None and not paged and not tracing():
+            packed = packed_texts(position_ids, len(hidden_states))
+            if packed and (use_cache or past_key_values is not None):
+                refuse_packed(position_ids)
+                packed = ()
+            use_cache = False if packed else use_cache
         past_key_values = self._cache(past_key_values, use_cache)
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        seen = Seen()
+        if config._attn_implementation in OWN:
+            seen = seen_tokens(
+                hidden_states.shape[:2],
+                hidden_states.device,
+                attention_mask,
+                position_ids,
+                past_key_values,
+                packed,
+                paged=paged,
+                averaged=config.integral != "none",
+                eager=self._maps_wanted(kwargs),
+            )
+            attention_mask = None
         if position_ids is None:
-            rows = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-            position_ids = (rows + past)[None]
-        elif attention_mask is None and not torch.compiler.is_compiling():
-            _refuse_packed(position_ids)
-        real = _real_tokens(
-            attention_mask, past + hidden_states.shape[1], averaged=self.config.integral != "none"
-        )
+            position_ids = (torch.arange(rows, device=hidden_states.device) + past)[None]
+        if config._attn_implementation not in OWN:
+            attention_mask = create_causal_mask(
+                config=config,
+                inputs_embeds=hidden_states,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+            )
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
-
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        states = []
         for layer in self.layers:
-            states.append(hidden_states)
             hidden_states = layer(
                 hidden_states,
                 position_embeddings=position_embeddings,
-                real=real,
                 past_key_values=past_key_values,
+                attention_mask=attention_mask,
+                seen=seen,
+                position_ids=position_ids,
+                **kwargs,
             )
-        hidden_states = self.norm(hidden_states)
         return BaseModelOutputWithPast(
-            last_hidden_state=hidden_states,
-            past_key_values=past_key_values if use_cache else None,
-            hidden_states=(*states, hidden_states) if output_hidden_states else None,
+            last_hidden_state=self.norm(hidden_states),
+            past_key_values=past_key_values if use_cache is not False else None,
         )
 
-    def _cache(self, cache: Cache | None, use_cache: bool) -> Cache | None:
+    def _maps_wanted(self, kwargs: dict[str, Any]) -> bool:
+        wanted = kwargs.get("output_attentions", self.config.output_attentions)
+        return bool(wanted) or self.config._attn_implementation in ("eager", "paged|eager")
+
+    def _cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """The cache as this model needs it; None if there is to be none."""
         integral = self.config.integral
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
         if integral == "column_mean":
             if use_cache or cache is not None:
                 raise ValueError(
@@ -518,65 +665,20 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             if not use_cache:
                 return None
             cache = DynamicCache()
-        if cache.is_compileable:
-            raise ValueError(
-                "a DIFF Transformer works with dynamic caches, not with static ones; "
-                "leave cache_implementation out"
-            )
-        if integral == "causal":
-            _hold_column_sums(cache, len(self.layers))
+        config = self.config
+        fit_cache(
+            cache,
+            len(self.layers),
+            integral=integral == "causal",
+            same_shape=(config.num_key_value_heads, config.head_dim)
+            == (config.num_value_heads, config.value_head_dim),
+        )
         return cache
 
 
 def _times(tensor: Tensor, factor: float) -> Tensor:
     """The tensor itself where the factor is 1."""
     return tensor if factor == 1 else tensor * factor
-
-
-def _hold_column_sums(cache: Cache, layers: int) -> None:
-    """Give an empty cache room for the column sums of every layer."""
-    if not cache.layers:
-        cache.layers.extend(IntegralLayer() for _ in range(layers))
-    for index, layer in enumerate(cache.layers):
-        if isinstance(layer, IntegralLayer):
-            continue
-        if type(layer) is not DynamicLayer or layer.get_seq_length():
-            raise ValueError(
-                "this cache has no column sums, which the integral needs; "
-                "pass an empty DynamicCache(config=model.config)"
-            )
-        cache.layers[index] = IntegralLayer()
-
-
-def _refuse_packed(position_ids: Tensor) -> None:
-    """Packed documents would attend to each other, and nothing would show it."""
-    if bool(position_ids.diff(dim=-1).le(0).any()):
-        raise ValueError(
-            "position_ids begin anew inside a sequence; a DIFF Transformer does not keep packed "
-            "documents apart, so pad them instead, with an attention_mask"
-        )
-
-
-def _real_tokens(attention_mask: Tensor | None, columns: int, averaged: bool) -> Tensor | None:
-    """[batch, columns], false for padding; None where no token is touched by any.
-
-    Args:
-        attention_mask: as it was given.
-        columns: tokens that are cached or new.
-        averaged: whether maps are averaged over rows, which padding must not take part in.
-    """
-    if attention_mask is None:
-        return None
-    if attention_mask.dim() != 2 or attention_mask.shape[1] != columns:
-        raise ValueError(
-            f"attention_mask has shape {list(attention_mask.shape)}; [batch, {columns}] was "
-            "expected, with 0 for padding, of what is cached as well"
-        )
-    real = attention_mask.bool()
-    if torch.compiler.is_compiling():  # which cannot look at values
-        return real
-    after_the_text = bool((real[:, :-1] | ~real[:, 1:]).all())  # no token sees such padding
-    return None if bool(real.all()) or (after_the_text and not averaged) else real
 
 
 class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin):
@@ -602,7 +704,6 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of the next token; see the model for the arguments.
@@ -616,8 +717,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             labels: [batch, rows], -100 where there is no loss; None for no loss.
             use_cache: see there.
             logits_to_keep: number of last rows, or which rows; 0 for all.
-            output_hidden_states: see there.
-            **kwargs: for the loss.
+            **kwargs: for the model, and for the loss.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -626,8 +726,8 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
             return_dict=True,
+            **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
@@ -643,6 +743,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -650,6 +751,21 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         if self.config.integral == "column_mean":
             kwargs["use_cache"] = False
         return super().generate(*args, **kwargs)  # type: ignore[misc]
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, whose pages have room for keys, and as much for values.
+
+        Raises:
+            ValueError: this model keeps more than that.
+        """
+        config = self.config
+        room = config.num_key_value_heads * config.head_dim
+        if config.integral != "none" or config.num_value_heads * config.value_head_dim > room:
+            kept = "the column sums of an integral" if config.integral != "none" else "its values"
+            raise ValueError(
+                f"continuous batching has no room for {kept}; use generate with a padded batch"
+            )
+        return super().init_continuous_batching(*args, **kwargs)  # type: ignore[misc]
 
 
 class DiffTransformerForSequenceClassification(

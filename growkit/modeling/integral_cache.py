@@ -1,0 +1,232 @@
+"""Layers of transformers' caches with what the causal integral needs beside keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+
+from .differential_attention import column_sums_of
+
+CROPPED_ROWS = 256
+"""How many of the last tokens can be taken back: their queries are kept."""
+
+
+class IntegralLayer(DynamicLayer):
+    """Keys and values of a layer, and the column sums that the causal integral needs.
+
+    Attributes:
+        column_sums: [batch, signal heads, tokens], the sum of all rows of the signal maps so far.
+        queries: [batch, signal heads, last tokens, head_dim], of which what the last tokens added
+            to the sums is computed again when they are taken back.
+        real: [batch, tokens], false for padding; None if there is none.
+        key_heads: how many of the keys are of signal heads.
+        scaling: of the scores.
+    """
+
+    column_sums: Tensor | None = None
+    queries: Tensor | None = None
+    real: Tensor | None = None
+    key_heads = 1
+    scaling = 1.0
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Add keys and values; refused where gradients would have to flow into the sums."""
+        if self.keys is not None and self.keys.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                "gradients do not flow through the cache of an integral; run the whole text at "
+                "once, or fill the cache under torch.no_grad()"
+            )
+        updated: tuple[Tensor, Tensor] = super().update(*args, **kwargs)
+        return updated
+
+    def add_rows(
+        self, sums: Tensor, queries: Tensor, key_heads: int, real: Tensor | None, scaling: float
+    ) -> None:
+        """Keep the column sums after some rows, and what is needed to take these back.
+
+        Args:
+            sums: [batch, signal heads, tokens].
+            queries: of the new rows, [batch, signal heads, rows, head_dim].
+            key_heads: how many of the keys are of signal heads; these come first.
+            real: [batch, tokens] or None.
+            scaling: of the scores.
+        """
+        self.column_sums, self.key_heads, self.real = sums, key_heads, real
+        self.scaling = scaling
+        queries = queries.detach()
+        if self.queries is not None:
+            queries = torch.cat([self.queries, queries], dim=2)
+        self.queries = queries[:, :, -CROPPED_ROWS:]
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.column_sums = self.queries = self.real = None
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Follow the beams."""
+        super().reorder_cache(beam_idx)
+        self._map(lambda tensor: tensor[beam_idx.to(tensor.device)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some sequences of the batch."""
+        super().batch_select_indices(indices)
+        self._map(lambda tensor: tensor[indices.to(tensor.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sequence of the batch."""
+        super().batch_repeat_interleave(repeats)
+        self._map(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def offload(self) -> None:
+        """Move to the CPU."""
+        super().offload()
+        self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        """Move back to the device."""
+        super().prefetch()
+        if self.keys is not None:
+            device = self.keys.device
+            self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens, and what they added to the sums of earlier ones.
+
+        Args:
+            tokens_to_remove: minus their number, as in transformers.
+
+        Raises:
+            ValueError: there are more than have their queries kept.
+        """
+        keys, before = self.keys, self.get_seq_length()
+        super().crop(tokens_to_remove)
+        left = self.get_seq_length()
+        if left == before or self.column_sums is None:
+            return
+        if not left:
+            self.column_sums = self.queries = self.real = None
+            return
+        kept = 0 if self.queries is None else self.queries.shape[2]
+        if before - left > kept:
+            raise ValueError(
+                f"{before - left} tokens cannot be taken back from the cache of an integral, only "
+                f"the last {kept}; begin with an empty cache"
+            )
+        assert self.queries is not None
+        assert keys is not None
+        real, last = self.real, self.queries[:, :, left - before :]
+        added = column_sums_of(last, keys[:, : self.key_heads], self.scaling, left, real)
+        self.column_sums = (self.column_sums - added)[..., :left]
+        self.queries = self.queries[:, :, : left - before]
+        self.real = None if real is None else real[:, :left]
+
+    def _map(self, change: Any) -> None:
+        for name in ("column_sums", "queries", "real"):
+            if (tensor := getattr(self, name)) is not None:
+                setattr(self, name, change(tensor))
+
+
+class StaticHeadsLayer(StaticLayer):
+    """Room for a fixed number of tokens, whose values have other heads than keys."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make room, once the shapes are known."""
+        super().lazy_initialization(key_states, value_states)
+        shape = (*value_states.shape[:2], self.max_cache_len, value_states.shape[3])
+        self.values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        _hold_address(self.values)
+
+
+class StaticIntegralLayer(StaticHeadsLayer):
+    """The same with column sums; tokens cannot be taken back.
+
+    Attributes:
+        column_sums: [batch, signal heads, max_cache_len].
+    """
+
+    column_sums: Tensor | None = None
+
+    def add_rows(
+        self, sums: Tensor, queries: Tensor, key_heads: int, real: Tensor | None, scaling: float
+    ) -> None:
+        """Keep the column sums after some rows; see ``IntegralLayer``."""
+        if self.column_sums is None:
+            self.column_sums = sums.new_zeros(*sums.shape[:2], self.max_cache_len)
+            _hold_address(self.column_sums)
+        # In place, since a compiled graph holds the address.
+        self.column_sums[..., : sums.shape[-1]].copy_(sums)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        if self.column_sums is not None:
+            self.column_sums.zero_()
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Follow the beams."""
+        super().reorder_cache(beam_idx)
+        if self.column_sums is not None:
+            self.column_sums = self.column_sums[beam_idx.to(self.column_sums.device)]
+
+    def offload(self) -> None:
+        """Move to the CPU."""
+        super().offload()
+        if self.column_sums is not None:
+            self.column_sums = self.column_sums.to("cpu", non_blocking=True)
+
+    def prefetch(self) -> None:
+        """Move back to the device."""
+        super().prefetch()
+        if self.column_sums is not None and self.keys is not None:
+            self.column_sums = self.column_sums.to(self.keys.device, non_blocking=True)
+
+
+def _hold_address(tensor: Tensor) -> None:
+    """Tell compiled graphs that the tensor stays where it is, as transformers does."""
+    if not torch.compiler.is_compiling():
+        torch._dynamo.mark_static_address(tensor)
+
+
+def fit_cache(cache: Cache, layers: int, *, integral: bool, same_shape: bool) -> None:
+    """Give an empty cache room for what this model keeps of a token; one with tokens has it.
+
+    Args:
+        cache: dynamic, static, offloaded or quantized.
+        layers: number of layers of the model.
+        integral: whether there are column sums.
+        same_shape: whether there are as many value heads as key heads, of the same width.
+
+    Raises:
+        ValueError: it holds tokens of another model, or has layers of another kind.
+    """
+    if any(cache.is_sliding):
+        raise ValueError(
+            "a DIFF Transformer sees all that came before, and this cache has a window; pass a "
+            "DynamicCache(config=model.config), or leave cache_implementation out"
+        )
+    if integral and not cache.layers:
+        cache.layers.extend(IntegralLayer() for _ in range(layers))
+    for index, layer in enumerate(cache.layers):
+        kind = type(layer)
+        if kind in (IntegralLayer, StaticIntegralLayer):
+            continue
+        if kind is StaticLayer and (integral or not same_shape):
+            cache.layers[index] = (StaticIntegralLayer if integral else StaticHeadsLayer)(
+                max_cache_len=layer.max_cache_len
+            )
+        elif kind is DynamicLayer and integral:
+            cache.layers[index] = IntegralLayer()
+        elif not integral:
+            continue
+        if cache.layers[index] is layer or (layer.is_initialized and int(layer.get_seq_length())):
+            raise ValueError(
+                f"this cache ({kind.__name__}) has no column sums, which the integral needs; "
+                "pass an empty DynamicCache(config=model.config) or StaticCache"
+                if integral
+                else f"this cache ({kind.__name__}) holds tokens already, of another model; pass "
+                "an empty one"
+            )

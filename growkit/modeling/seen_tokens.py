@@ -1,0 +1,241 @@
+"""Which tokens see which: padding, texts packed into a row, masks, and what is cached.
+
+No mathematics. Attention needs none of it in the usual case, and mostly no more than which tokens
+are padding; a mask of queries × keys is made only for maps in full and for graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers.cache_utils import Cache
+
+MASKED = -1e3
+"""What a mask adds to scores of what is not seen is below this."""
+
+
+class Texts(NamedTuple):
+    """Texts of similar length that are packed into rows of a batch.
+
+    Attributes:
+        places: [texts, longest], where each token is in the flattened batch; 0 for padding.
+        real: [texts, longest], false for padding, which comes after a text.
+    """
+
+    places: Tensor
+    real: Tensor
+
+    def take(self, heads: Tensor) -> Tensor:
+        """[batch, heads, rows, width] to [texts, heads, longest, width]; what has one row stays."""
+        if heads.shape[2] == 1 and heads.shape[0] == 1:
+            return heads
+        return heads.transpose(1, 2).flatten(0, 1)[self.places].transpose(1, 2)
+
+    def tokens(self, heads: Tensor) -> Tensor:
+        """[texts, heads, longest, width] to [tokens of all texts, heads, width]."""
+        return heads.transpose(1, 2)[self.real]
+
+
+class Seen(NamedTuple):
+    """Which tokens see which, beyond that none sees later ones.
+
+    Attributes:
+        real: [batch, columns], false for padding; None if there is none.
+        packed: texts that do not see each other, shortest first; empty if no row has several.
+        visible: [batch or 1, 1, rows, columns], true for visible, instead of all the others; None
+            where it is not needed, since it grows with the square of the tokens.
+        eager: whether attention maps are computed in full.
+    """
+
+    real: Tensor | None = None
+    packed: tuple[Texts, ...] = ()
+    visible: Tensor | None = None
+    eager: bool = False
+
+
+def text_numbers(position_ids: Tensor) -> Tensor:
+    """[batch, rows] numbers that change wherever positions do not count on, as in transformers."""
+    counts_on = functional.pad(position_ids.diff(dim=-1) == 1, (1, 0), value=True)
+    return (~counts_on).cumsum(-1)
+
+
+def packed_texts(position_ids: Tensor, batch: int) -> tuple[Texts, ...]:
+    """The texts that are packed into the rows of a batch; nothing if each row is one text.
+
+    Lengths within a group differ by less than a factor of two, so that little is padding.
+
+    Args:
+        position_ids: [batch or 1, rows]; a text begins wherever they do not count on.
+        batch: number of rows.
+    """
+    numbers = text_numbers(position_ids)
+    if not bool(numbers[:, -1].any()):
+        return ()
+    rows = numbers.shape[1]
+    numbers = numbers.expand(batch, -1) + rows * torch.arange(batch, device=numbers.device)[:, None]
+    _, lengths = numbers.flatten().unique_consecutive(return_counts=True)
+    firsts = lengths.cumsum(0) - lengths
+    groups = lengths.log2().floor()
+    packed = []
+    for group in groups.unique().tolist():
+        chosen = groups == group
+        length, first = lengths[chosen, None], firsts[chosen, None]
+        steps = torch.arange(int(length.max()), device=length.device)
+        real = steps < length
+        packed.append(Texts(torch.where(real, first + steps, 0), real))
+    return tuple(packed)
+
+
+def unpacked(packed: Sequence[Texts], tokens: Sequence[Tensor], batch: int) -> Tensor:
+    """Tokens of every group, [tokens, heads, width] each, to [batch, heads, rows, width]."""
+    order = torch.cat([texts.places[texts.real] for texts in packed]).argsort()
+    return torch.cat(list(tokens))[order].unflatten(0, (batch, -1)).transpose(1, 2)
+
+
+def seen_tokens(
+    shape: tuple[int, int],
+    device: torch.device,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cache: Cache | None,
+    packed: tuple[Texts, ...],
+    *,
+    paged: bool,
+    averaged: bool,
+    eager: bool,
+) -> Seen:
+    """Which tokens see which in a forward pass.
+
+    Args:
+        shape: batch and rows.
+        device: of the result.
+        attention_mask: [batch, columns], [batch or 1, 1, rows, columns] or None.
+        position_ids: as they were given.
+        cache: what came before; None if nothing did.
+        packed: see ``Seen``.
+        paged: whether a mask has columns of all that continuous batching holds.
+        averaged: whether maps are averaged over rows, which padding must not take part in.
+        eager: whether maps are wanted in full.
+
+    Raises:
+        ValueError: the mask does not fit.
+    """
+    batch, rows = shape
+    past = cache.get_seq_length() if cache is not None else 0
+    columns = cache.get_mask_sizes(rows, 0)[0] if cache is not None else rows
+    if attention_mask is not None and attention_mask.dim() == 4:
+        columns = attention_mask.shape[3] if paged else columns
+        visible = _visible_of(attention_mask, batch, rows, columns)
+        if not averaged:
+            return Seen(visible=visible, eager=eager)
+        visible = without_padding_rows(visible, past)
+        return Seen(visible[:, 0].any(-2).expand(batch, -1), visible=visible, eager=eager)
+    unknown = isinstance(past, Tensor) and tracing()
+    real = _real_tokens(attention_mask, None if unknown else int(past) + rows, averaged)
+    # A traced graph has no loop over rows, nor over texts.
+    exporting = torch.compiler.is_exporting() and (averaged or cache is not None)
+    numbered = tracing() and attention_mask is None and cache is None and position_ids is not None
+    if not (eager or unknown or exporting or numbered):
+        return Seen(real, packed)
+    visible = visible_columns(rows, columns, past, real, device)
+    if packed or numbered:
+        assert position_ids is not None
+        texts = text_numbers(position_ids)
+        visible = visible & (texts[:, None, :, None] == texts[:, None, None, :])
+    if averaged and real is not None:
+        visible = without_padding_rows(visible, past)
+    return Seen(real, visible=visible, eager=eager)
+
+
+def visible_columns(
+    rows: int, columns: int, past: int | Tensor, real: Tensor | None, device: torch.device
+) -> Tensor:
+    """Which columns rows see, in tensors alone, so that it can be traced.
+
+    Args:
+        rows: how many there are.
+        columns: how many there are; those that come after the last row are empty.
+        past: columns that came before the first row.
+        real: [batch, at most columns], false for padding; None if there is none.
+        device: of the result.
+
+    Returns:
+        [batch or 1, 1, rows, columns], true for visible.
+    """
+    column = torch.arange(columns, device=device)
+    visible = (column <= past + torch.arange(rows, device=device)[:, None])[None, None]
+    if real is None:
+        return visible
+    return visible & functional.pad(real, (0, columns - real.shape[1]))[:, None, None, :]
+
+
+def without_padding_rows(visible: Tensor, past: int | Tensor) -> Tensor:
+    """The same where rows that do not see themselves, which are padding, see nothing.
+
+    Args:
+        visible: [batch or 1, 1, rows, columns].
+        past: columns that came before the first row.
+    """
+    own = torch.arange(visible.shape[2], device=visible.device) + past
+    return visible & visible.gather(
+        -1, own[None, None, :, None].expand(visible.shape[0], -1, -1, -1)
+    )
+
+
+def refuse_packed(position_ids: Tensor) -> None:
+    """Packed documents would attend to each other, and nothing would show it."""
+    if bool(position_ids.diff(dim=-1).le(0).any()):
+        raise ValueError(
+            "position_ids begin anew inside a sequence; with a cache, packed documents cannot be "
+            "kept apart, so pass use_cache=False and no past_key_values, or pad them, with an "
+            "attention_mask"
+        )
+
+
+def tracing() -> bool:
+    """Whether a graph is made, which must not depend on values."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def _real_tokens(
+    attention_mask: Tensor | None, columns: int | None, averaged: bool
+) -> Tensor | None:
+    """[batch, columns], false for padding; None where no token is touched by any.
+
+    Args:
+        attention_mask: as it was given.
+        columns: tokens that are cached or new; None where that is not a number yet.
+        averaged: whether maps are averaged over rows, which padding must not take part in.
+    """
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() != 2 or (columns is not None and attention_mask.shape[1] != columns):
+        raise ValueError(
+            f"attention_mask has shape {list(attention_mask.shape)}; [batch, {columns}] was "
+            "expected, with 0 for padding, of what is cached as well"
+        )
+    real = attention_mask.bool()
+    if tracing():
+        return real
+    after_the_text = bool((real[:, :-1] | ~real[:, 1:]).all())  # no token sees such padding
+    return None if bool(real.all()) or (after_the_text and not averaged) else real
+
+
+def _visible_of(mask: Tensor, batch: int, rows: int, columns: int) -> Tensor:
+    """A mask of four dimensions as [batch or 1, 1, rows, columns], true for visible."""
+    shape = list(mask.shape)
+    fits = shape[0] in (1, batch) and shape[1:] == [1, rows, columns]
+    added = mask if mask.dtype != torch.bool else None
+    if fits and added is not None and not tracing():
+        fits = added.is_floating_point() and bool(((added == 0) | (added < MASKED)).all())
+    if not fits:
+        raise ValueError(
+            f"attention_mask has shape {shape}; [batch, {columns}] was expected, with 0 for "
+            f"padding, of what is cached as well, or [batch, 1, {rows}, {columns}], true or 0 for "
+            "what is seen, false or far below 0 for what is not"
+        )
+    return mask if added is None else added == 0
