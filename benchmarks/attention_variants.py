@@ -184,17 +184,16 @@ def contenders(shape: Shape, device: str) -> dict[str, Contender]:
     diffllama = make_diffllama(shape, device)
     copy_of_diff(modules["DIFF"], diffllama)
 
-    def of_diffllama(hidden: Tensor, positions: Positions) -> Tensor:
-        output: Tensor = diffllama(hidden, positions)[0]
-        return output
+    def of_module(module: nn.Module) -> Attend:
+        return lambda hidden, positions: module(hidden, positions)[0]
 
     def of_eager(module: DiffTransformerAttention) -> Attend:
         return lambda hidden, positions: eager(module, hidden, positions)
 
     for name, module in modules.items():
         if name == "DIFF":
-            every[DIFFLLAMA] = Contender(diffllama, of_diffllama)
-        every[name] = Contender(module, module)
+            every[DIFFLLAMA] = Contender(diffllama, of_module(diffllama))
+        every[name] = Contender(module, of_module(module))
         every[eager_of(name)] = Contender(module, of_eager(module), reference=True)
     return every
 

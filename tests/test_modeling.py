@@ -20,7 +20,6 @@ from transformers import (
     DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
-    StaticCache,
 )
 
 from growkit.engine.strict import strict_float64
@@ -495,16 +494,6 @@ def test_the_column_mean_refuses_a_cache() -> None:
             model(ids, **inputs)
 
 
-@pytest.mark.parametrize("variant", ["diff", "dint"])
-def test_a_static_cache_is_refused(variant: str) -> None:
-    model, ids = build(**CACHED[variant]), tokens((1, 5))
-    cache = StaticCache(config=model.config, max_cache_len=16)
-    with pytest.raises(ValueError, match="dynamic caches, not with static ones"):
-        model(ids, past_key_values=cache)
-    with pytest.raises(ValueError, match=r"cache_implementation|dynamic caches"):
-        model.generate(ids, cache_implementation="static", max_new_tokens=2, do_sample=False)
-
-
 def test_a_cache_without_column_sums_is_refused() -> None:
     plain, integral = build(), build(**CACHED["dint"])
     ids = tokens((1, 5))
@@ -591,21 +580,6 @@ def test_a_cache_can_be_reset() -> None:
     assert distance(run(model, other), run(model, other, past_key_values=cache)) < LIMIT
     cache.reset()
     assert torch.equal(expected, run(model, ids, past_key_values=cache))
-
-
-def test_cropping_is_refused_where_sums_cannot_be_taken_back() -> None:
-    ids = tokens((2, 6))
-    for variant, options in CACHED.items():
-        model = build(**options)
-        cache = DynamicCache(config=model.config)
-        run(model, ids, past_key_values=cache)
-        if options.get("integral") == "causal":
-            with pytest.raises(ValueError, match="cannot be cropped"):
-                cache.crop(-2)
-        else:
-            cache.crop(-2)
-            found = run(model, ids[:, 4:], past_key_values=cache)
-            assert distance(run(model, ids)[:, 4:], found) < LIMIT, variant
 
 
 # --- Gradients ------------------------------------------------------------------------------------
@@ -1133,15 +1107,6 @@ def test_new_weights_can_be_trained() -> None:
     attention = model.model.layers[0].self_attn
     assert not attention.gamma_gate.any()
     assert torch.allclose(model.model.layers[0].mlp.act_fn.weight, torch.full((3,), 1 / 3))
-
-
-@pytest.mark.parametrize("integral", INTEGRALS)
-def test_packed_documents_are_refused(integral: str) -> None:
-    model = build(integral=integral)
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
-    with pytest.raises(ValueError, match="packed documents"):
-        run(model, tokens((1, 7)), position_ids=positions, use_cache=False)
-    run(model, tokens((1, 7)), position_ids=torch.arange(3, 10)[None], use_cache=False)
 
 
 def test_gradients_through_a_cache_of_sums_are_refused() -> None:

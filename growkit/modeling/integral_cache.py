@@ -210,19 +210,20 @@ def fit_cache(cache: Cache, layers: int, *, integral: bool, same_shape: bool) ->
         )
     if integral and not cache.layers:
         cache.layers.extend(IntegralLayer() for _ in range(layers))
-    for index, layer in enumerate(cache.layers):
+    layers_of: list[Any] = cache.layers
+    for index, layer in enumerate(layers_of):
         kind = type(layer)
         if kind in (IntegralLayer, StaticIntegralLayer):
             continue
         if kind is StaticLayer and (integral or not same_shape):
-            cache.layers[index] = (StaticIntegralLayer if integral else StaticHeadsLayer)(
+            layers_of[index] = (StaticIntegralLayer if integral else StaticHeadsLayer)(
                 max_cache_len=layer.max_cache_len
             )
         elif kind is DynamicLayer and integral:
-            cache.layers[index] = IntegralLayer()
+            layers_of[index] = IntegralLayer()
         elif not integral:
             continue
-        if cache.layers[index] is layer or (layer.is_initialized and int(layer.get_seq_length())):
+        if layers_of[index] is layer or (layer.is_initialized and int(layer.get_seq_length())):
             raise ValueError(
                 f"this cache ({kind.__name__}) has no column sums, which the integral needs; "
                 "pass an empty DynamicCache(config=model.config) or StaticCache"

@@ -302,7 +302,10 @@ class DiffTransformerAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         """Signal and noise heads, as another implementation computes them in one call."""
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
+        attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation,
+            None,  # type: ignore[arg-type]
+        )
         batch, _, rows, _ = query.shape
         query, key, value = self.one_call.merge(query, key, value)
         output, _ = attend(
@@ -323,8 +326,7 @@ class DiffTransformerAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Heads, [batch, signal, rows, width], and their maps where these are computed in full."""
         config, gamma = self.config, self._gamma(lambda_)
-        in_full = seen.visible is not None and (seen.eager or config.integral != "none")
-        if in_full:
+        if seen.visible is not None and (seen.eager or config.integral != "none"):
             signal_query, noise_query = self._queries(query)
             maps, sums = differential_maps(
                 signal_query,
@@ -342,26 +344,20 @@ class DiffTransformerAttention(nn.Module):
                 layer.add_rows(sums, signal_query, config.num_value_heads, seen.real, self.scaling)
             return values_of(maps, value), maps
         if not seen.packed:
-            return combine(*self._heads(query, key, value, lambda_, gamma, past, seen, layer)), None
-        batch, found = len(query), []
+            signal, noise, integral = self._heads(query, key, value, gamma, past, seen, layer)
+            return combine(signal, noise, lambda_, integral), None
+        found: list[tuple[Any, ...]] = []
         for texts in seen.packed:
-            signal, noise, _, integral = self._heads(
-                *(texts.take(each) for each in (query, key, value)),
-                lambda_,
-                None if gamma is None else texts.take(gamma),
-                0,
-                Seen(texts.real if config.integral != "none" else None),
-                None,
-            )
-            found.append((texts, signal, noise, integral))
-
-        def together(index: int) -> Tensor | None:
-            if found[0][index] is None:
-                return None
-            tokens = [group[0].tokens(group[index]) for group in found]
-            return unpacked(seen.packed, tokens, batch)
-
-        return combine(together(1), together(2), lambda_, together(3)), None
+            real = texts.real if config.integral != "none" else None
+            taken = [texts.take(each) for each in (query, key, value)]
+            gammas = None if gamma is None else texts.take(gamma)
+            heads = self._heads(taken[0], taken[1], taken[2], gammas, 0, Seen(real), None)
+            found.append(tuple(each if each is None else texts.tokens(each) for each in heads))
+        whole = [
+            parts[0] if parts[0] is None else unpacked(seen.packed, parts, len(query))
+            for parts in zip(*found, strict=True)
+        ]
+        return combine(whole[0], whole[1], lambda_, whole[2]), None
 
     def _queries(self, query: Tensor) -> tuple[Tensor, Tensor | None]:
         """Those of the signal heads, and those of the noise heads, if there are any."""
@@ -375,13 +371,12 @@ class DiffTransformerAttention(nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        lambda_: Tensor | None,
         gamma: Tensor | None,
         past: int,
         seen: Seen,
         layer: IntegralLayer | StaticIntegralLayer | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """What is combined: signal heads, noise heads, λ and the integral; no map is held."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """What is combined: signal heads, noise heads and the integral; no map is held."""
         config, real = self.config, seen.real
         signal_query, noise_query = self._queries(query)
         signal_key = key[:, : config.num_value_heads]
@@ -416,7 +411,7 @@ class DiffTransformerAttention(nn.Module):
             noise = fused_attention(
                 noise_query, noise_key, value, self.scaling, past, real, seen.visible
             )
-        return signal, noise, lambda_, integral
+        return signal, noise, integral
 
     def _paged(self, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Keys and values of all that came before, from the cache of continuous batching.
@@ -608,7 +603,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         seen = Seen()
         if config._attn_implementation in OWN:
             seen = seen_tokens(
-                hidden_states.shape[:2],
+                (hidden_states.shape[0], rows),
                 hidden_states.device,
                 attention_mask,
                 position_ids,
@@ -622,7 +617,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if position_ids is None:
             position_ids = (torch.arange(rows, device=hidden_states.device) + past)[None]
         if config._attn_implementation not in OWN:
-            attention_mask = create_causal_mask(
+            attention_mask = create_causal_mask(  # type: ignore[assignment]
                 config=config,
                 inputs_embeds=hidden_states,
                 attention_mask=attention_mask,
@@ -765,7 +760,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             raise ValueError(
                 f"continuous batching has no room for {kept}; use generate with a padded batch"
             )
-        return super().init_continuous_batching(*args, **kwargs)  # type: ignore[misc]
+        return super().init_continuous_batching(*args, **kwargs)
 
 
 class DiffTransformerForSequenceClassification(

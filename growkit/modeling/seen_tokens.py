@@ -7,7 +7,7 @@ are padding; a mask of queries × keys is made only for maps in full and for gra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,10 +90,11 @@ def packed_texts(position_ids: Tensor, batch: int) -> tuple[Texts, ...]:
     return tuple(packed)
 
 
-def unpacked(packed: Sequence[Texts], tokens: Sequence[Tensor], batch: int) -> Tensor:
+def unpacked(packed: Sequence[Texts], tokens: Sequence[Any], batch: int) -> Tensor:
     """Tokens of every group, [tokens, heads, width] each, to [batch, heads, rows, width]."""
     order = torch.cat([texts.places[texts.real] for texts in packed]).argsort()
-    return torch.cat(list(tokens))[order].unflatten(0, (batch, -1)).transpose(1, 2)
+    heads: Tensor = torch.cat(list(tokens))[order].unflatten(0, (batch, -1)).transpose(1, 2)
+    return heads
 
 
 def seen_tokens(
@@ -198,7 +199,7 @@ def refuse_packed(position_ids: Tensor) -> None:
 
 def tracing() -> bool:
     """Whether a graph is made, which must not depend on values."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def _real_tokens(

@@ -1,0 +1,463 @@
+"""What transformers can ask of attention: maps, packed texts, caches, other implementations.
+
+The judge is a forward pass over each whole text, which tests/test_modeling.py holds to the papers.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    Cache,
+    ContinuousBatchingConfig,
+    DynamicCache,
+    GenerationConfig,
+    StaticCache,
+)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from growkit.engine.strict import strict_float64
+from growkit.modeling import integral_cache, modeling_diff_transformer, seen_tokens
+from growkit.modeling.integral_cache import IntegralLayer
+from growkit.modeling.modeling_diff_transformer import (
+    DiffTransformerForCausalLM,
+    DiffTransformerModel,
+)
+from tests import papers
+from tests.test_modeling import (
+    CACHED,
+    LIMIT,
+    build,
+    decode,
+    distance,
+    left_padded,
+    run,
+    tokens,
+)
+
+EVERY: dict[str, dict[str, Any]] = {
+    **CACHED,
+    "column mean": {"integral": "column_mean"},
+    "queries normed": {"qk_norm": True, "attention_bias": True},
+}
+
+
+def with_attention(model: Any, implementation: str) -> Any:
+    other = copy.deepcopy(model)
+    other.set_attn_implementation(implementation)
+    assert other.config._attn_implementation == implementation
+    return other
+
+
+# --- Maps -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", EVERY)
+def test_eager_attention(variant: str) -> None:
+    """The same logits: whole, padded, and with a cache."""
+    model, ids, mask = build(**EVERY[variant]), tokens((2, 11)), left_padded((2, 11), 0, 4)
+    eager = with_attention(model, "eager")
+    assert distance(run(model, ids), run(eager, ids)) < LIMIT
+    expected = run(model, ids, attention_mask=mask)
+    assert distance(expected, run(eager, ids, attention_mask=mask), mask) < LIMIT
+    if variant != "column mean":
+        assert distance(expected, decode(eager, ids, mask, [5, 1, 3, 2]), mask) < LIMIT
+
+
+@pytest.mark.parametrize("variant", [name for name in EVERY if name != "queries normed"])
+def test_maps_are_those_of_the_papers(variant: str) -> None:
+    """Whatever the implementation; and nobody is given maps without asking."""
+    model, ids = build(**EVERY[variant]), tokens((2, 9))
+    with strict_float64(), torch.no_grad():
+        found = model(ids, output_attentions=True, output_hidden_states=True, use_cache=False)
+        assert model(ids, use_cache=False).attentions is None
+    assert distance(run(model, ids), found.logits) < LIMIT
+    assert len(found.hidden_states) == model.config.num_hidden_layers + 1
+    for text in range(2):
+        exact = papers.final_maps(model.state_dict(), model.config, ids[text])
+        for expected, maps in zip(exact, found.attentions, strict=True):
+            assert maps.shape == (2, model.config.num_signal_heads, 9, 9)
+            assert float((expected - maps[text]).abs().max()) < LIMIT
+            assert float((expected.transpose(1, 2) - maps[text]).abs().max()) > 1e-3
+
+
+# --- Packed texts ---------------------------------------------------------------------------------
+
+LENGTHS = (4, 1, 7, 3, 2, 5, 9, 1)
+
+
+def packed(lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor]:
+    """Ids and position ids of some texts in one row."""
+    return tokens((1, sum(lengths))), torch.cat([torch.arange(n) for n in lengths])[None]
+
+
+def apart(model: Any, ids: Tensor, lengths: tuple[int, ...]) -> Tensor:
+    """Logits of each text alone."""
+    texts = ids[0].split(lengths)
+    return torch.cat([run(model, text[None], use_cache=False) for text in texts], dim=1)
+
+
+@pytest.mark.parametrize("variant", EVERY)
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_packed_texts(variant: str, implementation: str) -> None:
+    model = with_attention(build(**EVERY[variant]), implementation)
+    ids, positions = packed()
+    expected = apart(model, ids, LENGTHS)
+    assert distance(expected, run(model, ids, position_ids=positions)) < LIMIT
+    assert distance(expected, run(model, ids, use_cache=False)) > 1e-3
+    # Rows that are packed differently; the second is one text.
+    other = (12, 20)
+    ids = torch.cat([ids, tokens((1, 32), seed=1)])
+    positions = torch.cat([positions, packed(other)[1]])
+    found = run(model, ids, position_ids=positions)
+    assert distance(expected, found[:1]) < LIMIT
+    assert distance(apart(model, ids[1:], other), found[1:]) < LIMIT
+
+
+@pytest.mark.parametrize("variant", ["diff", "gated dint", "column mean"])
+def test_packed_texts_train_alike(variant: str) -> None:
+    model, (ids, positions) = build(**EVERY[variant]).train(), packed()
+
+    def gradients(logits: Tensor) -> list[Tensor]:
+        model.zero_grad()
+        with strict_float64():
+            logits.square().mean().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    with strict_float64():
+        together = gradients(model(ids, position_ids=positions).logits)
+        texts = [model(text[None]).logits for text in ids[0].split(LENGTHS)]
+        expected = gradients(torch.cat(texts, dim=1))
+        crowded = gradients(model(ids).logits)
+    assert max(map(distance, expected, together)) < 1e-10
+    assert max(map(distance, expected, crowded)) > 1e-3
+
+
+def test_packed_texts_are_kept_apart_from_a_cache() -> None:
+    model, (ids, positions) = build(), packed()
+    assert model(ids, position_ids=positions).past_key_values is None
+    for inputs in ({"use_cache": True}, {"past_key_values": DynamicCache()}):
+        with pytest.raises(ValueError, match="packed documents"):
+            model(ids, position_ids=positions, **inputs)
+    run(model, ids, position_ids=positions[:, :1] + torch.arange(3, 3 + ids.shape[1]))
+
+
+def test_short_texts_are_not_padded_to_a_long_one() -> None:
+    groups = seen_tokens.packed_texts(packed((300, *[3] * 50, 280))[1], 1)
+    assert [tuple(texts.real.shape) for texts in groups] == [(50, 3), (2, 300)]
+
+
+# --- Caches ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", CACHED)
+def test_a_static_cache(variant: str) -> None:
+    model, ids, mask = build(**CACHED[variant], pad_token_id=0), tokens((2, 11)), None
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    chunks = [run(model, part, past_key_values=cache) for part in ids.split([6, 1, 4], dim=1)]
+    assert distance(run(model, ids), torch.cat(chunks, dim=1)) < LIMIT
+    mask = left_padded((2, 11), 0, 4)
+
+    def generate(**options: Any) -> Any:
+        with strict_float64():
+            return model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=6,
+                do_sample=False,
+                return_dict_in_generate=True,
+                output_scores=True,
+                **options,
+            )
+
+    expected = generate()
+    for options in ({}, {"prefill_chunk_size": 4}):
+        found = generate(cache_implementation="static", **options)
+        assert found.sequences.tolist() == expected.sequences.tolist()
+        assert max(map(distance, expected.scores, found.scores)) < LIMIT
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("variant", ["gated dint"])
+def test_a_compiled_step_with_a_static_cache(variant: str) -> None:
+    model, ids = build(**CACHED[variant]), tokens((2, 9))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    step = torch.compile(model, backend="eager", fullgraph=True)
+    cache = StaticCache(config=model.config, max_cache_len=12)
+    logits = [run(model, ids[:, :6], past_key_values=cache)]
+    logits += [run(step, ids[:, i : i + 1], past_key_values=cache) for i in range(6, 9)]
+    assert distance(run(model, ids), torch.cat(logits, dim=1)) < LIMIT
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+CROPS = {"a chunk": ([8, 3], 5), "single tokens": ([5, 1, 1, 1, 1, 2], 4), "all": ([11], 11)}
+
+
+def cropped(variant: str, chunks: list[int], tokens_to_remove: int, padded: bool) -> float:
+    """How far a model is off that goes on with other tokens after some were taken back."""
+    model, ids, mask = build(**CACHED[variant]), tokens((2, 11)), left_padded((2, 11), 0, 2)
+    inputs = {"attention_mask": mask} if padded else {}
+    cache, first = DynamicCache(config=model.config), 0
+    for chunk in chunks:
+        last = first + chunk
+        seen = {key: each[:, :last] for key, each in inputs.items()}
+        run(model, ids[:, first:last], past_key_values=cache, **seen)
+        first = last
+    cache.crop(-tokens_to_remove)
+    left = 11 - tokens_to_remove
+    ids = torch.cat([ids[:, :left], tokens((2, tokens_to_remove), seed=3)], dim=1)
+    found = run(model, ids[:, left:], past_key_values=cache, **inputs)
+    return distance(run(model, ids, **inputs)[:, left:], found, mask[:, left:] if padded else None)
+
+
+@pytest.mark.parametrize("variant", CACHED)
+@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_tokens_are_taken_back(variant: str, crop: str, padded: bool) -> None:
+    assert cropped(variant, *CROPS[crop], padded) < LIMIT
+
+
+def test_sums_that_are_not_taken_back_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = integral_cache.column_sums_of
+    monkeypatch.setattr(integral_cache, "column_sums_of", lambda *a: 0 * exact(*a))
+    assert cropped("dint", *CROPS["a chunk"], False) > 1e-3
+
+
+def test_no_more_tokens_are_taken_back_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integral_cache, "CROPPED_ROWS", 4)
+    assert cropped("dint", [8, 3], 4, False) < LIMIT
+    with pytest.raises(ValueError, match=r"5 tokens cannot be taken back.*last 4"):
+        cropped("dint", [8, 3], 5, False)
+
+
+@pytest.mark.parametrize("variant", ["diff", "dint"])
+def test_assisted_generation_with_an_imperfect_draft(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is the same, and the draft is wrong at times."""
+    model, ids = build(**CACHED[variant], pad_token_id=0), tokens((1, 7))
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter += 0.02 * noise
+    crops: list[int] = []
+    kind = IntegralLayer if variant == "dint" else DynamicLayer
+    exact = kind.crop
+    monkeypatch.setattr(kind, "crop", lambda layer, n: crops.append(n) or exact(layer, n))
+    options = {"max_new_tokens": 30, "do_sample": False}
+    with strict_float64():
+        expected = model.generate(ids, **options)
+        assert model.generate(ids, **options, assistant_model=draft).tolist() == expected.tolist()
+    assert min(crops) < 0
+
+
+def test_a_cache_with_a_window_is_refused() -> None:
+    model, ids = build(), tokens((1, 5))
+    cache = Cache(layers=[DynamicSlidingWindowLayer(sliding_window=3) for _ in range(2)])
+    with pytest.raises(ValueError, match="has a window"):
+        model(ids, past_key_values=cache)
+
+
+@pytest.mark.parametrize("variant", ["diff", "dint"])
+def test_a_cache_of_another_model_is_refused(variant: str) -> None:
+    other, ids = build(**CACHED["v2"]), tokens((1, 5))
+    cache = StaticCache(config=other.config, max_cache_len=8)
+    run(other, ids, past_key_values=cache)
+    with pytest.raises(ValueError, match=r"holds tokens already|no column sums"):
+        run(build(**CACHED[variant]), ids, past_key_values=cache)
+
+
+def test_masks_of_four_dimensions() -> None:
+    """As transformers makes them: true, or 0, for what is seen."""
+    for variant in ("diff", "v2", "gated dint", "column mean"):
+        model, ids, mask = build(**EVERY[variant]), tokens((2, 7)), left_padded((2, 7), 0, 3)
+        seen = mask.bool()[:, None, None] & torch.ones(7, 7, dtype=torch.bool).tril()
+        added = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -1e9)
+        expected = run(model, ids, attention_mask=mask)
+        for given in (seen, added):
+            assert distance(expected, run(model, ids, attention_mask=given), mask) < LIMIT
+        assert distance(expected, run(model, ids), mask) > 1e-3
+
+
+# --- Other implementations ------------------------------------------------------------------------
+
+
+def in_pages(calls: list[Any], model: Any) -> Any:
+    """Attention as vLLM wants it: one call per layer, without a mask, with a cache of its own."""
+
+    def attend(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        scaling: float | None = None,
+        attention_instances: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        config = model.config
+        assert attention_mask is None
+        assert query.shape[:2] == (1, config.num_attention_heads)
+        assert key.shape[1] == value.shape[1] == config.num_key_value_heads
+        assert query.shape[3] == key.shape[3] == value.shape[3] == config.head_dim
+        assert module.is_causal
+        calls.append(module.layer_idx)
+        key, value = attention_instances[module.layer_idx].update(key, value)
+        rows, columns = query.shape[2], key.shape[2]
+        repeats = query.shape[1] // key.shape[1]
+        output = functional.scaled_dot_product_attention(
+            query,
+            key.repeat_interleave(repeats, dim=1),
+            value.repeat_interleave(repeats, dim=1),
+            attn_mask=torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows),
+            scale=scaling,
+        )
+        return output.transpose(1, 2)[0].flatten(1), None
+
+    return attend
+
+
+NARROW: dict[str, dict[str, Any]] = {
+    "v2": CACHED["v2"],
+    "softmax": CACHED["softmax"] | {"value_head_dim": 4},
+    "v2, values narrower": CACHED["v2"] | {"value_head_dim": 3},
+    "v2, grouped": CACHED["v2"]
+    | {"num_attention_heads": 6, "num_noise_heads": 2, "num_key_value_heads": 2},
+    "diff, narrow values": {"value_head_dim": 4},
+}
+
+
+@pytest.mark.parametrize("variant", NARROW)
+def test_an_engine_with_pages_of_its_own(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through transformers' interface alone, as vLLM runs a model."""
+    model, ids, calls = build(**NARROW[variant]), tokens((1, 11)), []
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "vllm", in_pages(calls, model))
+    assert DiffTransformerModel.is_backend_compatible()
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = "vllm"
+    with strict_float64(), torch.no_grad():
+        body = DiffTransformerModel(config).eval()
+        body.load_state_dict(model.model.state_dict())
+        instances = {0: DynamicLayer(), 1: DynamicLayer()}
+        states = [
+            body(
+                input_ids=ids[:, first:last],
+                position_ids=torch.arange(first, last)[None],
+                attention_instances=instances,
+                use_cache=False,
+                return_dict=False,
+            )[0]
+            for first, last in ((0, 5), (5, 6), (6, 11))
+        ]
+        found = model.lm_head(torch.cat(states, dim=1))
+    assert calls == [0, 1] * 3
+    assert distance(run(model, ids), found) < LIMIT
+
+
+@pytest.mark.parametrize("variant", ["diff", "dint"])
+def test_an_engine_without_room_is_refused(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "vllm", in_pages([], None))
+    with pytest.raises(ValueError, match=r"value_head_dim is 8|has no integral"):
+        build(**CACHED[variant]).set_attn_implementation("vllm")
+
+
+@pytest.mark.parametrize("variant", ["diff", "grouped", "v2", "softmax", "shared diff"])
+def test_heads_in_one_call(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What flash and flex attention are given: padded batches and caches as well."""
+    model, ids, mask = build(**CACHED[variant]), tokens((2, 11)), left_padded((2, 11), 0, 4)
+    exact = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "other", exact)
+    monkeypatch.setitem(seen_tokens_interface(), "other", seen_tokens_interface()["sdpa"])
+    monkeypatch.setattr(modeling_diff_transformer, "ANY_WIDTH", ("other",))
+    other = with_attention(model, "other")
+    assert distance(run(model, ids), run(other, ids)) < LIMIT
+    expected = run(model, ids, attention_mask=mask)
+    assert distance(expected, run(other, ids, attention_mask=mask), mask) < LIMIT
+    assert distance(expected, decode(other, ids, mask, [5, 1, 3, 2]), mask) < LIMIT
+    texts, positions = packed()
+    found = run(other, texts, position_ids=positions)
+    assert distance(apart(model, texts, LENGTHS), found) < LIMIT
+    # The control: heads that come back in another order.
+    part = modeling_diff_transformer.OneCall.part
+    monkeypatch.setattr(
+        modeling_diff_transformer.OneCall, "part", lambda self, heads: part(self, heads.flip(1))
+    )
+    assert distance(run(model, ids), run(other, ids)) > 1e-3
+
+
+def seen_tokens_interface() -> dict[str, Any]:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    mapping: dict[str, Any] = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    return mapping
+
+
+@pytest.mark.parametrize("variant", ["diff", "grouped", "v2"])
+def test_continuous_batching(variant: str) -> None:
+    """Prompts of different lengths at once: each is continued as alone."""
+    model = build(**CACHED[variant], pad_token_id=0).float()
+    prompts = [tokens((1, n), seed=n)[0].tolist() for n in (5, 9, 3)]
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    expected = {
+        tuple(prompt): model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
+        for prompt in prompts
+    }
+    found = model.generate_batch(
+        prompts,
+        generation_config=GenerationConfig(**options, eos_token_id=-1),
+        continuous_batching_config=ContinuousBatchingConfig(
+            num_blocks=8, max_batch_tokens=64, page_size=32
+        ),
+        warmup=False,
+    )
+    assert {tuple(each.prompt_ids): each.generated_tokens for each in found.values()} == expected
+
+
+@pytest.mark.parametrize("options", [CACHED["dint"], {"value_head_dim": 12}])
+def test_continuous_batching_without_room_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="continuous batching has no room"):
+        build(**options).generate_batch([[1, 2]])
+
+
+# --- Graphs ---------------------------------------------------------------------------------------
+
+
+class Logits(torch.nn.Module):
+    """What is exported: ids and a mask in, logits out."""
+
+    def __init__(self, model: DiffTransformerForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        logits: Tensor = self.model(
+            input_ids, attention_mask=attention_mask, use_cache=False
+        ).logits
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("variant", ["v2", "gated dint"])
+def test_exported_for_all_lengths(variant: str) -> None:
+    model = build(**EVERY[variant])
+    shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("rows")}
+    example = (tokens((2, 8)), left_padded((2, 8), 0, 3))
+    with strict_float64():
+        program = torch.export.export(
+            Logits(model), example, dynamic_shapes=(dict(shape), dict(shape)), strict=False
+        ).module()
+    for batch, rows in ((2, 8), (3, 17), (2, 140)):
+        ids, mask = tokens((batch, rows)), left_padded((batch, rows), *range(batch))
+        expected = run(model, ids, attention_mask=mask, use_cache=False)
+        with strict_float64(), torch.no_grad():
+            found = program(ids, mask)
+        assert distance(expected, found, mask) < LIMIT
