@@ -290,13 +290,12 @@ class DiffTransformerAttention(nn.Module):
     ) -> tuple[int | Tensor, Tensor, Tensor]:
         """How many tokens came before, and keys and values of these and of the new ones."""
         past, rows = cache.get_seq_length(self.layer_idx), key.shape[2]
-        in_full = seen.visible is not None or self.config._attn_implementation not in OWN
-        if isinstance(past, Tensor) and not in_full:
-            past = int(past)
+        known = isinstance(past, Tensor) and seen.visible is None
+        if not known or self.config._attn_implementation not in OWN:
+            return past, *cache.update(key, value, self.layer_idx)
+        past = int(past)  # of a static cache, which has room for more
         key, value = cache.update(key, value, self.layer_idx)
-        if in_full:
-            return past, key, value
-        return past, key[:, :, : past + rows], value[:, :, : past + rows]  # static ones have room
+        return past, key[:, :, : past + rows], value[:, :, : past + rows]
 
     def _by_interface(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
