@@ -352,7 +352,7 @@ class DiffTransformerAttention(nn.Module):
             gammas = None if gamma is None else texts.take(gamma)
             heads = self._heads(taken[0], taken[1], taken[2], gammas, 0, Seen(real), None)
             found.append(tuple(each if each is None else texts.tokens(each) for each in heads))
-        whole = [
+        whole: list[Any] = [
             parts[0] if parts[0] is None else unpacked(seen.packed, parts, len(query))
             for parts in zip(*found, strict=True)
         ]
