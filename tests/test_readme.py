@@ -170,7 +170,7 @@ class Workplace:
             assert all((ROOT / file).is_file() for file in files), words
         else:
             assert (program, *arguments[-2:]) == ("uvx", "growkit", "demo") or (
-                words[:2] == ["pip", "install"] and words[-1] in {".", "accelerate"}
+                words[:2] == ["pip", "install"] and words[2] in {".", "torch", "accelerate"}
             ), f"nobody knows how to run {words}"
         return ""
 
