@@ -429,19 +429,24 @@ def the_manifest_of_another(folder: Path, choose: random.Random) -> str:
 # The study
 
 
-def make_pairs(folder: Path) -> None:
-    """Sources and targets, by the names of the pairs."""
-    llama = save_model(folder / "llama" / "source", "llama", vocab_size=300, eos_token_id=2)
-    shutil.copy(DEMO / "tokenizer.json", llama)
-    with opened(llama / "tokenizer.json") as tokenizer:
+def add_tokenizer(folder: Path) -> None:
+    """A tokenizer of 256 bytes, and settings of generation."""
+    shutil.copy(DEMO / "tokenizer.json", folder)
+    with opened(folder / "tokenizer.json") as tokenizer:
         keep = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])[:256]
         tokenizer["model"]["vocab"] = dict(keep)
         tokenizer["model"]["merges"] = []
         tokenizer["added_tokens"] = []
         tokenizer["post_processor"] = None
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "d", "bos_token": "a"}
-    (llama / "tokenizer_config.json").write_text(json.dumps(settings))
-    (llama / "generation_config.json").write_text('{"eos_token_id": 2, "top_k": 50}')
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2, "top_k": 50}')
+
+
+def make_pairs(folder: Path) -> None:
+    """Sources and targets, by the names of the pairs."""
+    llama = save_model(folder / "llama" / "source", "llama", vocab_size=300, eos_token_id=2)
+    add_tokenizer(llama)
     growkit.grow(llama, folder / "llama" / "target", hidden="x2", verify=False)
     diff = save_model(folder / "diff" / "source", "diffllama", head_dim=4)
     growkit.grow(

@@ -17,6 +17,7 @@ from growkit.families.described import described
 from growkit.families.family import family_of
 from growkit.inference.classes import ModelClass
 from growkit.inference.trial import Trials
+from tests.behaviour import difference
 from tests.conftest import relative_error, save_model, seeded
 from tests.infer import KNOWN, OTHERS, random_model
 
@@ -246,13 +247,47 @@ def test_rows_of_tokens_stay_where_they_are(
     wrong["constants"] = {"rest": 27}
     with pytest.raises(growkit.InputError, match="as the rows of tensor"):
         growkit.grow(arcee, tmp_path / "out", family=wrong, kv_heads="x2", heads="x2", vocab=31)
-    wrong = deepcopy(found["family"])
-    wrong["sizes"]["vocab_size"] = "vocab + two"
-    wrong["constants"] = {"two": 2}
-    wrong["tensors"]["model.embed_tokens.weight"] = "vocab + two -> hidden"
-    wrong["tensors"]["lm_head.weight"] = "two + vocab <- hidden"
-    with pytest.raises(growkit.InputError, match="vocab is the number of tokens"):
-        growkit.grow(arcee, tmp_path / "out", family=wrong, hidden="x2", vocab=40)
+    for sizes, says in (
+        ({"vocab_size": "vocab + two"}, "vocab is the number of tokens"),
+        ({"hidden_size": "hidden + vocab"}, "vocab is the number of tokens"),
+    ):
+        wrong = deepcopy(found["family"])
+        wrong["constants"] = {"two": 2}
+        wrong["sizes"] |= sizes
+        with pytest.raises(growkit.InputError, match=says):
+            growkit.grow(arcee, tmp_path / "out", family=wrong, hidden="x2", verify=False)
+    for name, pattern, says in (
+        ("model.embed_tokens.weight", "vocab + two -> hidden", "vocab can only be the first"),
+        ("lm_head.weight", "hidden <- vocab", "vocab can only be the first"),
+        ("lm_head.weight", "ffn <- hidden", "as the rows of tensor lm_head.weight"),
+    ):
+        wrong = deepcopy(found["family"])
+        wrong["constants"] = {"two": 2}
+        wrong["tensors"][name] = pattern
+        with pytest.raises(growkit.InputError, match=says):
+            growkit.grow(arcee, tmp_path / "out", family=wrong, hidden="x2", verify=False)
+
+
+def test_windows_go_along_with_their_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a config leaves the kinds of layers to the class, in a model made deeper."""
+    source = random_model("cwm", tmp_path / "source", sliding_window=30, num_hidden_layers=4)
+    config = json.loads((source / "config.json").read_text())
+    kinds = config.pop("layer_types")
+    assert len({*kinds}) == 2
+    (source / "config.json").write_text(json.dumps(config))
+    family = growkit.infer(source)["family"]
+    deeper: dict[str, Any] = {"family": family, "method": "depth", "layers": "x2", "verify": FEW}
+    assert growkit.grow(source, tmp_path / "out", **deeper)["kept"]
+    made = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert made["layer_types"] == [kind for kind in kinds for _ in range(2)]
+    assert difference(source, tmp_path / "out", 1e-7) is None
+    # The control: the proof sees it where a plan leaves it to the class.
+    monkeypatch.setattr("growkit.inference.agreement.assumed_lists", lambda *_: {})
+    made = growkit.grow(source, tmp_path / "other", **deeper)
+    assert made["kept"] is False
+    assert "self_attn.layer_type is not what growkit" in made["verification"]["reason"]
 
 
 def test_growkits_own_families_are_not_described(tmp_path: Path) -> None:

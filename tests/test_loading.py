@@ -27,12 +27,14 @@ from growkit.errors import InputError
 from growkit.sources import hub
 from tests.conftest import save_model
 from tests.loading import differing
+from tests.manifests import record
 
 
 def recipe_of(folder: Path, source: Path, *steps: growkit.GrowStep | growkit.ConvertStep) -> Any:
     return growkit.Recipe(str(source), steps, str(folder / "out"), verify=None)
 
 
+QUICK = growkit.Settings(prompts=1, length=8)
 WIDER = growkit.GrowStep("hypercloning", {"hidden": "x2"})
 
 
@@ -88,6 +90,36 @@ def test_a_proof_without_weights(tmp_path: Path) -> None:
     (out / "growkit.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="did not keep its promise"):
         growkit.load(out)
+
+
+@pytest.mark.parametrize("settings", [{"eos_token_id": 7, "repetition_penalty": 2.0}, None])
+def test_settings_of_generation_are_those_of_the_proof(
+    settings: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """They are loaded with the model, so another source must have the same."""
+    source = save_model(tmp_path / "source", "llama", eos_token_id=2)
+    growkit.run(replace(recipe_of(tmp_path, source, WIDER), verify=QUICK), proof_only=True)
+    other = shutil.copytree(source, tmp_path / "other")
+    loaded = growkit.load(tmp_path / "out", source=other)  # the control
+    assert loaded.generation_config.eos_token_id == 2
+    file = other / "generation_config.json"
+    file.unlink() if settings is None else file.write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=r"generation_config\.json"):
+        growkit.load(tmp_path / "out", source=other)
+
+
+def test_a_manifest_describes_no_family_that_growkit_has(tmp_path: Path) -> None:
+    """With all hashes made again, another window than the source's is loaded by nobody."""
+    window = {"intermediate_size": 24, "sliding_window": 24}
+    source = save_model(tmp_path / "source", "mistral", **window)
+    growkit.run(replace(recipe_of(tmp_path, source, WIDER), verify=QUICK), proof_only=True)
+    file = tmp_path / "out" / "growkit.json"
+    manifest = json.loads(file.read_text())
+    manifest["recipe"]["family"] = growkit.infer(source)["family"]
+    manifest["recipe"]["family"]["sizes"]["sliding_window"] = "ffn"
+    file.write_text(json.dumps(manifest))
+    record(tmp_path / "out")
+    assert growkit.load(tmp_path / "out").config.sliding_window == 24
 
 
 def test_a_manifest_that_was_changed_proves_nothing(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from growkit.checkpoint.folder import Folder, check_size, read
 BLOCK = 1 << 20
 """Bytes that are copied at a time."""
 
+GENERATION = "generation_config.json"
+
 CARRIED = (
-    "generation_config.json",
+    GENERATION,
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from growkit.checkpoint.carrying import GENERATION
 from growkit.checkpoint.elsewhere import STORE, address_in
 from growkit.checkpoint.folder import MOST_JSON
 from growkit.checkpoint.reading import MOST_DIGITS, check_finite
@@ -348,9 +349,10 @@ class RemoteWeights:
         return self._json(name)
 
     def hashes(self) -> list[tuple[str, Callable[[], str]]]:
-        """Config and files with weights by name, and what gives the SHA-256 of each."""
+        """Config, settings and files with weights by name, and what gives the SHA-256 of each."""
         files = {file.path.rpartition("/")[2] for file in self._file_of.values()}
-        names = ["config.json", *sorted(files)]
+        settings = [GENERATION] if self.json(GENERATION) is not None else []
+        names = ["config.json", *settings, *sorted(files)]
         return [(name, partial(self._store.sha256, name)) for name in names]
 
     def where(self, name: str | None = None) -> str:

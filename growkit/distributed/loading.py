@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from growkit.checkpoint.carrying import GENERATION
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.distributed.entries import Entries
 from growkit.distributed.grown import Grown, entries_of
@@ -88,7 +89,7 @@ def load(
     options.setdefault("dtype", config.dtype or TORCH_NAMES[main_dtype(lineage.target.tensors)])
     if distributed_config is not None:
         options["distributed_config"] = distributed_config
-    content = grown.beside("generation_config.json")
+    content = grown.beside(GENERATION)
     if content is not None:
         options.setdefault("generation_config", GenerationConfig.from_dict(content))
     state = {name: Lazy(entries, name) for name in entries}

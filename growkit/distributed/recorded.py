@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from growkit.checkpoint.carrying import GENERATION
 from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.made import own_hash
 from growkit.checkpoint.reading import Checkpoint, read_json
@@ -46,8 +47,18 @@ def check_recorded(
             "proved; copy it again, or give a recipe without a proof"
         )
     recorded = content.get("source_files")
-    known: Mapping[str, Any] = recorded if isinstance(recorded, dict) else {}
+    known = dict(recorded) if isinstance(recorded, dict) else {}
     files = source.hashes() if isinstance(source, RemoteWeights) else _hashes(source)
+    made = _made(content)
+    if made is None:
+        files = [each for each in files if each[0] != GENERATION]
+    elif GENERATION in made:
+        known[GENERATION] = made[GENERATION]  # as it was copied from the source
+    for name in known.keys() & {GENERATION} - {name for name, _ in files}:
+        raise InputError(
+            f"{source.where()} has no {name}, and {manifest} was made from a model that had one; "
+            "give that file, or a recipe without a proof"
+        )
     for name, digest in _share(files) if together else files:
         if known.get(name) != digest():
             raise InputError(
@@ -56,8 +67,17 @@ def check_recorded(
             )
 
 
+def _made(manifest: Mapping[str, Any]) -> dict[str, str] | None:
+    """The SHA-256 of the files of what was made; None in early manifests, which do not say it."""
+    files = manifest.get("files")
+    pairs = files.items() if isinstance(files, dict) else ()
+    found = {name: of[1] for name, of in pairs if isinstance(of, list) and len(of) == 2}
+    return found if any(isinstance(each, str) for each in found.values()) else None
+
+
 def _hashes(source: Checkpoint) -> list[tuple[str, Callable[[], str]]]:
-    files = [source.folder / "config.json", *source.files]
+    beside = [source.folder / name for name in (GENERATION,) if source.opened.has(name)]
+    files = [source.folder / "config.json", *beside, *source.files]
     return [(file.relative_to(source.folder).as_posix(), partial(sha256, file)) for file in files]
 
 

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from growkit.algebra.axes import Pattern
+from growkit.algebra.axes import Axis, Pattern
 from growkit.checkpoint.tensors import Config
 from growkit.errors import InputError
 from growkit.families.description import Multiple, Norm, Tensor, always
@@ -140,6 +140,7 @@ def described(content: Any, where: str) -> Family:
         derived=frozenset(_listed(content, "computed", where)),
         fixed=lambda config: fixed,
         lists=LISTS | lists,
+        arranged=partial(_arranged, sizes),
         grouped=frozenset({*groups, *groups.values()}),
         served={axis: (serving,) for axis, serving in groups.items()},
         multiples=tuple(
@@ -209,9 +210,11 @@ def _check_pattern(pattern: str, known: set[str], of: str) -> None:
         parsed = Pattern.parse(pattern[:200])
     except (ValueError, RecursionError) as error:
         raise InputError(f"{of}: {error}") from None
-    for dimension in parsed.dimensions:
+    for number, dimension in enumerate(parsed.dimensions):
         for axis in dimension.axes:
             _check_axis(axis, known, of)
+        if "vocab" in dimension.axes and (number or dimension.form != Axis("vocab")):
+            raise InputError(f"{of} is {pattern!r}; vocab can only be the first dimension, alone")
 
 
 def _check_axis(axis: str, known: set[str], of: str) -> None:
@@ -285,6 +288,15 @@ def _once(check: Callable[[Config], None]) -> Callable[[Config], None]:
             sound.add(written)
 
     return checked
+
+
+def _arranged(sizes: Mapping[str, Axes], config: Config, layers: Sequence[int]) -> Config:
+    """What the class makes of each layer where a config leaves that to it."""
+    from growkit.inference.agreement import assumed_lists
+
+    key = next(key for key, axes in sizes.items() if axes == ("layers",))
+    lists = assumed_lists(config, key)
+    return {key: [values[layer] for layer in layers] for key, values in lists.items()}
 
 
 def _check_config(

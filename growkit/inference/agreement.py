@@ -82,9 +82,28 @@ def check_against_class(
             if form != Axis("vocab") and grown & {*form.axes()}:
                 raise InputError(
                     f"the description of {name} has {form} as the rows of tensor {table}.weight, "
-                    f"which {type(model).__name__} looks up by number; correct it, vocab for "
-                    "tokens or an axis that does not grow"
+                    f"which {type(model).__name__} takes by number; correct it, vocab for tokens "
+                    "or an axis that does not grow"
                 )
+
+
+def assumed_lists(config: Config, layers: str) -> dict[str, list[Any]]:
+    """Lists with one entry for each layer, which a config leaves to its class.
+
+    Args:
+        config: of a model.
+        layers: the key of the number of its layers.
+    """
+    count = config[layers]
+    bare = {key: value for key, value in config.items() if not isinstance(value, list)}
+    found = []
+    for config_of, number in ((config, count), (bare | {layers: count + 1}, count + 1)):
+        with suppress(Exception), quiet(), unheard():
+            lists = parsed(config_of).to_dict().items()
+            found.append({k: v for k, v in lists if isinstance(v, list) and len(v) == number})
+    said = {key for key, value in config.items() if value is not None}
+    here, deeper = found if len(found) == 2 else ({}, {})
+    return {key: here[key] for key in (here.keys() & deeper.keys()) - said}
 
 
 def _empty(config: Config) -> tuple[Any, nn.Module] | None:
@@ -114,10 +133,11 @@ def _grown_axes() -> set[str]:
     return {axis for each in options if isinstance(each, SizeOption) for axis in each.axes}
 
 
-def _tables(model: nn.Module) -> Iterator[str]:
-    """Modules that look rows up by number."""
+def _tables(model: Any) -> Iterator[str]:
+    """Modules that look rows up by number, and the one whose rows are tokens' logits."""
+    head = model.get_output_embeddings()
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding) or module is head:
             yield name
 
 

@@ -33,6 +33,7 @@ from growkit.proof.findings import (
     Strict,
 )
 from growkit.proof.fingerprint import Question, computed_in, fingerprint, widest
+from growkit.proof.layer_settings import changed_layer_setting
 from growkit.proof.localisation import (
     component_named,
     find_fault,
@@ -85,6 +86,13 @@ class Parts:
             Layerwise(self.before, dtype, self.device, attention),
             Layerwise(self.after, dtype, self.device, attention, tokens),
         )
+
+    def changed_layer_settings(self) -> list[str]:
+        """A setting of a layer that is another one, if there is any, where none should be."""
+        if self.origin.promise != "exact":
+            return []
+        found = changed_layer_setting(self._source, self._target, self.origin.layers)
+        return [found] if found else []
 
     def weights(self, beside: Beside, notes: Sequence[str], ranks: Ranks) -> Recovered:
         """The algebra half, where it is known how the target was made.

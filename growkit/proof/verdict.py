@@ -216,6 +216,7 @@ def _proved(
     )
     known = question(before, max(map(len, prompts.windows)))
     proof = Parts(before, after, place, origin, advance, known, trainability=settings.trainability)
+    beside = replace(beside, changed=(*beside.changed, *proof.changed_layer_settings()))
     notes = rests_on(before, after, loads, loaded, beside)
     notes += [UNUSED] if recipe and recipe.family and not stranger(recipe.family) else []
     weights = proof.weights(beside, notes, ranks)

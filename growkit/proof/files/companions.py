@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from growkit.checkpoint.carrying import carried
+from growkit.checkpoint.carrying import GENERATION, carried
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import generation
@@ -24,7 +24,6 @@ from growkit.engine.tokenizing import (
 )
 from growkit.errors import InputError, foreign
 
-GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"

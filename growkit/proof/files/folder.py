@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from itertools import islice
 from typing import Any
 
-from growkit.checkpoint.carrying import carried, code_of
+from growkit.checkpoint.carrying import GENERATION, carried, code_of
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype
@@ -28,7 +28,6 @@ from growkit.manifest import changed_since
 from growkit.optimizer.optimizer import outputs
 from growkit.proof.files.code import GENERATE, foreign_code, growkits_code, same_code
 from growkit.proof.files.companions import (
-    GENERATION,
     PROCESSORS,
     SETTINGS,
     TOKENIZER,

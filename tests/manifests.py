@@ -1,0 +1,474 @@
+"""Hostile manifests that are consistent in themselves: no lie is preserved without being named.
+
+A sound folder of any family is altered, and everything that its manifest records is recorded again,
+as growkit would write it. ``tests.behaviour`` says whether the model now behaves otherwise.
+``python -m tests.manifests --count 300`` draws as many by seed; the suite takes a sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig
+
+import growkit
+from growkit.checkpoint.made import MANIFEST, write_manifest
+from growkit.errors import InputError
+from tests.behaviour import difference, rounding
+from tests.conftest import CONFIGS, save_random, seeded
+from tests.families import FAMILIES, Case, coin, windows
+from tests.infer import random_model
+from tests.sweeping import say
+from tests.tampering import add_tokenizer, opened, tensors
+from tests.upcycling import DENSE, SPARSE, dense_config, save_sparse
+
+Json = dict[str, Any]
+QUICK: Json = {"prompts": 1, "length": 10}
+VOCABULARY = 300
+CONVERTED = {
+    "diffllama": ("dint", "diff-transformer", "gda"),
+    "llama": ("diff", "diff-v2", "granite", "mistral", "diff-transformer"),
+    "qwen2": ("diff", "diff-v2"),
+    "qwen3": ("diff",),
+    "granite": ("diff",),
+}
+DESCRIBED = ("arcee", "cwm", "exaone4", "seed_oss")
+"""Types of which growkit has no family; some with windows."""
+
+COMMON: Json = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "pad_token_id": None,
+}
+
+
+# Sound pairs
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A source, and a target that growkit made of it.
+
+    Attributes:
+        folder: of both.
+        kind: ``model_type`` of the source.
+        way: how it was made.
+        family: what describes its family, if growkit has none.
+    """
+
+    folder: Path
+    kind: str
+    way: str
+    family: Json | None
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "source"
+
+    @property
+    def target(self) -> Path:
+        return self.folder / "target"
+
+
+def ways() -> list[tuple[str, str]]:
+    """Everything that is done to a type."""
+    found = [(kind, way) for kind in FAMILIES for way in ("sizes", "depth", "vocab")]
+    found += [(kind, way) for kind in CONFIGS for way in ("sizes", "depth", "vocab")]
+    found += [(kind, f"to {name}") for kind, names in CONVERTED.items() for name in names]
+    found += [(kind, "upcycle") for kind in DENSE]
+    found += [(kind, "experts") for kind in SPARSE]
+    return found + [(kind, way) for kind in DESCRIBED for way in ("sizes", "depth", "vocab")]
+
+
+def make_pair(kind: str, way: str, folder: Path) -> Pair:
+    """A random source with a tokenizer, grown; the proof holds."""
+    choose = seeded(sum(map(ord, kind + way)))
+    family = None
+    grown: Json = {"hidden": "x2"}
+    if kind in DESCRIBED:
+        random_model(kind, folder / "source", **more_of(kind, choose))
+        family = growkit.infer(folder / "source")["family"]
+    elif way == "upcycle":
+        config = CONFIG_MAPPING[kind](**(dense_config(kind, choose) | COMMON))
+        save_random(folder / "source", config)
+        grown = {"method": "upcycle", "experts": 4, "top_k": 2}
+    elif way == "experts":
+        save_sparse(kind, 1, folder / "source")
+        grown = {"method": "experts", "experts": "x2"}
+    elif kind in FAMILIES:
+        case = Case(FAMILIES[kind], choose)
+        save_random(folder / "source", CONFIG_MAPPING[kind](**(case.config | COMMON)))
+        grown = case.sizes
+    else:
+        save_random(folder / "source", CONFIG_MAPPING[kind](**more_of(kind, choose)))
+    grown = {"depth": {"method": "depth", "layers": "x2"}, "vocab": {"vocab": 310}}.get(way, grown)
+    if kind != "qwen2":  # whose tokenizer transformers makes another one of for other types
+        add_tokenizer(folder / "source")
+    pair = Pair(folder, kind, way, family)
+    settings = growkit.Settings(**QUICK)
+    if way.startswith("to "):
+        made = growkit.convert(pair.source, pair.target, to=way[3:], verify=settings)
+    else:
+        made = growkit.grow(pair.source, pair.target, family=family, verify=settings, **grown)
+    assert made["kept"], made["verification"]
+    return pair
+
+
+def more_of(kind: str, choose: random.Random) -> Json:
+    """Other keys of a type: sizes that may be taken for settings, and windows."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4}
+    sizes |= {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 4}
+    known = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
+    if "layer_types" in known and (kind in DESCRIBED or kind not in CONVERTED):
+        sizes |= windows(choose)
+    if kind == "mistral":
+        sizes["sliding_window"] = 24
+    if kind == "diff_transformer":
+        sizes["num_noise_heads"] = 2
+    return sizes | COMMON
+
+
+# Lies
+
+
+Lie = Callable[[Pair, Path, random.Random], str]
+LIES: list[Lie] = []
+
+
+def lie(tell: Lie) -> Lie:
+    LIES.append(tell)
+    return tell
+
+
+def other(value: Any, choose: random.Random) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return choose.choice([value + 1, max(value - 1, 0), 2 * value + 1, value // 2, None])
+    if isinstance(value, float):
+        return choose.choice([value * 2, value / 2, value + 0.1, 0.0])
+    if isinstance(value, list) and value:
+        return choose.choice([value[::-1], value[:-1], [value[0]] * len(value), value * 2])
+    if isinstance(value, dict) and value:
+        key = choose.choice(sorted(value))
+        return value | {key: other(value[key], choose)}
+    if value is None:
+        return choose.choice([1, 3, 7, 24])
+    return choose.choice(["gelu", "relu", "silu", "bfloat16", "float16", "dynamic", "linear"])
+
+
+SETTLED = ("model_type", "architectures", "transformers_version", "_name_or_path", "auto_map")
+NOTABLE = ("window", "rope", "token_id", "position", "layer", "eps", "scal", "dtype", "tie", "norm")
+
+
+def key_of(folder: Path, choose: random.Random) -> tuple[str, Any]:
+    """A key of a config, said or assumed, and its value."""
+    resolved = AutoConfig.from_pretrained(folder).to_dict()
+    keys = sorted(resolved.keys() - {*SETTLED})
+    notable = [key for key in keys if any(part in key for part in NOTABLE)]
+    key = choose.choice(notable if coin(choose) else keys)
+    return key, resolved[key]
+
+
+@lie
+def a_setting(pair: Pair, folder: Path, choose: random.Random) -> str:
+    key, value = key_of(folder, choose)
+    with opened(folder / "config.json") as config:
+        config[key] = other(value, choose)
+    return key
+
+
+@lie
+def a_setting_left_out(pair: Pair, folder: Path, choose: random.Random) -> str:
+    with opened(folder / "config.json") as config:
+        key = choose.choice(sorted(config.keys() - {*SETTLED}))
+        del config[key]
+    return key
+
+
+ROPES = (
+    {"rope_type": "default", "rope_theta": 500.0},
+    {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+    {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+)
+
+
+@lie
+def a_setting_that_long_prompts_show(pair: Pair, folder: Path, choose: random.Random) -> str:
+    key, value = choose.choice(
+        [
+            *(("rope_parameters", rope) for rope in ROPES),
+            ("rope_scaling", {"rope_type": "dynamic", "factor": 4.0}),
+            ("rope_theta", 7.0),
+            ("sliding_window", 30),
+            ("sliding_window", 12),
+            ("use_sliding_window", True),
+            ("max_window_layers", 0),
+            ("layer_types", ["sliding_attention", "full_attention"]),
+            ("max_position_embeddings", 32),
+            ("max_position_embeddings", 128),
+            ("attention_chunk_size", 16),
+            ("no_rope_layers", [0, 1]),
+            ("partial_rotary_factor", 0.5),
+            ("dtype", "float16"),
+        ]
+    )
+    with opened(folder / "config.json") as config:
+        config[key] = value
+        if key == "layer_types":
+            count = AutoConfig.from_pretrained(pair.target).num_hidden_layers
+            config[key] = (value * count)[:count]
+            config.setdefault("sliding_window", 12)
+    return key
+
+
+@lie
+def a_setting_of_generation(pair: Pair, folder: Path, choose: random.Random) -> str:
+    key, value = choose.choice(
+        [
+            ("eos_token_id", [2, 7]),
+            ("bos_token_id", 5),
+            ("repetition_penalty", 1.7),
+            ("no_repeat_ngram_size", 1),
+            ("suppress_tokens", list(range(50))),
+            ("max_length", 9),
+            ("temperature", 0.3),
+            ("min_new_tokens", 5),
+        ]
+    )
+    with opened(folder / "generation_config.json") as config:
+        config[key] = value
+    return key
+
+
+@lie
+def a_setting_of_the_tokenizer(pair: Pair, folder: Path, choose: random.Random) -> str:
+    key, value = choose.choice(
+        [
+            ("eos_token", "b"),
+            ("padding_side", "left"),
+            ("model_max_length", 7),
+            ("chat_template", "{{ messages }}"),
+            ("add_prefix_space", True),
+            ("clean_up_tokenization_spaces", True),
+        ]
+    )
+    with opened(folder / "tokenizer_config.json") as config:
+        config[key] = value
+    return "token"
+
+
+@lie
+def a_rule_of_the_tokenizer(pair: Pair, folder: Path, choose: random.Random) -> str:
+    with opened(folder / "tokenizer.json") as rules:
+        way = choose.choice(["swap", "lower", "end"])
+        if way == "swap":
+            ids = rules["model"]["vocab"]
+            one, two = choose.sample([token for token in sorted(ids) if len(token) == 1], 2)
+            ids[one], ids[two] = ids[two], ids[one]
+        elif way == "lower":
+            rules["normalizer"] = {"type": "Lowercase"}
+        else:
+            rules["pre_tokenizer"] = {"type": "Whitespace"}
+    return "token"
+
+
+@lie
+def rows_of_a_token(pair: Pair, folder: Path, choose: random.Random) -> str:
+    count = json.loads((pair.source / "config.json").read_text())["vocab_size"]
+    with tensors(folder) as content:
+        tables = [n for n, t in sorted(content.items()) if t.dim() == 2 and len(t) >= count]
+        name, row = choose.choice(tables), choose.randrange(count)
+        content[name][row] = content[name][row].roll(1) if coin(choose) else 0
+    return name
+
+
+@lie
+def a_weight(pair: Pair, folder: Path, choose: random.Random) -> str:
+    with tensors(folder) as content:
+        name = choose.choice(sorted(content))
+        each = content[name]
+        flat = each.flatten().clone()
+        place = choose.randrange(len(flat))
+        flat[place] = choose.choice([-flat[place], flat[place] * 1.01, flat[place] + 0.1])
+        content[name] = flat.view_as(each)
+    return name
+
+
+@lie
+def weights_in_another_dtype(pair: Pair, folder: Path, choose: random.Random) -> str:
+    dtype = choose.choice(["bfloat16", "float16"])
+    with tensors(folder) as content:
+        for name, each in content.items():
+            content[name] = each.to(getattr(torch, dtype))
+    with opened(folder / "config.json") as config:
+        config["dtype"] = dtype
+    with opened(folder / MANIFEST) as manifest:
+        manifest["recipe"]["dtype"] = dtype
+    return "round"
+
+
+@lie
+def a_description(pair: Pair, folder: Path, choose: random.Random) -> str:
+    """Settings that the manifest calls sizes, so that its recipe plans others."""
+    family = pair.family or own_description(pair)
+    if family is None:
+        return a_setting(pair, folder, choose)
+    key, value = key_of(folder, choose)
+    axis = choose.choice(sorted({*family["sizes"].values()}))
+    way = choose.choice(["size", "size", "assumed", "list", "computed"])
+    if way == "list":
+        family["lists"] = [*family.get("lists", []), key]
+    elif way == "computed":
+        family["computed"] = [*family.get("computed", []), key]
+        family["assumed"] = {**family.get("assumed", {}), key: other(value, choose)}
+    elif way == "assumed":
+        family["assumed"] = {**family.get("assumed", {}), key: other(value, choose)}
+    else:
+        family["sizes"][key] = axis
+    with opened(folder / MANIFEST) as manifest:
+        manifest["recipe"]["family"] = family
+    was = json.loads((pair.source / "config.json").read_text())
+    with opened(folder / "config.json") as config:
+        sizes = [k for k, a in family["sizes"].items() if a == axis and k in was and k != key]
+        twice = sizes and config.get(sizes[0]) == 2 * was[sizes[0]]
+        config[key] = 2 * value if twice and type(value) is int else other(value, choose)
+    return key
+
+
+def own_description(pair: Pair) -> Json | None:
+    """What shapes show of a family that growkit knows."""
+    try:
+        return growkit.infer(pair.source)["family"]
+    except (InputError, AssertionError):
+        return None
+
+
+@lie
+def a_recipe(pair: Pair, folder: Path, choose: random.Random) -> str:
+    """One that does not fit, with another setting: all that is compared is the source's."""
+    with opened(folder / MANIFEST) as manifest:
+        manifest["recipe"]["steps"] = [{"grow": "hypercloning", "hidden": 7}]
+        if pair.family and coin(choose):
+            family = pair.family | {"sizes": {**pair.family["sizes"]}}
+            family["sizes"]["sliding_window"] = "ffn"
+            manifest["recipe"]["family"] = family
+    return choose.choice([a_setting, a_setting_that_long_prompts_show, a_setting_left_out])(
+        pair, folder, choose
+    )
+
+
+@lie
+def no_manifest(pair: Pair, folder: Path, choose: random.Random) -> str:
+    (folder / MANIFEST).unlink()
+    spoil = choose.choice([a_setting, a_setting_that_long_prompts_show, a_setting_left_out])
+    return spoil(pair, folder, choose)
+
+
+def record(folder: Path) -> None:
+    """Write all hashes of a manifest again, as growkit does."""
+    if not (folder / MANIFEST).exists():
+        return
+    content = json.loads((folder / MANIFEST).read_text())
+    rest = {key: value for key, value in content.items() if key not in ("files", "sha256")}
+    (folder / MANIFEST).unlink()
+    write_manifest(folder, rest, {})
+
+
+# The study
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a lie: refused, seen, named, harmless or believed."""
+
+    what: str
+    said: str
+
+
+def tried(pair: Pair, tell: Lie, seed: int, scratch: Path) -> Outcome:
+    """Tell a lie of a copy of a target, and prove it."""
+    choose = random.Random(seed)
+    target = shutil.copytree(pair.target, scratch / "target")
+    wanted = tell(pair, target, choose)
+    record(target)
+    try:
+        result = growkit.verify(pair.source, target, **QUICK)
+    except InputError as error:
+        return Outcome("refused", str(error))
+    said = f"{wanted}: {result['reason']}"
+    if not result["kept"]:
+        return Outcome("seen", said)
+    if wanted in result["reason"]:
+        return Outcome("named", said)
+    found = difference(pair.source, target, rounding(pair.source, pair.target))
+    return Outcome("believed", f"{found} | {said}") if found else Outcome("harmless", said)
+
+
+def cases(count: int, seed: int) -> list[tuple[str, str, Lie, int]]:
+    """Seeded draws: all ways and all lies, as often as each other."""
+    choose = random.Random(seed)
+    known = ways()
+    choose.shuffle(known)
+    return [
+        (*known[number % len(known)], choose.choice(LIES), choose.randrange(2**32))
+        for number in range(count)
+    ]
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    counts: dict[str, int] = {}
+    pairs: dict[tuple[str, str], Pair | None] = {}
+    with tempfile.TemporaryDirectory() as name:
+        for number, (kind, way, tell, seed) in enumerate(cases(asked.count, asked.seed)):
+            folder = Path(name) / f"{kind}-{way}"
+            if (kind, way) not in pairs:
+                try:
+                    pairs[kind, way] = make_pair(kind, way, folder)
+                except (InputError, AssertionError) as error:
+                    pairs[kind, way] = None
+                    counts["no pair"] = counts.get("no pair", 0) + 1
+                    say(f"no pair of {kind} {way}: {error}")
+            pair = pairs[kind, way]
+            if pair is None:
+                continue
+            scratch = Path(name) / str(number)
+            scratch.mkdir()
+            try:
+                outcome = tried(pair, tell, seed, scratch)
+            except Exception as error:
+                outcome = Outcome("crash", f"{type(error).__name__}: {error}")
+            shutil.rmtree(scratch)
+            counts[outcome.what] = counts.get(outcome.what, 0) + 1
+            if outcome.what in ("believed", "crash"):
+                say(f"{number} {kind} {way} {tell.__name__} {seed}: {outcome.said}")
+    say(str(counts))
+    return 1 if counts.get("believed") or counts.get("crash") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""A few of the lies of ``tests.manifests``, and of the mistakes of ``tests.descriptions``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from growkit.proof.files.folder import Beside
+from tests import manifests
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> manifests.Pair:
+    return manifests.make_pair("mistral", "sizes", tmp_path_factory.mktemp("pair"))
+
+
+@pytest.mark.parametrize("number", range(0, len(manifests.LIES), 2))
+def test_no_lie_is_believed(number: int, pair: manifests.Pair, tmp_path: Path) -> None:
+    outcome = manifests.tried(pair, manifests.LIES[number], number, tmp_path)
+    assert outcome.what != "believed", outcome.said
+
+
+def test_the_study_sees_a_verdict_that_is_blind(
+    pair: manifests.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the study: who compares short prompts alone believes another window."""
+    monkeypatch.setattr("growkit.proof.verdict.beside_plan", lambda *_: Beside())
+    monkeypatch.setattr("growkit.proof.verdict.rests_on", lambda *_: [])
+
+    def another_window(pair: manifests.Pair, folder: Path, choose: object) -> str:
+        with manifests.opened(folder / "config.json") as config:
+            config["sliding_window"] = 40
+        return "sliding_window"
+
+    outcome = manifests.tried(pair, another_window, 0, tmp_path)
+    assert outcome.what == "believed", outcome.said
+    assert "logits" in outcome.said
