@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 from transformers import AutoModelForCausalLM
@@ -19,9 +22,11 @@ from growkit.optimizer.parameters import parameters_of
 from growkit.training import hidden_matrices
 from tests.conftest import folder_bytes, load_strict, save_model
 from tests.optimizer_state import (
+    FLAT,
     batch,
     grown,
     largest,
+    one_process,
     save_distributed,
     save_torch,
     save_universal,
@@ -269,3 +274,46 @@ def test_what_is_grown_grows_again(tmp_path: Path) -> None:
         again = grown(out, out, tmp_path / "again").optimizer
         assert again
         assert (again.step, again.reset) == (1, {})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ("missing", r"has no weight_decay for lm_head\.weight, but one for model\.embed"),
+        ("tensor", r"lm_head\.weight\.lr in .* is a tensor, no option"),
+        ("quantised", r"state1 of model\.embed_tokens\.weight\.quant"),
+        ("", ""),
+    ],
+)
+def test_entries_that_no_optimizer_of_torch_writes(spoil: str, said: str, tmp_path: Path) -> None:
+    """An option of some parameters alone, a tensor for one, moments in 8 bit by other names."""
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    model, optimizer = trained(source, 1)
+    flat = get_optimizer_state_dict(model, optimizer, options=FLAT)
+    if spoil == "missing":
+        del flat["param_groups.lm_head.weight.weight_decay"]
+    elif spoil == "quantised":
+        name = "state.model.embed_tokens.weight"
+        flat[f"{name}.quant.state1"] = flat.pop(f"{name}.exp_avg").to(torch.uint8)
+        for kind in ("exp_avg_sq", "step"):
+            del flat[f"{name}.{kind}"]
+    with one_process():
+        dcp.save({"optimizer": flat}, checkpoint_id=tmp_path / "state", no_dist=True)
+    if spoil == "tensor":
+        _lead_to_another(tmp_path / "state" / ".metadata")
+    if not said:  # the control
+        assert grown(source, tmp_path / "state", tmp_path / "out").optimizer
+        return
+    with pytest.raises(InputError, match=said):
+        grown(source, tmp_path / "state", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def _lead_to_another(listed: Path) -> None:
+    """Of an option the list says that it lies where a tensor is."""
+    found = pickle.loads(listed.read_bytes())
+    places = {index.fqn: index for index in found.storage_data}
+    of = places["optimizer.state.lm_head.weight.exp_avg"]
+    option = places["optimizer.param_groups.lm_head.weight.lr"]
+    found.storage_data[option] = found.storage_data[of]
+    listed.write_bytes(pickle.dumps(found))

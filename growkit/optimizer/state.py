@@ -204,6 +204,9 @@ def check(state: State, parameters: Parameters) -> None:
         if name not in kinds:
             if muon and (len(shape) != 2 or name in parameters.vocabulary):
                 continue  # Muon is for the matrices inside; another optimizer has these
+            inner = next((each for each in kinds if each.startswith(f"{name}.")), None)
+            if inner:  # bitsandbytes has numbers of 8 bits, and their scales, below its names
+                _refuse(state, f"{', '.join(sorted(kinds[inner]))} of {inner}")
             raise InputError(
                 f"{state.where} has no state of {name}, which the model in {parameters.where} "
                 "has; give the state of an optimizer that has trained all of this model"
@@ -223,6 +226,24 @@ def check(state: State, parameters: Parameters) -> None:
         _check_options(state, group)
         for name in group.parameters:
             _check_optimizer(state, group, name, kinds[name])
+    _check_alike(state)
+
+
+def _check_alike(state: State) -> None:
+    """Groups of one optimizer have the same options of it, as torch fills in what is left out."""
+    kinds, first = state.kinds, dict[str, Group]()
+    for group in state.groups:
+        for name in group.parameters[:1]:
+            optimizer, known = LAWS[MUON if kinds[name] >= MUON else ADAMW]
+            other = first.setdefault(optimizer, group)
+            missing = (group.options.keys() ^ other.options.keys()) & known
+            if missing:
+                key = min(missing)
+                without, having = (other, group) if key in group.options else (group, other)
+                raise InputError(
+                    f"{state.where} has no {key} for {without.parameters[0]}, but one for "
+                    f"{having.parameters[0]}; save the optimizer again"
+                )
 
 
 def _check_names(state: State, parameters: Parameters) -> None:

@@ -91,7 +91,7 @@ class _Distributed:
             befores.add(found["before"])
             name, key = found["of"], found["key"]
             if found["part"] == "param_groups":
-                options.setdefault(name, {})[key] = _plain(folder, entries, entry)
+                options.setdefault(name, {})[key] = _option(folder, entries, entry)
             elif key == STEP:
                 steps[name] = _number(folder, entries, entry)
             elif of.shape is not None:
@@ -212,6 +212,14 @@ def _plain(folder: Folder, entries: Entries, entry: str) -> Any:
         with folder.open(place.file) as stream:
             stream.seek(place.begin)
             return torch.load(io.BytesIO(stream.read(place.length)), weights_only=True)
+
+
+def _option(folder: Folder, entries: Entries, entry: str) -> Any:
+    """An option of a group, which is compared with those of others."""
+    found = _plain(folder, entries, entry)
+    if isinstance(found, Tensor):
+        raise InputError(f"{entry} in {folder.path} is a tensor, no option; {REMEDY}")
+    return found
 
 
 def _number(folder: Folder, entries: Entries, entry: str) -> float:
