@@ -288,6 +288,17 @@ def poisoned(value: Any, poison: Any) -> Any:
     return poison if isinstance(value, str) else value
 
 
+def test_no_exponent_breaks_over_lines() -> None:
+    """In reasons, in what is lost, and in steps; a browser would break after each hyphen."""
+    given = full(kept=True, promise="bounded", lost="up to 1.1e-05 of it", reason="it is 2.2e-06")
+    made = manifest()
+    made["recipe"]["steps"][0]["tolerance"] = "3.3e-07"
+    page = report_page(given, made)
+    for number in ("1.1e-05", "2.2e-06", "3.3e-07"):
+        assert number in page
+        assert number not in page.replace(f'<span class="whole">{number}</span>', "")
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_text_from_files_is_escaped(kept: bool) -> None:
     hostile = poisoned(full(kept=kept), HOSTILE)

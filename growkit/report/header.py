@@ -83,7 +83,7 @@ def _tried(result: Found, steps: Sequence[str]) -> str:
     )
     if not steps:
         return f"{target}, held against its source {source}"
-    return f"{target}, made from {source} ({escape('; '.join(steps))})"
+    return f"{target}, made from {source} ({flowing('; '.join(steps))})"
 
 
 def _after(result: Found, manifest: Found) -> str:
@@ -149,7 +149,7 @@ def _reasons(result: Found, verdict: str) -> list[str]:
 def _lost(result: Found) -> str:
     """What a conversion gave up, which nobody may overlook."""
     lost = result.get("lost")
-    return f'<p class="lost">Lost: {escape(lost)}.</p>' if lost else ""
+    return f'<p class="lost">Lost: {flowing(lost)}.</p>' if lost else ""
 
 
 def to_do(result: Found) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def facts(facts: Mapping[str, Any], kind: str = "") -> str:
 
 def framed(chart: str, name: str = "", note: str = "") -> str:
     """A chart, with a name and a note if it needs them."""
-    caption = f'{flowing(name)}<span class="small">{escape(note)}</span>'
+    caption = f'{flowing(name)}<span class="small">{flowing(note)}</span>'
     return f"<figure>{f'<figcaption>{caption}</figcaption>' if name else ''}{chart}</figure>"
 
 

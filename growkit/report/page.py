@@ -23,6 +23,7 @@ from growkit.report.markup import (
     escape,
     facts,
     figure,
+    flowing,
     framed,
     is_number,
     more,
@@ -354,7 +355,7 @@ def _manifest(manifest: Found) -> str:
     names = [str(paper) for paper in papers] if isinstance(papers, list) else []
     found["papers"] = "; ".join(dict.fromkeys(names)) or None
     items = list(hashes.items()) if isinstance(hashes, Mapping) else []
-    inside = "".join(f"<li><code>{escape(step)}</code></li>" for step in told)
+    inside = "".join(f"<li><code>{flowing(step)}</code></li>" for step in told)
     inside = f"<ol>{inside}</ol>" if told else ""
     inside += facts(found) + table(["source file", "SHA-256"], items, "cc")
     text = "From the manifest beside the weights, growkit.json."

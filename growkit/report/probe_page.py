@@ -213,7 +213,6 @@ def _pairs(result: Found) -> str:
         "Every pair at equal compute: how much higher the loss of the second is, and the interval "
         f"of that. {result['rule']}",
         table(heads, rows, "htnn"),
-        half=True,
     )
 
 
