@@ -1,4 +1,4 @@
-"""A few of the lies of ``tests.manifests``, and of the mistakes of ``tests.descriptions``."""
+"""A few of the lies of ``tests.manifests``; by hand, hundreds are told."""
 
 from __future__ import annotations
 
