@@ -41,6 +41,8 @@ class Server:
         drops: how many answers of files of weights break off in their middle, from now on.
         ranges: whether it has them.
         sizes: whether it says how large files are.
+        shift: by how many bytes a range is off that does not begin a file.
+        status: of the answer with a range; 200 claims that it is the whole file.
         asked: path and range of every request.
     """
 
@@ -48,6 +50,8 @@ class Server:
     drops: int = 0
     ranges: bool = True
     sizes: bool = True
+    shift: int = 0
+    status: int = 206
     asked: list[tuple[str, str | None]] = field(default_factory=list)
 
 
@@ -81,8 +85,10 @@ def server(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
             etag = f'"{hash(content)}"'
             if wanted and state.ranges:
                 first, last = wanted.removeprefix("bytes=").split("-")
+                off = state.shift * (int(first) > 0)
+                first, last = str(int(first) - off), str(int(last) - off)
                 content = content[int(first) : int(last) + 1]
-                self.send_response(206)
+                self.send_response(state.status)
                 where = f"bytes {first}-{last}/{file.stat().st_size}"
                 self.send_header("Content-Range", where)
             else:
@@ -208,6 +214,16 @@ def test_what_cannot_be_read_is_told(server: Server, root: Path) -> None:
             RemoteWeights(address)
     with pytest.raises(InputError, match=r"Cannot connect.*asked 4 times"):
         RemoteWeights("http://127.0.0.1:1/model")
+
+
+@pytest.mark.parametrize(("shift", "status"), [(2, 206), (0, 200), (2, 200)])
+def test_other_bytes_than_were_asked_for_are_no_weights(
+    shift: int, status: int, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.shift, server.status = shift, status
+    assert "where bytes=" in refused(server)
+    monkeypatch.setattr(remote, "_checked_ranges", dict)  # the control: taken without a word
+    RemoteWeights(f"{server.address}/one").read("model.embed_tokens.weight")
 
 
 def test_an_address_of_a_file_has_three_slashes(root: Path) -> None:

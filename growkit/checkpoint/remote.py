@@ -62,7 +62,8 @@ class Store:
         try:
             import fsspec
 
-            self._files: Any = fsspec.core.url_to_fs(self.address)[0]
+            options = _checked_ranges() if self.address.startswith("http") else {}
+            self._files: Any = fsspec.core.url_to_fs(self.address, **options)[0]
         except ImportError as error:
             raise InputError(
                 f"{self.address} cannot be read without another package ({reason(error)}); "
@@ -152,6 +153,35 @@ class Store:
             f"{path} cannot be read ({_said(failed)}), asked "
             f"{TRIES} times; try again when it can be reached, or download the model"
         ) from failed
+
+
+def _checked_ranges() -> dict[str, Any]:
+    """Options of fsspec's HTTP client under which a server must send the bytes that are asked for.
+
+    fsspec looks at neither the status nor the headers of an answer, so bytes from elsewhere in the
+    file would be taken for weights.
+    """
+    import aiohttp
+
+    async def check(session: Any, context: Any, params: Any) -> None:
+        wanted, response = params.headers.get("Range"), params.response
+        if wanted is None or response.status not in (200, 206):
+            return
+        first = wanted.removeprefix("bytes=").partition("-")[0]
+        if response.status == 206:
+            sent = response.headers.get("Content-Range", "no range")
+        else:
+            sent = "bytes 0-"
+        if not sent.startswith(f"bytes {first}-"):
+            raise InputError(
+                f"{params.url} sends {sent} of a file where {wanted} was asked for; its server "
+                "has no range requests that can be relied on, so download the model and give its "
+                "folder"
+            )
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_end.append(check)
+    return {"client_kwargs": {"trace_configs": [trace]}}
 
 
 def _changed(path: str) -> str:
