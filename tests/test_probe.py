@@ -28,6 +28,8 @@ from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text
 from growkit.probing import arms, noise, probe, training
 from growkit.probing import text as probing_text
+from growkit.probing import time_left as timing
+from growkit.probing import work as probing_work
 from growkit.probing.arms import Arm
 from growkit.probing.candidates import candidates_of
 from growkit.probing.flops import flops_of
@@ -43,6 +45,7 @@ from growkit.report.probe_page import probe_page
 from growkit.results.probe import nats, probe_next, probe_sentence
 from growkit.results.schema import json_schema
 from growkit.sources.source import find
+from growkit.units import duration
 from tests.conftest import folder_bytes, save_model
 from tests.test_report import HOSTILE, OUTSIDE, Tags, charts, poisoned
 from tests.test_schema import as_json, wrong
@@ -328,6 +331,43 @@ class OnlyBytes:
         yield advance
 
 
+class Notes(OnlyBytes):
+    """A progress that shows sentences."""
+
+    def note(self, sentence: str) -> None:
+        assert "training" not in self.seen, "said before it trains"
+        self.notes = sentence
+
+
+def test_the_time_is_said_before_it_trains(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a step that takes 2 s: the steps of all trainings, and what looking at 8 losses costs."""
+    clock = iter(range(0, 1000, 2))
+
+    def stepped(*given: Any) -> None:
+        for _ in range(given[2].steps):
+            given[-1](1)
+
+    monkeypatch.setattr(timing, "train", stepped)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    looked: list[int] = []
+    looks_of = timing.looks_of
+    monkeypatch.setattr(
+        timing, "looks_of", lambda *of: looked.append(len(found := looks_of(*of))) or found
+    )
+    notes, work = Notes(), tmp_path / "work"
+    result = probed(place, "wide", settings=quick(), progress=notes, work=work)
+    batches = result["held_out_tokens"] / SETTINGS.length / SETTINGS.batch
+    assert batches == 8
+    assert len(looked) == 2
+    seconds = 2 * SETTINGS.seeds * (2 * SETTINGS.steps + sum(looked) * batches / 3)
+    assert f"about {duration(seconds)}; fewer --steps or --seeds" in notes.notes
+    again = Notes()
+    probed(place, "wide", settings=quick(), progress=again, work=work, resume=True)
+    assert not hasattr(again, "notes")  # nothing is left to train
+
+
 def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = arms.train
 
@@ -375,6 +415,42 @@ SPOILED: list[tuple[int, Callable[[Any], object]]] = [
 ]
 """Lines of a journal, by their number, and how no probe writes them."""
 
+EDITS: dict[str, Callable[[list[str]], list[str]]] = {
+    "a loss": lambda lines: _with(lines, 4, lambda each: each["looks"][-1][1].reverse()),
+    "a seed": lambda lines: _with(lines, 4, lambda each: each.update(seed=1)),
+    "a rate": lambda lines: _with(lines, 4, lambda each: each.update(lr=1e15)),
+    "an arm": lambda lines: _with(lines, 4, lambda each: each.update(trained="03-wide")),
+    "a size": lambda lines: _with(lines, 3, lambda each: each.update(parameters=10**30)),
+    "a cost": lambda lines: _with(lines, 3, lambda each: each.update(step_flops=1)),
+    "an outcome": lambda lines: _with(lines, 2, lambda each: each.update(reason="another")),
+    "a setting": lambda lines: _with(lines, 0, lambda each: each["plan"].update(seeds="0" * 64)),
+    "a hash": lambda lines: _with(lines, 4, lambda each: each.update(sha256="0" * 64)),
+    "no hash": lambda lines: _with(lines, 4, lambda each: each.pop("sha256")),
+    "a line twice": lambda lines: [*lines[:5], *lines[4:]],
+    "a line less": lambda lines: [*lines[:4], *lines[5:]],
+    "no first line": lambda lines: lines[1:],
+    "lines exchanged": lambda lines: [*lines[:4], lines[5], lines[4], *lines[6:]],
+    "half a line": lambda lines: [*lines[:4], lines[4][: len(lines[4]) // 2], *lines[5:]],
+    "a deep line": lambda lines: [*lines, '{"plan": {"a": ' + "[" * 10**5],
+    "no text": lambda lines: [*lines, "\0"],
+}
+"""How a journal is edited by hand."""
+
+
+def _with(lines: list[str], number: int, edit: Callable[[Any], object]) -> list[str]:
+    line = json.loads(lines[number])
+    edit(line)
+    return [*lines[:number], json.dumps(line), *lines[number + 1 :]]
+
+
+def sealed(lines: list[str]) -> list[str]:
+    """The same with hashes that fit."""
+    last, found = "", []
+    for line in map(json.loads, lines):
+        last = probing_work._seal(last, line)
+        found.append(json.dumps({**line, "sha256": last}))
+    return found
+
 
 @pytest.mark.parametrize("given", [{"lr": "1e-4"}, {"lr": ["fast"]}, {"weight_decay": "0.1"}])
 def test_what_is_no_number_is_refused(given: dict[str, Any]) -> None:
@@ -417,15 +493,22 @@ def test_a_killed_probe_goes_on_with_the_same_figures(
         assert again[key] == found[key]
     assert len((work / JOURNAL).read_text().splitlines()) == 1 + 3 + 8
     whole = (work / JOURNAL).read_text().splitlines()
-    for number, spoil in SPOILED:
-        line = json.loads(whole[number])
-        spoil(line)
-        (work / JOURNAL).write_text("\n".join([*whole[:number], json.dumps(line), ""]))
+    edited = [sealed(_with(whole, *each)[: each[0] + 1]) for each in SPOILED]
+    for lines in [*edited, *(edit(whole) for edit in EDITS.values())]:
+        (place / JOURNAL).write_text("\n".join([*lines, ""]))
+        (place / JOURNAL).replace(work / JOURNAL)
         with pytest.raises(
             growkit.InputError, match=f"{JOURNAL} is damaged; choose another --work"
         ):
             probed(place, *names, settings=settings, work=work, resume=True)
-    (work / JOURNAL).write_text("\n".join([*whole, ""]))
+    with monkeypatch.context() as patched:  # the control: without hashes, a loss is believed
+        patched.setattr(probing_work, "_seal", lambda before, line: line.get("sha256"))
+        (work / JOURNAL).write_text("\n".join([*EDITS["a cost"](whole), ""]))
+        believed = probed(place, *names, settings=settings, work=work, resume=True)
+        assert believed["equal_compute"] != found["equal_compute"]
+    (work / JOURNAL).write_text("\n".join([*whole[:-1], ""]))  # as after a kill
+    again = probed(place, *names, settings=settings, work=work, resume=True)
+    assert again["candidates"] == found["candidates"]
     flip(work / "03-wide" / "model.safetensors")
     with pytest.raises(growkit.InputError, match="has been changed since it was grown"):
         probed(place, *names, settings=settings, work=work, resume=True)

@@ -198,9 +198,7 @@ def _train(
     advance: Advance,
 ) -> None:
     cost = arm.step_flops or 0
-    assert arm.stored is not None
-    law = None if arm.candidate is None else work.folder / arm.candidate.folder
-    trainee = Trainee(arm.name, arm.stored, law)
+    trainee = trainee_of(arm, work)
     for lr in settings.lr:
         for seed in range(settings.seeds):
             found = work.trained(arm.key, lr, seed, settings.steps, len(data.held_out))
@@ -213,6 +211,13 @@ def _train(
             else:
                 advance(settings.steps * cost)
             arm.runs[lr, seed] = found
+
+
+def trainee_of(arm: Arm, work: Work) -> Trainee:
+    """The model of an arm, with the folder that has its law."""
+    assert arm.stored is not None
+    law = None if arm.candidate is None else work.folder / arm.candidate.folder
+    return Trainee(arm.name, arm.stored, law)
 
 
 def looks_of(steps: int, equal: float) -> set[int]:

@@ -25,7 +25,7 @@ from growkit.probing.candidates import Candidate, candidates_of, inputs_of
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.work import check_work, workplace
 from growkit.recipe.recipe import Recipe
-from growkit.report.progress import Progress, Silent, steps
+from growkit.report.progress import Noting, Progress, Silent, steps
 from growkit.results.probe import ProbeResult
 from growkit.results.versions import versions
 from growkit.sharing import files_of
@@ -90,10 +90,12 @@ def probe(
     from growkit.probing.arms import grown, the_source, train_all
     from growkit.probing.ranking import conclude
     from growkit.probing.text import make_data
+    from growkit.probing.time_left import time_left, time_sentence
     from growkit.probing.training import computed_in
 
     device = devices.chosen(settings.device)
     data = make_data(text, found.folder, model.config, settings)
+    run = data, settings, device
     with workplace(place, inputs, resume) as working:
         working.begin(_plan(model, data, chosen, settings, devices.called(device)))
         arms = [the_source(name_of(found.name), model, data, settings, device)]
@@ -102,10 +104,12 @@ def probe(
         if len(able) == 1:
             why = "; ".join(f"{arm.name}: {arm.reason}" for arm in arms[1:])
             raise InputError(f"no candidate is left to be trained: {why}")
+        if isinstance(progress, Noting) and (left := time_left(able, working, *run)):
+            progress.note(time_sentence(left))
         each_takes = settings.steps * settings.seeds * len(settings.lr)
         total = each_takes * sum(arm.step_flops or 0 for arm in able)
         with steps(progress, "training", total) as advance:
-            train_all(able, working, data, settings, device, advance)
+            train_all(able, working, *run, advance)
         inputs.check_unchanged([*files_of(model).values()])
     result = ProbeResult(
         equal_compute=None,

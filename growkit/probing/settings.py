@@ -37,13 +37,13 @@ class ProbeSettings:
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
     """
 
-    steps: int = 300
+    steps: int = 120
     seeds: int = 3
     lr: tuple[float, ...] = (1e-4,)
     weight_decay: float = 0.1
-    warmup: int = 20
-    batch: int = 8
-    length: int = 512
+    warmup: int = 10
+    batch: int = 4
+    length: int = 128
     dtype: str | None = None
     device: str = "auto"
 

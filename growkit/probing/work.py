@@ -2,11 +2,14 @@
 
 A line is written when a candidate is grown or a training is over, so that a probe that was killed
 loses no more than the training it was at. The first line says what is probed, with everything on
-which a number depends.
+which a number depends. Every line has a hash of itself and of all before it, so that a line that
+was changed, added, moved or removed is noticed; only at the end can lines be missing, as after a
+kill, and what they said is measured again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -26,6 +29,9 @@ from growkit.probing.look import Look
 
 JOURNAL = "growkit.probe.jsonl"
 
+SEAL = "sha256"
+"""The key of a line's hash."""
+
 MOST_BYTES = 1 << 30
 """Size of a journal, at most."""
 
@@ -35,12 +41,13 @@ class Work:
 
     Args:
         folder: which exists.
-        lines: that an earlier probe wrote there.
+        lines: that an earlier probe wrote there, with their hashes.
     """
 
     def __init__(self, folder: Path, lines: list[dict[str, Any]]) -> None:
         self.folder = folder
         self._lines = lines
+        self._last: str = lines[-1][SEAL] if lines else ""
 
     def begin(self, plan: Mapping[str, str]) -> None:
         """Say what is probed.
@@ -100,13 +107,15 @@ class Work:
         self._note({"trained": folder, "lr": lr, "seed": seed, "looks": found})
 
     def _note(self, line: dict[str, Any]) -> dict[str, Any]:
-        text = json.dumps(line, allow_nan=False) + "\n"
+        seal = _seal(self._last, line)
+        text = json.dumps({**line, SEAL: seal}, allow_nan=False) + "\n"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         with open(os.open(self.folder / JOURNAL, flags, 0o600), "wb") as journal:
             journal.write(text.encode())
             journal.flush()
             os.fsync(journal.fileno())
         self._lines.append(line)
+        self._last = seal
         return line
 
 
@@ -204,16 +213,24 @@ def _read(folder: Path) -> list[dict[str, Any]]:
     if rest:
         os.truncate(file, len(content) - len(rest))
         flush(file)
-    lines = []
+    lines: list[dict[str, Any]] = []
+    last = ""
     for text in whole.splitlines():
         try:
             line = json.loads(text)
-        except ValueError:
-            line = None
-        if not _is_line(line):
+            sound = _is_line(line) and line.get(SEAL) == (last := _seal(last, line))
+        except (ValueError, RecursionError):
+            sound = False
+        if not sound:
             raise damaged(file)
         lines.append(line)
     return lines
+
+
+def _seal(before: str, line: Mapping[str, Any]) -> str:
+    """The hash of a line, and of all before it."""
+    own = {key: value for key, value in line.items() if key != SEAL}
+    return hashlib.sha256((before + json.dumps(own, sort_keys=True)).encode()).hexdigest()
 
 
 def damaged(journal: Path) -> InputError:

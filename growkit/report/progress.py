@@ -27,6 +27,15 @@ class Counting(Progress, Protocol):
         ...
 
 
+@runtime_checkable
+class Noting(Progress, Protocol):
+    """One that shows sentences as well."""
+
+    def note(self, sentence: str) -> None:
+        """Show a sentence."""
+        ...
+
+
 def steps(progress: Progress, title: str, total: int) -> AbstractContextManager[Advance]:
     """Show work that is counted in steps, as bytes where nothing else is known."""
     counted = progress.steps if isinstance(progress, Counting) else progress.bytes

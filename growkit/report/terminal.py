@@ -68,6 +68,10 @@ class Bars:
         with self._shown(title, total, (bars.TaskProgressColumn(),)) as advance:
             yield advance
 
+    def note(self, sentence: str) -> None:
+        """A line on stderr."""
+        self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
     @contextmanager
     def _shown(
         self, title: str, total: int, columns: tuple[bars.ProgressColumn, ...]
