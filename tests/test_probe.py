@@ -616,7 +616,7 @@ def test_what_the_table_says(here: Path) -> None:
     done = CliRunner().invoke(app, [*words, *OPTIONS, "--steps", "1", "--report", "found.json"])
     assert done.exit_code == 0, done.output
     result = json.loads((here / "found.json").read_text())
-    assert done.output.startswith(result["reason"])
+    assert done.stdout.startswith(result["reason"])
     assert all(name in done.output for name in ("wide", "more", "source, trained further"))
     assert sorted(path.name for path in here.iterdir()) == sorted(
         [

@@ -32,7 +32,7 @@ def flops_of(stored: Any, window: Tensor, device: torch.device) -> int:
         window: the tokens.
         device: where it is tried.
     """
-    model: Any = load(stored, torch.float32, device, "eager")
+    model: Any = load(stored, torch.float32, device, None)  # as it is trained
     if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # products of groups are not counted
     ids = window[None].to(device)
