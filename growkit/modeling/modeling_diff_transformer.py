@@ -770,6 +770,7 @@ class DiffTransformerForSequenceClassification(
     def __init__(self, config: DiffTransformerConfig) -> None:
         # Transformers' own looks up the class of the model, which asks whether to trust its code.
         DiffTransformerPreTrainedModel.__init__(self, config)
+        assert config.num_labels is not None
         self.num_labels = config.num_labels
         self.model = DiffTransformerModel(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
@@ -783,6 +784,7 @@ class DiffTransformerForTokenClassification(
 
     def __init__(self, config: DiffTransformerConfig) -> None:
         DiffTransformerPreTrainedModel.__init__(self, config)
+        assert config.num_labels is not None
         self.num_labels = config.num_labels
         self.model = DiffTransformerModel(config)
         self.dropout = nn.Dropout(getattr(config, "classifier_dropout", None) or 0.0)

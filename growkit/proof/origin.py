@@ -12,12 +12,13 @@ from contextlib import suppress
 from dataclasses import replace
 from shlex import quote
 
+from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.widening import RoundedCheckpoint, Widened
 from growkit.errors import InputError, plain, reason
 from growkit.families.added import knowing, stranger
 from growkit.growth.copying import GROUPS
-from growkit.manifest import MANIFEST, read_record
+from growkit.manifest import read_record
 from growkit.planner import plan
 from growkit.planning.operation import SizeOption
 from growkit.proof.findings import Origin
