@@ -32,6 +32,9 @@ MOST_ROWS = 1 << 22
 QUANTISED = ("quantization_config", "compression_config")
 """Keys of configs of models whose weights are no numbers by themselves."""
 
+SIZES_TRIED = 1000
+"""Sizes around one that a class cannot have, in which others are looked for."""
+
 LISTS = frozenset({"layer_types", "mlp_layer_types"})
 """Keys that hold one entry for each layer in every class that has them."""
 
@@ -142,8 +145,9 @@ class Family(HasSizes):
                     yield ", ".join(f"{axis} {each}" for axis, each in whole.items())
                     return
 
-        below = range(sizes[first] - 1, present[first], -1)
-        above = range(sizes[first] + 1, 4 * sizes[first] + 1)
+        wanted = sizes[first]
+        below = range(wanted - 1, max(present[first], wanted - SIZES_TRIED), -1)
+        above = range(wanted + 1, wanted + SIZES_TRIED)
         near = [*nearest(below), *nearest(above)]
         if not near:
             return f"{' and '.join(grown)} cannot grow without the other sizes"
