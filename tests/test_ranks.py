@@ -147,8 +147,9 @@ def test_no_rank_keeps_it(cost: float) -> None:
         smallest_rank(20, lambda ranks: dict.fromkeys(ranks, cost), 0.5)
 
 
-@pytest.mark.parametrize("weigh", [False, True])
-@pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
+@pytest.mark.parametrize(
+    ("scope", "weigh"), [("head", True), ("layer", False), ("all_heads", True)]
+)
 def test_what_ranks_cost(scope: str, weigh: bool, source: Path, text: str, tmp_path: Path) -> None:
     """Brute force: convert with every rank that was tried, load both, compare.
 
@@ -318,9 +319,10 @@ def test_an_energy_is_that_of_the_inputs(source: Path, text: str) -> None:
     assert differ
 
 
-@pytest.mark.parametrize("weigh", [False, True])
-@pytest.mark.parametrize("signal", [1, 2, 6])
-@pytest.mark.parametrize("scope", ["head", "all_heads"])
+@pytest.mark.parametrize(
+    ("scope", "signal", "weigh"),
+    [("head", 1, False), ("head", 6, True), ("all_heads", 2, True), ("all_heads", 6, False)],
+)
 def test_heads_that_do_not_differ_need_the_least_rank(
     scope: str, signal: int, weigh: bool, text: str, tmp_path: Path
 ) -> None:
@@ -338,8 +340,9 @@ def test_heads_that_do_not_differ_need_the_least_rank(
     assert ranks_of(plan(source, rank="auto", tolerance=1e-6, **options)) == [1, 1]
 
 
-@pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
-@pytest.mark.parametrize("ranks", [[1, 3], [4, 2]], ids=str)
+@pytest.mark.parametrize(
+    ("ranks", "scope"), [([1, 3], "head"), ([4, 2], "layer"), ([1, 3], "all_heads")], ids=str
+)
 def test_every_layer_may_have_its_rank(
     ranks: list[int], scope: str, source: Path, tmp_path: Path
 ) -> None:
