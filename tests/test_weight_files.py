@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+import growkit
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.safetensors_file import MOST_HEADER, open_safetensors
@@ -437,3 +438,33 @@ def test_the_library_refuses_what_is_called_odd(tmp_path: Path) -> None:
         except (SafetensorError, RuntimeError):
             refused += 1
     assert refused > len(HEADERS) // 2
+
+
+def spoil(file: Path) -> None:
+    """Other numbers in the same file, with the same size and the same time."""
+    state = os.stat(file)
+    with open(file, "r+b") as stream:
+        stream.seek(-64, os.SEEK_END)
+        stream.write(bytes(64))
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def test_a_file_that_is_written_to_with_its_time_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while a model is grown as it loads."""
+    source = save_model(tmp_path / "source", "llama")
+    recipe = growkit.Recipe(
+        str(source), (growkit.GrowStep("hypercloning", hidden="x2"),), "out", verify=None
+    )
+    growkit.load(recipe)  # the control
+    read, reads = Checkpoint.read, iter(range(1000))
+
+    def spoiling(checkpoint: Checkpoint, *args: Any, **kwargs: Any) -> Any:
+        if next(reads) == 3:
+            spoil(source / "model.safetensors")
+        return read(checkpoint, *args, **kwargs)
+
+    monkeypatch.setattr(Checkpoint, "read", spoiling)
+    with pytest.raises(InputError, match="has changed while it was read"):
+        growkit.load(recipe)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.inputs import state_of
 from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo, cut
 from growkit.errors import InputError, reason
 
@@ -143,7 +144,7 @@ class WeightFile:
         self.path = folder.path / name
         self.places = places
         self._folder = folder
-        self._stamp = _stamp(stream)
+        self._stamp = state_of(os.fstat(stream.fileno()))
 
     @property
     def paths(self) -> list[Path]:
@@ -206,13 +207,8 @@ class WeightFile:
         Raises:
             InputError: it has been replaced or written to since.
         """
-        if _stamp(stream) != self._stamp:
+        if state_of(os.fstat(stream.fileno())) != self._stamp:
             raise InputError(
                 f"{self.path} has changed while it was read; "
                 "try again when nothing writes to it any more"
             )
-
-
-def _stamp(stream: IO[bytes]) -> tuple[int, ...]:
-    status = os.fstat(stream.fileno())
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
