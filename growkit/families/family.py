@@ -32,7 +32,7 @@ MOST_ROWS = 1 << 22
 QUANTISED = ("quantization_config", "compression_config")
 """Keys of configs of models whose weights are no numbers by themselves."""
 
-SIZES_TRIED = 1000
+SIZES_TRIED = 100
 """Sizes around one that a class cannot have, in which others are looked for."""
 
 LISTS = frozenset({"layer_types", "mlp_layer_types"})
