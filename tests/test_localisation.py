@@ -180,8 +180,13 @@ def test_a_skipped_mode_says_why_and_no_more() -> None:
 
     asked = [Mode(PREFILL, (None,)), Mode(DECODING, (None,))]  # type: ignore[arg-type]
     with pytest.raises(NotAskedError) as caught:
-        list(_asked(stages(), asked))
-    assert caught.value.without(asked)[1].note == "not tried: a reason"
+        list(_asked(stages(), asked, by_target=False))
+    skipped = caught.value.without(asked)[1]
+    assert (skipped.note, skipped.failed) == ("not tried: a reason", False)
+    with pytest.raises(NotAskedError) as caught:
+        list(_asked(stages(), asked, by_target=True))
+    failed = caught.value.without(asked)[1]
+    assert (failed.note, failed.failed) == ("the source can, but a reason", True)
 
 
 @pytest.mark.parametrize("recipe", [{"ffn": "x2"}, {"hidden": "x3"}, {"kv_heads": "x2"}])

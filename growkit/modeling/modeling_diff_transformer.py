@@ -129,7 +129,8 @@ class HeadUpdates(nn.Module):
         self.rows = [count * head_dim for count in heads]
         self.head_dim, self.per_layer = head_dim, per_layer
         self.weight = nn.Parameter(torch.empty(sum(self.rows), rank))
-        self.bias = nn.Parameter(torch.empty(sum(self.rows))) if bias else None
+        self.bias = nn.Parameter(torch.zeros(sum(self.rows))) if bias else None
+        nn.init.normal_(self.weight, 0, rank**-0.5)  # as a Linear, usable without a model around it
 
     def forward(self, low: Tensor, base: Tensor) -> Tensor:
         """Updates [..., heads or 2, rank] and bases [..., rows] to [..., rows]."""

@@ -315,7 +315,7 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
         if key not in form.switches and diff[key] != assumed[key]
     ]
     if not diff["num_noise_heads"] and "num_noise_heads" not in form.switches:
-        problems.append("num_noise_heads 0")
+        problems.append("num_noise_heads 0 (--to diff and diff-v2 add some)")
     if diff["head_norm"] == "none" and form.switches["head_norm"] != "none":
         problems.append("heads without a norm")
     if diff["head_norm"] != "none" and form.switches["head_norm"] == "none":
