@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -253,6 +255,36 @@ def test_the_published_page_is_that_of_the_published_lines(tmp_path: Path) -> No
     charts = {file.name: file.read_text("utf-8") for file in (tmp_path / "results").iterdir()}
     shown = {file.name: file.read_text("utf-8") for file in (ROOT / "docs" / "results").iterdir()}
     assert charts == shown
+
+
+def edits(line: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """What could be done to a line by hand: every value, a key more or less, a copy."""
+    for key, value in line.items():
+        yield f"without {key}", [{each: line[each] for each in line if each != key}]
+        other = value + 1 if isinstance(value, int | float) else [value]
+        yield key, [{**line, key: other}]
+    lower = [{**point, "test": point["test"] - 0.01} for point in line["points"]]
+    yield "lower", [{**line, "points": lower}]
+    yield "more", [{**line, "diverged": True}]
+    yield "twice", [line, line]
+    yield "another seed", [line, {**line, "seed": line["seed"] + 1}]
+
+
+def test_lines_changed_by_hand_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "growth.jsonl"
+    committed = (LINES / "growth.jsonl").read_text("utf-8").splitlines()[0]
+    made = list(edits(json.loads(committed)))
+    assert len(made) > 30
+    for name, lines in made:
+        file.write_text("".join(json.dumps(each) + "\n" for each in lines), "utf-8")
+        with pytest.raises(SystemExit, match=r"growth\.jsonl: line [12] (was|repeats)"):
+            pytest.fail(f"{name}: {results.read(file)}")
+    for text in ("[]", "{", "null", "[" * 100_000):
+        file.write_text(text + "\n", "utf-8")
+        with pytest.raises(SystemExit, match="line 1 was changed"):
+            results.read(file)
+    file.write_text(committed + "\n", "utf-8")
+    assert len(results.read(file)) == 1
 
 
 @pytest.mark.parametrize(("began_with", "taken"), [(1e-3, True), (1e-2, False)])

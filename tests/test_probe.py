@@ -447,7 +447,7 @@ def sealed(lines: list[str]) -> list[str]:
     """The same with hashes that fit."""
     last, found = "", []
     for line in map(json.loads, lines):
-        last = probing_work._seal(last, line)
+        last = probing_work.seal(line, last)
         found.append(json.dumps({**line, "sha256": last}))
     return found
 
@@ -502,7 +502,7 @@ def test_a_killed_probe_goes_on_with_the_same_figures(
         ):
             probed(place, *names, settings=settings, work=work, resume=True)
     with monkeypatch.context() as patched:  # the control: without hashes, a loss is believed
-        patched.setattr(probing_work, "_seal", lambda before, line: line.get("sha256"))
+        patched.setattr(probing_work, "seal", lambda line, before: line.get("sha256"))
         (work / JOURNAL).write_text("\n".join([*EDITS["a cost"](whole), ""]))
         believed = probed(place, *names, settings=settings, work=work, resume=True)
         assert believed["equal_compute"] != found["equal_compute"]

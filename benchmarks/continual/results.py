@@ -16,6 +16,7 @@ import torch
 import transformers
 
 import growkit
+from growkit.probing.work import SEAL, seal
 
 Line = dict[str, Any]
 KEY = ("experiment", "scale", "run", "seed", "rate")
@@ -23,15 +24,36 @@ KEY = ("experiment", "scale", "run", "seed", "rate")
 
 
 def read(file: Path) -> list[Line]:
-    """All lines that are whole."""
+    """All lines that are whole.
+
+    Raises:
+        SystemExit: a line is not as it was written, or a run has two.
+    """
     if not file.is_file():
         return []
     whole = file.read_bytes().rpartition(b"\n")[0]
-    return [json.loads(line) for line in whole.splitlines()]
+    lines: list[Line] = []
+    known = set()
+    for number, text in enumerate(whole.splitlines(), 1):
+        try:
+            line = json.loads(text)
+            if line.pop(SEAL) != seal(line):
+                raise ValueError
+            key = *key_of(line), line["settings"]
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            raise SystemExit(
+                f"{file}: line {number} was changed after it had been written; restore it, or "
+                "delete it to do the run again"
+            ) from None
+        if key in known:
+            raise SystemExit(f"{file}: line {number} repeats a run; delete one of its lines")
+        known.add(key)
+        lines.append(line)
+    return lines
 
 
 def read_all(folder: Path) -> list[Line]:
-    """All whole lines of a folder's files."""
+    """All whole lines of a folder's files; see ``read``."""
     return [line for file in sorted(folder.glob("*.jsonl")) for line in read(file)]
 
 
@@ -42,7 +64,8 @@ def append(file: Path, line: Line) -> None:
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.seek(0)
         stream.truncate(len(b"".join(stream.read().rpartition(b"\n")[:2])))
-        stream.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        text = json.dumps({**line, SEAL: seal(line)}, allow_nan=False)
+        stream.write(text.encode() + b"\n")
         stream.flush()
         os.fsync(stream.fileno())
 

@@ -107,15 +107,14 @@ class Work:
         self._note({"trained": folder, "lr": lr, "seed": seed, "looks": found})
 
     def _note(self, line: dict[str, Any]) -> dict[str, Any]:
-        seal = _seal(self._last, line)
-        text = json.dumps({**line, SEAL: seal}, allow_nan=False) + "\n"
+        self._last = seal(line, self._last)
+        text = json.dumps({**line, SEAL: self._last}, allow_nan=False) + "\n"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         with open(os.open(self.folder / JOURNAL, flags, 0o600), "wb") as journal:
             journal.write(text.encode())
             journal.flush()
             os.fsync(journal.fileno())
         self._lines.append(line)
-        self._last = seal
         return line
 
 
@@ -218,7 +217,7 @@ def _read(folder: Path) -> list[dict[str, Any]]:
     for text in whole.splitlines():
         try:
             line = json.loads(text)
-            sound = _is_line(line) and line.get(SEAL) == (last := _seal(last, line))
+            sound = _is_line(line) and line.get(SEAL) == (last := seal(line, last))
         except (ValueError, RecursionError):
             sound = False
         if not sound:
@@ -227,8 +226,13 @@ def _read(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _seal(before: str, line: Mapping[str, Any]) -> str:
-    """The hash of a line, and of all before it."""
+def seal(line: Mapping[str, Any], before: str = "") -> str:
+    """The hash of a line without its own, and of the one before it.
+
+    Args:
+        line: any JSON.
+        before: the hash of the line before; empty where lines may be in any order.
+    """
     own = {key: value for key, value in line.items() if key != SEAL}
     return hashlib.sha256((before + json.dumps(own, sort_keys=True)).encode()).hexdigest()
 
