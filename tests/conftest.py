@@ -150,6 +150,27 @@ def seeded(seed: int) -> random.Random:
     return random.Random(seed)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every case, not samples")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked ``sampled(n)``, keep n cases: the same ones in every run."""
+    if config.getoption("--all"):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
+    for name, of_one in cases.items():
+        (count,) = of_one[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
+        chosen = random.Random(name).sample(of_one, min(count, len(of_one)))
+        left_out.update(set(of_one) - set(chosen))
+    config.hook.pytest_deselected(items=[*left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(autouse=True)
 def quick_proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole models are saved and generate in the tests marked ``usage`` only: it takes a while."""

@@ -162,6 +162,8 @@ def test_a_static_cache(variant: str) -> None:
     cache = StaticCache(config=model.config, max_cache_len=16)
     chunks = [run(model, part, past_key_values=cache) for part in ids.split([6, 1, 4], dim=1)]
     assert distance(run(model, ids), torch.cat(chunks, dim=1)) < LIMIT
+    cache.reset()  # the control: the last chunk without the others
+    assert distance(run(model, ids)[:, 7:], run(model, ids[:, 7:], past_key_values=cache)) > 1e-3
     mask = left_padded((2, 11), 0, 4)
 
     def generate(**options: Any) -> Any:
@@ -359,8 +361,17 @@ def test_an_engine_with_pages_of_its_own(variant: str, monkeypatch: pytest.Monke
             for first, last in ((0, 5), (5, 6), (6, 11))
         ]
         found = model.lm_head(torch.cat(states, dim=1))
-    assert calls == [0, 1] * 3
+        late = body(
+            input_ids=ids[:, 6:],
+            position_ids=torch.arange(5)[None],  # the control: positions that begin again
+            attention_instances={0: DynamicLayer(), 1: DynamicLayer()},
+            use_cache=False,
+            return_dict=False,
+        )[0]
+        late = model.lm_head(late)
+    assert calls == [0, 1] * 4
     assert distance(run(model, ids), found) < LIMIT
+    assert distance(run(model, ids)[:, 6:], late) > 1e-3
 
 
 @pytest.mark.parametrize("variant", ["diff", "dint"])
@@ -459,5 +470,6 @@ def test_exported_for_all_lengths(variant: str) -> None:
         ids, mask = tokens((batch, rows)), left_padded((batch, rows), *range(batch))
         expected = run(model, ids, attention_mask=mask, use_cache=False)
         with strict_float64(), torch.no_grad():
-            found = program(ids, mask)
+            found, seen = program(ids, mask), program(ids, torch.ones_like(mask))
         assert distance(expected, found, mask) < LIMIT
+        assert distance(expected, seen, mask) > 1e-3  # the control

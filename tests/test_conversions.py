@@ -45,6 +45,7 @@ def diff_source(folder: Path, seed: int, **options: Any) -> Path:
     return save_model(folder, kind, seed, choose.choice(DTYPES), **config)
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("to", ["diff-v2", "diff"])
 def test_softmax_becomes_differential(to: str, seed: int, tmp_path: Path) -> None:
@@ -130,6 +131,7 @@ def test_a_head_norm_is_measured(head_norm: str, tmp_path: Path) -> None:
     assert verification["strict_float64"]["kl_nats_per_token"] > 1e-6
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("seed", range(40))
 def test_gated_dint_begins_as_diff(seed: int, tmp_path: Path) -> None:
     source = diff_source(tmp_path / "source", seed)
@@ -203,6 +205,7 @@ def test_more_share_after_a_search(members: int, rank: int) -> None:
     assert found.steps > 1
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
 @pytest.mark.parametrize("seed", range(12))
 def test_sharing_with_enough_rank_loses_nothing(scope: str, seed: int, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def draw(choose: Random) -> tuple[dict[str, Any], dict[str, str]]:
             return config, {name: f"x{factor}" for name, factor in sizes.items()}
 
 
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize("seed", range(120))
 def test_any_diffllama(seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)

@@ -44,6 +44,7 @@ def copies_of(target: Array, source: Array, written: tuple[int, ...], read: int)
     return True
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("kind", ["llama", "diffllama"])
 @pytest.mark.parametrize("symmetry", ["break", "keep"])
 @pytest.mark.parametrize("factor", [2, 3, 4])

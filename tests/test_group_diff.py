@@ -105,6 +105,7 @@ def test_there_are_enough_cases() -> None:
     assert len(ILLEGAL) >= 100
 
 
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("seed", LEGAL)
 def test_any_model_by_any_legal_factors(seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)
@@ -140,6 +141,7 @@ def test_illegal_factors_are_refused_with_the_reason(seed: int, tmp_path: Path) 
     assert not (tmp_path / "target").exists()
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("seed", LEGAL[:60])
 def test_hypercloning_of_any_variant(seed: int, tmp_path: Path) -> None:
     kind, config, _ = draw_source(seeded(seed))

@@ -209,6 +209,7 @@ DRAW: dict[str, Callable[[Random], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("seed", range(24))
 @pytest.mark.parametrize("layout", FOREIGN)
 def test_any_layout_is_read(layout: str, seed: int, tmp_path: Path) -> None:
@@ -221,6 +222,7 @@ def test_any_layout_is_read(layout: str, seed: int, tmp_path: Path) -> None:
     assert all((target / name).exists() for name in FILES)
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("layout", ["diffllama", "motif", "microsoft", "diff-transformer"])
 def test_any_diff_becomes_grouped_diff(layout: str, seed: int, tmp_path: Path) -> None:
@@ -284,6 +286,7 @@ def expressible(choose: Random, layout: str) -> dict[str, Any]:
     return config | V2 | {"value_head_dim": width, "num_key_value_heads": kv}
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("layout", [*FOREIGN, "diffllama"])
 def test_any_diff_transformer_is_written(layout: str, seed: int, tmp_path: Path) -> None:
@@ -805,6 +808,7 @@ def proved(source: Path, layout: str, output: Path) -> Path:
     return output
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("layout", "to"), CONVERSIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_conversions_are_proved(layout: str, to: str, dtype: str, tmp_path: Path) -> None:
@@ -822,6 +826,7 @@ def spoil(folder: Path, name: str) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("layout", "to", "tensor"),
     [

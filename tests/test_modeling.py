@@ -236,6 +236,7 @@ def draw(choose: Random) -> dict[str, Any]:
 CASES = 180
 
 
+@pytest.mark.sampled(90)
 @pytest.mark.parametrize("seed", range(CASES))
 def test_any_variant_is_what_the_papers_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = seeded(seed)
@@ -407,6 +408,7 @@ def decode(
     return torch.cat(logits, dim=1)
 
 
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("padding", ["none", "left", "between"])
 @pytest.mark.parametrize("chunks", [[1] * 13, [6, *[1] * 7], [5, 8], [1, 9, 2, 1]], ids=str)

@@ -900,6 +900,7 @@ def test_without_a_fault(pair: str, pairs: Callable[[str], Path], tmp_path: Path
     assert result["weights_recovered"]
 
 
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize(("fault", "pair"), cases(manifest=True))
 def test_with_manifest(fault: Fault, pair: str, spoiled: Callable[..., tuple[Path, Path]]) -> None:
     source, target = spoiled(fault, pair)
@@ -915,6 +916,7 @@ def test_with_manifest(fault: Fault, pair: str, spoiled: Callable[..., tuple[Pat
     check_place(fault, result)
 
 
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize(("fault", "pair"), cases(manifest=False))
 def test_without_manifest(
     fault: Fault, pair: str, spoiled: Callable[..., tuple[Path, Path]]
@@ -991,6 +993,7 @@ def test_saved_again(pair: str, pairs: Callable[[str], Path], tmp_path: Path) ->
 SEEDS = [*range(60), 85, 108, 199, 979]
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sound_pairs(seed: int, tmp_path: Path) -> None:
     check_sound(seed, tmp_path)

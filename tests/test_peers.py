@@ -175,6 +175,7 @@ def stranger(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path
     return source, shutil.copytree(source, tmp_path / "copy"), part
 
 
+@pytest.mark.sampled(8)
 def test_any_causal_model_is_compared(stranger: tuple[Path, Path, str]) -> None:
     source, copy, part = stranger
     result = growkit.verify(source, copy, **QUICK)

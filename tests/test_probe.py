@@ -807,6 +807,9 @@ def test_what_was_found_and_what_to_do_next(
     assert ">0.2500" in rows
     assert "+0.2500" not in rows
     assert "-0.2500" not in rows
+    # Its table has the whole width; charts share a row.
+    assert page.count('<section class="half">') == 3
+    assert page[: page.index("<h2>What is noise")].endswith("<section>")
 
 
 def test_one_that_is_ahead_is_named_though_another_has_a_lower_mean(

@@ -12,6 +12,7 @@ import growkit
 from tests.conftest import relative_error, save_random, seeded
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("seed", range(40))
 def test_any_qwen3(seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)

@@ -238,6 +238,7 @@ def test_the_terminal_begins_with_the_verdict(place: Path, tmp_path: Path) -> No
         assert done.stdout.startswith("preserved: ")
         assert ("next: prove it on more" in done.stdout) == few
         assert ("next:" in done.stdout) == few
+        assert f"{11 * int(prompts)} predictions" in " ".join(done.stdout.split())
 
 
 # What may be lost.

@@ -21,6 +21,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{c[0].spoil.__name__}-{c[1]}-{c[2]}" for c in CASES])
+@pytest.mark.sampled(10)
 def test_a_difference_is_named(
     case: tuple[tampering.Tampering, str, bool, int], pairs: Path, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ QUICK = {
     "torchao_int8": 2,
     "dynamic_int8": 2,
     "accelerate_device_map": 2,
+    "onnx_export": 1,
 }
 """How many variants of each the suite takes."""
 
