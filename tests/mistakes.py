@@ -241,7 +241,7 @@ FILES = [
 SIZES = [
     Mistake("grow source out", ("--hidden", "x2")),
     Mistake("grow source out --hidden 2", ("16", "x2")),
-    Mistake("grow source out --hidden 24", ("16 or 32", "--promise bounded")),
+    Mistake("grow source out --hidden 24", ("powers of four", "32", "--promise bounded")),
     Mistake("grow source out --hidden 8", ("8", "16")),
     Mistake("grow source out --hidden 16", ("nothing would grow", "x2")),
     Mistake("grow source out --hidden x1", ("x2",)),
@@ -256,8 +256,10 @@ SIZES = [
     Mistake("grow source out --hidden 200%", ("200%", "x2")),
     Mistake("grow source out --hidden x1000000000000", ("1000000000000",)),
     Mistake("grow source out --heads 3", ("3", "4")),
-    Mistake("grow source out --hidden 65", ("num_attention_heads", "choose 64 or 68")),
-    Mistake("grow source out --heads x2 --kv-heads x3", ("num_key_value_heads", "choose 6 or 12")),
+    Mistake(
+        "grow source out --hidden 65", ("num_attention_heads", "choose hidden 64 or hidden 68")
+    ),
+    Mistake("grow source out --heads x2 --kv-heads x3", ("num_key_value_heads", "choose heads 16")),
     Mistake("grow source out --kv-heads 5", ("5", "num_attention_heads 4")),
     Mistake("grow source out --ffn 23", ("23", "24 or more")),
     Mistake("grow source out --hidden x2 --snr-db 3", ("snr_db", "4.78")),
@@ -445,7 +447,7 @@ METHODS = [
     Mistake("convert source out --dint", ("--dint", "--to dint")),
     Mistake("verify source grown --dry-run", ("--dry-run", "grow")),
     Mistake("verify source grown --max-kl lots", ("--max-kl", "number")),
-    Mistake("families llama", ("llama", "--help")),
+    Mistake("families lama", ("lama", "llama")),
     Mistake("families --jsn", ("--jsn", "--json")),
     Mistake("prob source", ("prob", "probe")),
     Mistake("probe source", ("--candidates", "--help")),

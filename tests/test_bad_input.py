@@ -347,7 +347,7 @@ def test_interrupted_in_the_middle(signum: int, code: int, tmp_path: Path) -> No
     before = folder_bytes(place)
     arguments = ["grow", str(source), str(place / "out"), "--hidden", "x4", "--no-verify"]
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOWLY, "1", *arguments],
+        [sys.executable, "-c", SLOWLY, "0.3", *arguments],
         preexec_fn=heed_interrupts,
         stderr=subprocess.PIPE,
         text=True,
@@ -404,7 +404,7 @@ def test_interrupted_twice(tmp_path: Path) -> None:
     source = save_model(place / "source", "llama")
     arguments = ["grow", str(source), str(place / "out"), "--hidden", "x4", "--no-verify"]
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOWLY, "1", *arguments], preexec_fn=heed_interrupts
+        [sys.executable, "-c", SLOWLY, "0.3", *arguments], preexec_fn=heed_interrupts
     )
     while not any(place.glob(".out.*/**/*.safetensors")):
         assert process.poll() is None

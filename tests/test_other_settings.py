@@ -14,6 +14,7 @@ import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import resolved
 from growkit.manifest import read_record
+from growkit.proof.files import folder
 from growkit.proof.files.folder import beside_plan
 from growkit.proof.files.layers import follows
 from growkit.proof.modes import LONGEST
@@ -141,6 +142,18 @@ def test_keys_that_are_left_out(kind: str) -> None:
     tried = list(left_out.outcomes(kind, pairs=1, singles=1))
     assert len(tried) > 20
     assert [each for each in tried if each.wrong] == []
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "v2"])
+def test_keys_that_are_left_out_of_a_target_are_named(kind: str) -> None:
+    tried = list(left_out.verified(kind, most=3))
+    assert len(tried) > 4
+    assert [each for each in tried if each.wrong] == []
+
+
+def test_keys_that_are_left_out_and_not_named_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "different_settings", lambda *given: ((), ()))
+    assert any(each.wrong for each in left_out.verified("v2"))
 
 
 def test_the_layers_of_a_deeper_model_keep_their_types(tmp_path: Path) -> None:
