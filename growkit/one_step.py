@@ -31,7 +31,6 @@ def grow(
     format: str = FORMATS[0],  # noqa: A002
     verify: Settings | bool = True,
     overwrite: bool = False,
-    resume: bool = False,
     proof_only: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
@@ -59,8 +58,6 @@ def grow(
             for those of torch.distributed.checkpoint.
         verify: what the proof compares; True for the default settings, False for no proof.
         overwrite: replace an output that growkit wrote.
-        resume: go on with what a run of the same plan has finished of this output before it was
-            killed; what is finished also stays if this run fails.
         proof_only: once the output has kept its promise, delete its weights and keep the rest: the
             proof of a recipe by which ``growkit.load`` makes them of the source again.
         dry_run: plan only, touch nothing.
@@ -84,7 +81,6 @@ def grow(
         recipe,
         reads=_files(family),
         overwrite=overwrite,
-        resume=resume,
         proof_only=proof_only,
         dry_run=dry_run,
         progress=progress,
@@ -103,7 +99,6 @@ def convert(
     format: str = FORMATS[0],  # noqa: A002
     verify: Settings | bool = True,
     overwrite: bool = False,
-    resume: bool = False,
     proof_only: bool = False,
     dry_run: bool = False,
     progress: Progress = Silent(),
@@ -122,7 +117,6 @@ def convert(
         format: see there.
         verify: see there.
         overwrite: see there.
-        resume: see there.
         proof_only: see there.
         dry_run: see there.
         progress: see there.
@@ -134,7 +128,6 @@ def convert(
     return run(
         recipe,
         overwrite=overwrite,
-        resume=resume,
         proof_only=proof_only,
         dry_run=dry_run,
         progress=progress,

@@ -207,13 +207,6 @@ class Running:
     """How a run goes."""
 
     overwrite: Overwrite = False
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue with what a killed run of the same plan finished of OUT.",
-        ),
-    ] = False
     proof_only: Annotated[
         bool,
         typer.Option(

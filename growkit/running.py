@@ -1,10 +1,9 @@
-"""Carry out a recipe for the command line: with one process or several, up to what is shown."""
+"""Run a recipe for the command line, and show what came of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from growkit.answers import also_in, console, print_json, told
 from growkit.errors import InputError
@@ -12,9 +11,6 @@ from growkit.options import Answer, Running, Writing
 from growkit.recipe.recipe import Recipe
 from growkit.recipe.steps import Step
 from growkit.settings import Settings
-
-if TYPE_CHECKING:
-    from growkit.ranks import Ranks
 
 
 def recipe_of(
@@ -59,7 +55,7 @@ def check_proved(name: str, proof: Settings | None) -> None:
 
 
 def carry_out(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path] = ()) -> int:
-    """Carry a recipe out and show what became of it, or help another process with that.
+    """Run a recipe and show what came of it.
 
     Args:
         recipe: which.
@@ -73,21 +69,6 @@ def carry_out(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[
     Raises:
         InputError: it cannot be carried out, or its result not be written.
     """
-    from growkit.ranks import joined
-
-    with joined() as ranks:
-        if ranks.rank == 0:
-            return _lead(recipe, running, answer, reads, ranks)
-        if not running.dry_run:
-            from growkit.sharing import follow
-
-            follow(recipe, ranks, reads)
-        return 0
-
-
-def _lead(
-    recipe: Recipe, running: Running, answer: Answer, reads: Sequence[Path], ranks: Ranks
-) -> int:
     from growkit.checkpoint.publishing import rejected_name
     from growkit.recipe.places import inputs_of, output_path
     from growkit.report.saving import check_report, write_report
@@ -101,7 +82,7 @@ def _lead(
             check_proved(name, recipe.verify)
     inputs, output = inputs_of(recipe, reads), output_path(recipe)
     check_report(report, figures, inputs, [output, rejected_name(output)])
-    result = run(recipe, reads=reads, ranks=ranks, **vars(running), progress=Bars())
+    result = run(recipe, reads=reads, **vars(running), progress=Bars())
     written = "" if running.dry_run else f"{result['output']} is written"
     with told(written), also_in(written):
         if result["verification"]:

@@ -7,33 +7,33 @@ temporary folder → the proof on the written files → the output's name.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint.carrying import carried, carried_bytes, carry_over, check_carried
-from growkit.checkpoint.hashing import hashing
-from growkit.checkpoint.journal import journal
+from growkit.checkpoint.distributed_writing import distributed_shards, write_list
+from growkit.checkpoint.hashing import Hashes, hashing
 from growkit.checkpoint.leftovers import sweep
 from growkit.checkpoint.publishing import check_output, check_space, rejected_name, staged, writing
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.writing import parse_bytes
+from growkit.checkpoint.writing import Shard, parse_bytes, shards_of, write_index, write_shards
 from growkit.companions import without_weights, write_config, write_documents
 from growkit.dates import given
+from growkit.engine.class_names import class_names
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
 from growkit.errors import InputError
 from growkit.estimate import disk_needed, estimate
 from growkit.families.added import knowing, stranger
+from growkit.families.family import family_of
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors, trained
 from growkit.planning.lineage import Lineage
 from growkit.proof.beforehand import check_settings, rehearse
 from growkit.proof.sizes import bytes_of
-from growkit.ranks import ALONE, Ranks
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.places import inputs_of, output_path
 from growkit.recipe.recipe import Recipe
@@ -41,7 +41,6 @@ from growkit.report.progress import Progress, Silent, shown
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
 from growkit.settings import Settings, settings_of
-from growkit.sharing import OutputWeights, files_of
 from growkit.sources.source import Source, find, pair
 
 if TYPE_CHECKING:
@@ -54,10 +53,8 @@ def run(
     verify: Settings | bool | None = None,
     reads: Sequence[str | Path] = (),
     overwrite: bool = False,
-    resume: bool = False,
     proof_only: bool = False,
     dry_run: bool = False,
-    ranks: Ranks = ALONE,
     progress: Progress = Silent(),
 ) -> GrowResult:
     """Carry out a recipe: all its steps as one pass, without an intermediate checkpoint.
@@ -68,10 +65,8 @@ def run(
         verify: what the proof compares, in the place of what the recipe says; see ``grow``.
         reads: files that are read beside those that the recipe names, and so are never replaced.
         overwrite: see ``grow``, as for the rest, the result and the errors.
-        resume: see there.
         proof_only: see there.
         dry_run: plan only, touch nothing.
-        ranks: processes that write together, of which this one leads; this one alone without.
         progress: where progress is shown.
     """
     if isinstance(recipe, str | Path):
@@ -85,9 +80,7 @@ def run(
             recipe,
             reads,
             progress,
-            ranks,
             overwrite=overwrite,
-            resume=resume,
             proof_only=proof_only,
             dry_run=dry_run,
         )
@@ -97,10 +90,8 @@ def _carried_out(
     recipe: Recipe,
     reads: Sequence[str | Path],
     progress: Progress,
-    ranks: Ranks,
     *,
     overwrite: bool,
-    resume: bool,
     proof_only: bool,
     dry_run: bool,
 ) -> GrowResult:
@@ -115,7 +106,7 @@ def _carried_out(
     found = find(recipe.source)
     inputs = inputs_of(replace(recipe, source=str(found.folder)), reads)
     if not dry_run:
-        sweep([output], inputs, output if resume else None)
+        sweep([output], inputs)
     source = found.open()
     if found.by_address:
         base_model = recipe.base_model or found.base_model
@@ -144,23 +135,15 @@ def _carried_out(
         return _foreseen(recipe, source, lineage, output, result)
 
     rehearse(recipe.verify, source, lineage.target)
-    hashed = files_of(source)
+    hashed = source.model_files
     states = optimizer.files if optimizer else ()
     texts = {str(file): Path(file) for file in (*recipe.texts, *reads, *states)}
-    weights = OutputWeights(recipe, source, lineage)
-    unchanged = partial(inputs.check_unchanged, [*hashed.values()])
-    with (
-        staged(output, replaceable, keep=resume) as staging,
-        journal(staging.folder.parent, ranks.rank, unchanged) as kept,
-    ):
-        kept.begin(hashed, weights.plan)
-        there = weights.resumed(output, staging.folder, kept, progress) if resume else {}
-        needed = disk_needed(lineage.target, _beside(source, result))
-        check_space(staging.folder, needed - sum(there.values()))
+    with staged(output, replaceable) as staging, hashing() as hashes:
+        check_space(staging.folder, disk_needed(lineage.target, _beside(source, result)))
         import_module("torch")  # takes a second, which is none of writing
         started = time.perf_counter()
         with progress.bytes("writing", result["bytes"]) as advance, writing(output):
-            of_others = weights.write(staging.folder, there, kept, ranks, advance)
+            _write_weights(recipe, lineage, staging.folder, advance, hashes)
             carry_over(source.opened, staging.folder)
             write_config(source, lineage.target, staging.folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
@@ -170,23 +153,18 @@ def _carried_out(
 
         every = (file for file in staging.folder.rglob("*") if file.is_file())
         made = {file.relative_to(staging.folder).as_posix(): file for file in every}
-        beside_weights = {name: made[name] for name in made.keys() - weights.names}
+        hashes.add(*made.values(), flushed=True)
         # Not while the weights are written, which keeps every core and the disk busy.
-        with hashing(beside_weights, flushed=True) as written, hashing(texts) as more:
-            result["verification"] = _prove(
-                recipe, found, staging.folder, progress, prepared, ranks
-            )
-            ranks.let_go()
-            if result["verification"]:
-                result["kept"] = result["verification"]["kept"]
-            manifest = manifest_of(recipe, result, kept.hashes(), more.result())
-            with writing(output):
-                finished = {**of_others, **kept.finished()}
-                digests = {name: shard.sha256 for name, shard in finished.items()}
-                digests |= written.result()
-                if proof_only and result["kept"]:
-                    manifest["not_kept"] = without_weights(staging.folder, digests)
-                write_documents(manifest, digests, staging.folder)
+        hashes.add(*hashed.values(), *texts.values())
+        result["verification"] = _prove(recipe, found, staging.folder, progress, prepared)
+        if result["verification"]:
+            result["kept"] = result["verification"]["kept"]
+        manifest = manifest_of(recipe, result, hashes.of(hashed), hashes.of(texts))
+        with writing(output):
+            digests = hashes.of(made)
+            if proof_only and result["kept"]:
+                manifest["not_kept"] = without_weights(staging.folder, digests)
+            write_documents(manifest, digests, staging.folder)
         beside = [source.folder / name for name in carried(source.opened)]
         inputs.check_unchanged([*hashed.values(), *texts.values(), *beside])
         final = staging.reject if result["kept"] is False else staging.publish
@@ -236,13 +214,37 @@ def _optimizer(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> Optimize
     return optimizer
 
 
+def _write_weights(
+    recipe: Recipe,
+    lineage: Lineage,
+    folder: Path,
+    advance: Callable[[int], None],
+    hashes: Hashes,
+) -> None:
+    """Write every shard, and the index or list that names them."""
+    target, limit = lineage.target, parse_bytes(recipe.shard_size)
+
+    def finished(shard: Shard) -> None:
+        hashes.add(folder / shard.name, flushed=True)
+
+    if recipe.format == "dcp":
+        family = family_of(target.config, recipe.output)
+        of_class = class_names(target, dict(family.named(target.config)))
+        distributed = distributed_shards(target.tensors, limit)
+        write_shards(target, folder, distributed, advance, finished)
+        write_list(distributed, folder, of_class)
+    else:
+        shards = shards_of(target.tensors, limit)
+        write_shards(target, folder, shards, advance, finished)
+        write_index(shards, folder)
+
+
 def _prove(
     recipe: Recipe,
     found: Source,
     folder: Path,
     progress: Progress,
     prepared: Prepared,
-    ranks: Ranks,
 ) -> VerifyResult | None:
     """The verdict on the written files."""
     if recipe.verify is None:
@@ -252,7 +254,7 @@ def _prove(
     source, written = pair(found, find(folder))
     with progress.bytes("proving", bytes_of(source, written)) as advance:
         state = Path(recipe.optimizer) if recipe.optimizer else None
-        verdict = prove(source, written, recipe.verify, recipe, advance, state, ranks)
+        verdict = prove(source, written, recipe.verify, recipe, advance, state)
     verdict["kl_by_rank"] = [
         RankCost(rank=rank, kl_nats_per_token=cost) for rank, cost in prepared.kl_by_rank.items()
     ]

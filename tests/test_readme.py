@@ -164,7 +164,7 @@ class Workplace:
         elif program == "python" and arguments[0] == "-m":
             module = ROOT / arguments[1].replace(".", "/")
             assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words
-        elif program in ("python", "accelerate"):
+        elif program in ("python", "accelerate", "torchrun"):
             files = [word for word in arguments if word.endswith((".py", ".yaml"))]
             assert files, words
             assert all((ROOT / file).is_file() for file in files), words

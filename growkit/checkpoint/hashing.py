@@ -1,4 +1,4 @@
-"""Hashes of files, so that a manifest names exactly what was read and what was written."""
+"""SHA-256 of files, so that a manifest names exactly what was read and what was written."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 
 from growkit.checkpoint.flushing import flush
 from growkit.errors import InputError
+
+WORKERS = 2
+"""Files that are hashed side by side."""
 
 
 def sha256(
@@ -38,28 +41,46 @@ def sha256(
     return digest.hexdigest()
 
 
-@contextmanager
-def hashing(
-    files: Mapping[str, Path], *, flushed: bool = False
-) -> Iterator[Future[dict[str, str]]]:
-    """Compute ``{name: SHA-256}`` beside other work; given up when the context ends.
+class Hashes:
+    """Hashes that threads compute while other work goes on; see ``hashing``."""
 
-    Args:
-        files: by their names.
-        flushed: whether the files shall be on the disk as well.
-    """
+    def __init__(self, pool: ThreadPoolExecutor, stop: Event) -> None:
+        self._pool, self._stop, self._lock = pool, stop, Lock()
+        self._found: dict[Path, Future[str]] = {}
+
+    def add(self, *files: Path, flushed: bool = False) -> None:
+        """Begin to hash files, in this order.
+
+        Args:
+            files: complete; those added before are not hashed again.
+            flushed: whether they shall be on the disk as well.
+        """
+        with self._lock:
+            for file in files:
+                if file not in self._found:
+                    self._found[file] = self._pool.submit(self._hash, file, flushed)
+
+    def of(self, files: Mapping[str, Path]) -> dict[str, str]:
+        """The SHA-256 of files that were added, by their names.
+
+        Raises:
+            InputError: one of them cannot be read.
+        """
+        return {name: self._found[file].result() for name, file in files.items()}
+
+    def _hash(self, file: Path, flushed: bool) -> str:
+        digest = sha256(file, self._stop)
+        if flushed and not self._stop.is_set():
+            flush(file)
+        return digest
+
+
+@contextmanager
+def hashing() -> Iterator[Hashes]:
+    """Threads that hash files; when the context ends, what is left is given up."""
     stop = Event()
-    with ThreadPoolExecutor(max_workers=1) as pool:
+    with ThreadPoolExecutor(WORKERS) as pool:
         try:
-            yield pool.submit(_hashes, files, flushed, stop)
+            yield Hashes(pool, stop)
         finally:
             stop.set()
-
-
-def _hashes(files: Mapping[str, Path], flushed: bool, stop: Event) -> dict[str, str]:
-    hashes = {}
-    for name, file in files.items():
-        hashes[name] = sha256(file, stop)
-        if flushed and not stop.is_set():
-            flush(file)
-    return hashes

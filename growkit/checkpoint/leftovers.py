@@ -12,21 +12,19 @@ from logging import getLogger
 from pathlib import Path
 
 from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.journal import resumable
-from growkit.checkpoint.publishing import tidy, unpublished
+from growkit.checkpoint.publishing import tidy
 from growkit.checkpoint.scratch import ENDING, MODE, NAMES, dead
 from growkit.errors import plain
 
 _log = getLogger("growkit")
 
 
-def sweep(outputs: Iterable[Path], inputs: Inputs, resumed: Path | None = None) -> None:
+def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
     """Look for leftovers beside outputs and among temporary files; say what was done with each.
 
     Args:
         outputs: beside which to look.
         inputs: what is read now, and stays.
-        resumed: an output with whose leftovers a run goes on; they stay.
     """
     outputs = [*outputs]
     places = dict.fromkeys([*(path.parent for path in outputs), Path(tempfile.gettempdir())])
@@ -35,27 +33,10 @@ def sweep(outputs: Iterable[Path], inputs: Inputs, resumed: Path | None = None) 
             if inputs.among(folder) is not None:
                 continue
             with suppress(OSError), dead(folder) as is_dead:
-                if is_dead and resumed and begun(folder, resumed):
-                    continue
                 if is_dead:
                     _remove(folder)
                 elif _barely_made(folder, outputs):
                     folder.rmdir()
-
-
-def begun(folder: Path, output: Path) -> bool:
-    """Whether a leftover holds finished shards of an output that did not get its name."""
-    return (
-        folder.parent == output.parent
-        and re.fullmatch(re.escape(f".{output.name}.") + "[0-9a-f]{8}", folder.name) is not None
-        and unpublished(folder)
-        and resumable(folder)
-    )
-
-
-def leftovers(output: Path) -> list[Path]:
-    """Folders beside an output that may be what killed runs have left of it."""
-    return [each for each in _candidates(output.parent) if begun(each, output)]
 
 
 def _candidates(place: Path) -> Iterator[Path]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from growkit.checkpoint.exchange import exchange, move
 from growkit.checkpoint.flushing import flush, flush_tree
 from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.journal import resumable
 from growkit.checkpoint.made import MANIFEST as MANIFEST
 from growkit.checkpoint.made import Contents, as_made, contents, made_around, remove
 from growkit.checkpoint.reading import read_json
@@ -158,15 +157,12 @@ def writing(output: Path) -> Iterator[None]:
 
 
 @contextmanager
-def staged(
-    output: Path, replaceable: Mapping[Path, Contents], *, keep: bool = False
-) -> Iterator[Staging]:
+def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Staging]:
     """A temporary folder beside ``output``, which vanishes unless it is published or set aside.
 
     Args:
         output: the name that the folder may get.
         replaceable: earlier outputs whose place it may take; see ``check_output``.
-        keep: whether it stays after a failure, if it holds what a later run can go on with.
 
     Raises:
         InputError: the folder cannot be made.
@@ -177,20 +173,18 @@ def staged(
         with writing(output):
             output.parent.mkdir(parents=True, exist_ok=True)
             scratch.make()
-            staging = Staging(output, scratch, replaceable, keep=keep)
+            staging = Staging(output, scratch, replaceable)
         yield staging
     except KeyboardInterrupt:
         final = staging and staging.final
         if final:
             raise KeyboardInterrupt(f"{final} is written") from None
-        if staging and staging.resumable():
-            raise KeyboardInterrupt(f"--resume goes on with {output}") from None
         raise
     finally:
         try:
-            stays = _ended(scratch, staging, replaceable)
+            stays = tidy(scratch.path, replaceable.values())
         except BaseException:  # an interrupt; the next one is ignored
-            stays = _ended(scratch, staging, replaceable)
+            stays = tidy(scratch.path, replaceable.values())
             raise
         finally:
             scratch.release()
@@ -201,30 +195,13 @@ def staged(
                 parent.rmdir()
 
 
-def _ended(
-    scratch: Scratch, staging: Staging | None, replaceable: Mapping[Path, Contents]
-) -> list[Path]:
-    """Delete what is left, unless a later run can go on with it."""
-    if staging is None or not staging.resumable():
-        return tidy(scratch.path, replaceable.values())
-    kept = plain(str(scratch.path))
-    _log.warning("what is finished stays in %s; --resume goes on with it", kept)
-    return []
-
-
 class Staging:
     """The folder that is being written, and the name it may get."""
 
     def __init__(
-        self,
-        output: Path,
-        scratch: Scratch,
-        replaceable: Mapping[Path, Contents],
-        *,
-        keep: bool = False,
+        self, output: Path, scratch: Scratch, replaceable: Mapping[Path, Contents]
     ) -> None:
         self.folder = scratch.path / NEW
-        self.keep = keep
         self._output = output
         self._replaceable = replaceable
         self._named: Path | None = None
@@ -241,10 +218,6 @@ class Staging:
         names = (self._output, rejected_name(self._output))
         return next((name for name in names if _inode(name) == self._inode), None)
 
-    def resumable(self) -> bool:
-        """Whether the folder stays after a failure, for a later run to go on with."""
-        return self.keep and resumable(self.folder.parent)
-
     def publish(self) -> Path:
         """Give the folder its final name.
 
@@ -258,7 +231,6 @@ class Staging:
         return self._become(rejected_name(self._output))
 
     def _become(self, final: Path) -> Path:
-        self.keep = False
         with writing(final):
             flush_tree(self.folder.parent)
             try:
@@ -328,15 +300,6 @@ def tidy(scratch: Path, known: Collection[Contents] = ()) -> list[Path]:
     if not stays:
         clear(scratch)
     return stays
-
-
-def unpublished(scratch: Path) -> bool:
-    """Whether a run has left its folder before it began to give it a name."""
-    try:
-        began = any(scratch.glob(f"{OLD}*"))
-        return not began and noted(scratch) == _inode(scratch / NEW) != ""
-    except OSError:
-        return False
 
 
 def _finish(new: Path, old: Path, final: Path) -> None:

@@ -76,6 +76,12 @@ class Checkpoint:
         """Whether the folder holds nothing but this model, in files of transformers."""
         return not self.distributed
 
+    @property
+    def model_files(self) -> dict[str, Path]:
+        """``config.json`` and the files with the weights, by their paths in the folder."""
+        files = [*self.files, self.folder / "config.json"]
+        return {file.relative_to(self.folder).as_posix(): file for file in files}
+
     def _open(self, name: str) -> _File:
         if name == LIST:
             return DistributedFile(self.opened)

@@ -28,7 +28,6 @@ from growkit.recipe.recipe import Recipe
 from growkit.report.progress import Noting, Progress, Silent, steps
 from growkit.results.probe import ProbeResult
 from growkit.results.versions import versions
-from growkit.sharing import files_of
 from growkit.sources.source import Source, find
 from growkit.units import size
 
@@ -110,7 +109,7 @@ def probe(
         total = each_takes * sum(arm.step_flops or 0 for arm in able)
         with steps(progress, "training", total) as advance:
             train_all(able, working, *run, advance)
-        inputs.check_unchanged([*files_of(model).values()])
+        inputs.check_unchanged([*model.model_files.values()])
     result = ProbeResult(
         equal_compute=None,
         source=found.name,
@@ -170,7 +169,7 @@ def _plan(
     import torch
 
     names = filter(is_of_tokenizer, model.opened.names(*FILES))
-    files = files_of(model) | {name: model.opened.require(name) for name in names}
+    files = model.model_files | {name: model.opened.require(name) for name in names}
     plan = {
         "the source": _hash({name: sha256(file) for name, file in files.items()}),
         "the text": data.sha256,

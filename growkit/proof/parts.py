@@ -42,7 +42,6 @@ from growkit.proof.modes import Mode, NotAskedError
 from growkit.proof.outside_layers import find_fault_before_layers, find_fault_behind_layers
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import compare_weights
-from growkit.ranks import Ranks
 from growkit.results.advice import instead_of
 from growkit.results.proof import Fault, Fingerprint
 
@@ -94,13 +93,12 @@ class Parts:
         found = changed_layer_setting(self._source, self._target, self.origin.layers)
         return [found] if found else []
 
-    def weights(self, beside: Beside, notes: Sequence[str], ranks: Ranks) -> Recovered:
+    def weights(self, beside: Beside, notes: Sequence[str]) -> Recovered:
         """The algebra half, where it is known how the target was made.
 
         Args:
             beside: what was found beside the weights.
             notes: what else the verdict is to say.
-            ranks: processes that look at the weights together.
         """
         origin, after = self.origin, self.after
         changed = next(iter(beside.changed), None)
@@ -108,7 +106,7 @@ class Parts:
         instead = f" ({instead_of(values)})" if values else ""
         if origin.lineage is None:
             return Recovered(unknown=origin.unknown, changed=changed, instead=instead, notes=notes)
-        compared = compare_weights(origin.lineage, after, ranks)
+        compared = compare_weights(origin.lineage, after)
         return Recovered(
             lost=compared.lost,
             changed=changed,

@@ -20,7 +20,7 @@ from growkit.dates import given, today
 from growkit.engine import devices
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import CPU, check_config
+from growkit.engine.oracle import check_config
 from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
 from growkit.errors import InputError
@@ -44,8 +44,6 @@ from growkit.proof.sizes import bytes_of, check_vocabularies, other_vocabulary
 from growkit.proof.states import NOWHERE, places_of
 from growkit.proof.training import check_room, prove_training
 from growkit.proof.usage import used
-from growkit.proof.weights import first_unsound
-from growkit.ranks import ALONE, Ranks
 from growkit.recipe.recipe import Recipe
 from growkit.report.progress import Progress, Silent
 from growkit.results.advice import FEW
@@ -160,7 +158,6 @@ def prove(
     recipe: Recipe | None,
     advance: Callable[[int], None],
     optimizer: Path | None = None,
-    ranks: Ranks = ALONE,
 ) -> VerifyResult:
     """See ``verify``.
 
@@ -171,7 +168,6 @@ def prove(
         recipe: how the target was made, if that is known.
         advance: see ``verify``.
         optimizer: the state of the source's optimizer, where that is known.
-        ranks: processes that look at the weights together, of which this one leads.
     """
     given()  # before anything that takes time
     check_vocabularies(before, after)
@@ -182,7 +178,7 @@ def prove(
         origin = origin_of(before, after, recipe)
     # Where the recipe does not fit, nothing that stands beside it decides what is compared.
     with knowing(described if origin.lineage else None), reproducible(place):
-        verdict = _proved(before, after, settings, recipe, advance, place, optimizer, ranks, origin)
+        verdict = _proved(before, after, settings, recipe, advance, place, optimizer, origin)
     verdict["seconds"] = round(time.perf_counter() - started, 3)
     return verdict
 
@@ -195,7 +191,6 @@ def _proved(
     advance: Callable[[int], None],
     place: torch.device,
     optimizer: Path | None,
-    ranks: Ranks,
     origin: Origin,
 ) -> VerifyResult:
     loads, loaded = loading(before), loading(after)
@@ -219,7 +214,7 @@ def _proved(
     beside = replace(beside, changed=(*beside.changed, *proof.changed_layer_settings()))
     notes = rests_on(before, after, loads, loaded, beside)
     notes += [UNUSED] if recipe and recipe.family and not stranger(recipe.family) else []
-    weights = proof.weights(beside, notes, ranks)
+    weights = proof.weights(beside, notes)
     exact = origin.promise == "exact"
     if exact and weights.settled:
         prompts = prompts.cut(*settings.settled.amount)
@@ -318,27 +313,6 @@ def _proved(
         seconds=0.0,
         versions=versions(),
     )
-
-
-def look_at(
-    before: Checkpoint,
-    after: Checkpoint,
-    recipe: Recipe,
-    names: Sequence[str],
-    heed: Callable[[], None],
-) -> str | None:
-    """The first of some tensors that is not what it should be: the part of another process.
-
-    Args:
-        before: the source.
-        after: the target.
-        recipe: how the target was made.
-        names: of the tensors.
-        heed: called after each.
-    """
-    with knowing(stranger(recipe.family)), reproducible(CPU):
-        lineage = origin_of(before, after, recipe).lineage
-        return first_unsound(lineage, after, names, heed) if lineage else None
 
 
 def _limit(

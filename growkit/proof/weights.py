@@ -6,7 +6,7 @@ no logit. Collapsing the written tensors (W = L W' E) looks at every element of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,6 @@ from torch import Tensor
 from growkit.checkpoint.tensors import TensorInfo, Weights, parts
 from growkit.planning.lineage import Lineage, LostError
 from growkit.planning.plan import Plan, Rule
-from growkit.ranks import ALONE, Ranks
 from growkit.results.spectrum import Spectrum
 
 AT_A_TIME = 2
@@ -48,16 +47,15 @@ class ComparedWeights:
     recovered: tuple[int, int] = (0, 0)
 
 
-def compare_weights(lineage: Lineage, target: Weights, ranks: Ranks = ALONE) -> ComparedWeights:
+def compare_weights(lineage: Lineage, target: Weights) -> ComparedWeights:
     """Hold every tensor that was written against what it should be.
 
     Args:
         lineage: how it was made.
         target: what was written.
-        ranks: processes that look at tensors together, of which this one leads.
     """
     source, plans = lineage.source, lineage.plans
-    lost = _first_lost(lineage, target, ranks)
+    lost = _first_lost(lineage, target)
     if lost:
         return ComparedWeights(lost)
     spectra: list[Spectrum] = []
@@ -121,14 +119,11 @@ def _recovered(
     return found
 
 
-def _first_lost(lineage: Lineage, target: Weights, ranks: Ranks) -> str | None:
+def _first_lost(lineage: Lineage, target: Weights) -> str | None:
     rules = lineage.plans[-1].rules
-    sizes = {rule.target: rule.info.bytes for rule in rules}
-    order = sorted(sizes, key=lambda name: -sizes[name])
-    lost = {*filter(None, [first_unsound(lineage, target, ranks.divide(order), ranks.heed)])}
-    lost |= ranks.lost()
+    lost = _first_unsound(lineage, target, rules)
     if lost:
-        return next(rule.target for rule in rules if rule.target in lost)
+        return lost
     recovered = {lineage.origin(rule.target) for rule in rules}
     expected = {rule.target for rule in rules}
     wanted = lineage.source.tensors.keys() - lineage.plans[0].dropped.keys()
@@ -136,26 +131,14 @@ def _first_lost(lineage: Lineage, target: Weights, ranks: Ranks) -> str | None:
     return min((target.tensors.keys() - expected) | (wanted - recovered), default=None)
 
 
-def first_unsound(
-    lineage: Lineage, target: Weights, names: Collection[str], heed: Callable[[], None]
-) -> str | None:
-    """The first of some tensors, in the order of the plan, that is not what its rule says.
-
-    Args:
-        lineage: how they were made.
-        target: what was written.
-        names: of these tensors.
-        heed: called after each.
-    """
-    chosen = {*names}
-    rules = [rule for rule in lineage.plans[-1].rules if rule.target in chosen]
+def _first_unsound(lineage: Lineage, target: Weights, rules: Sequence[Rule]) -> str | None:
+    """The first tensor that is not what its rule says."""
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
             found = pool.map(partial(_sound, lineage, target), rules)
             for rule, sound in zip(rules, found, strict=True):
                 if not sound:
                     return rule.target
-                heed()
         finally:
             pool.shutdown(cancel_futures=True)
     return None

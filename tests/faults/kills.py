@@ -1,7 +1,6 @@
 """SIGKILL at any moment, half of them while an output gets its name: what is left, and what next?
 
 python -m tests.faults.kills --count 300
-python -m tests.faults.kills --resume --count 200
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import pytest
 
 from growkit import InputError, grow
 from tests.faults.moments import kill_after, kill_at
-from tests.faults.resumed import Resumed
 from tests.faults.world import World, in_child
 
 ANYWHERE, PUBLISHING, ANY_TIME = "anywhere", "publishing", "any time"
@@ -111,20 +109,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", action="store_true", help="every moment of publishing, in turn")
-    parser.add_argument("--resume", action="store_true", help="go on after each, also with ranks")
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
     started = time.monotonic()
-    if arguments.resume:
-        with tempfile.TemporaryDirectory() as folder:
-            resumed = Resumed(Path(folder))
-            for _ in range(arguments.count):
-                resumed.one(chance)
-        for what, count in sorted(resumed.seen.items()):
-            sys.stdout.write(f"{count:5} {what}\n")
-        seconds = time.monotonic() - started
-        sys.stdout.write(f"{resumed.kills:5} kills in {seconds:.0f} s: always the same bytes\n")
-        return
     with tempfile.TemporaryDirectory() as folder:
         kills = Kills(Path(folder))
         if arguments.every:

@@ -22,8 +22,6 @@ from typing import Any
 import growkit
 from growkit.checkpoint import exchange, publishing
 from growkit.errors import InputError
-from growkit.ranks import ALONE, Ranks
-from growkit.sharing import follow
 from tests.conftest import folder_bytes, save_model
 
 DONE, REFUSED, INTERRUPTED, FAULTY = 0, 2, 130, 99
@@ -42,11 +40,9 @@ class World:
 
     Args:
         place: an empty folder.
-        shard_size: of the growths.
     """
 
-    def __init__(self, place: Path, shard_size: str = "5GB") -> None:
-        self.shard_size = shard_size
+    def __init__(self, place: Path) -> None:
         self.place = place / "beside"
         self.place.mkdir()
         self.temporary = place / "scratch"
@@ -78,14 +74,8 @@ class World:
             # As people copy it: other times, the same bytes.
             shutil.copytree(self._earlier, self.out)
 
-    def grow(self, seed: int, *, proved: bool = False, resume: bool = False) -> None:
+    def grow(self, seed: int, *, proved: bool = False) -> None:
         """One run."""
-        self.run(ALONE, seed, proved=proved, resume=resume)
-
-    def run(
-        self, ranks: Ranks, seed: int = 1, *, proved: bool = False, resume: bool = False
-    ) -> None:
-        """What one process does, among others or alone."""
         tempfile.tempdir = str(self.temporary)
         recipe = growkit.Recipe(
             str(self.source),
@@ -93,12 +83,8 @@ class World:
             str(self.out),
             QUICK if proved else None,
             seed,
-            shard_size=self.shard_size,
         )
-        if ranks.rank:
-            follow(recipe, ranks)
-        else:
-            growkit.run(recipe, overwrite=True, resume=resume, ranks=ranks)
+        growkit.run(recipe, overwrite=True)
 
     def calls(self, inside: str, *, overwrite: bool, exchanging: bool) -> int:
         """The number of moments at which a run can fail; see ``count_calls``."""
