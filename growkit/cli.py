@@ -339,14 +339,11 @@ def run(
 @command()
 def plan(
     recipe: RecipeFile,
-    ranks: Annotated[
-        int, typer.Option(help="Number of processes that share the files, of two cores each.")
-    ] = 1,
     bandwidth: Annotated[
         str | None,
         typer.Option(
             metavar="BYTES",
-            help="Bytes per second that all of them read and write together, such as 2GB.",
+            help="Bytes per second that the disk reads and writes, such as 2GB.",
         ),
     ] = None,
     source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
@@ -357,7 +354,7 @@ def plan(
     from growkit.recipe.files import load_recipe
     from growkit.report.plan import show_large
 
-    result = look_ahead(load_recipe(recipe, source), ranks=ranks, bandwidth=bandwidth)
+    result = look_ahead(load_recipe(recipe, source), bandwidth=bandwidth)
     if as_json:
         print_json(result)
     else:

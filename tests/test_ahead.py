@@ -81,14 +81,13 @@ def test_a_plan_says_that_it_counts_no_optimizer(make: Make, tmp_path: Path) -> 
 def test_large_models_need_no_weights(size: str, tmp_path: Path) -> None:
     config = config_of(size, tmp_path / "source")
     wanted = recipe(tmp_path / "source", tmp_path / "out")
-    found = plan(wanted, ranks=16, bandwidth="2GB")
+    found = plan(wanted, bandwidth="2GB")
     with torch.device("meta"):
         small = LlamaForCausalLM(config).num_parameters()
     assert found["source_parameters"] == small
     assert found["dtype"] == "bfloat16"
     assert found["read"] == 2 * small
     assert 2 * found["parameters"] < found["disk_needed"] < 2 * found["parameters"] + 2**22
-    assert found["largest_share"] * 16 >= 2 * found["parameters"]
     moved = 2 * (small + found["parameters"])
     assert found["write_seconds"] >= moved / 2e9
     largest = {"8B": 30e9, "70B": 60e9}[size]  # of which a proof holds a layer in float64
@@ -103,24 +102,16 @@ def test_a_plan_and_a_dry_run_give_the_same_figures(make: Make, tmp_path: Path) 
     }
 
 
-def test_more_ranks_take_less_time_until_the_disk_is_full(tmp_path: Path) -> None:
+def test_a_slow_disk_takes_longer(tmp_path: Path) -> None:
     config_of("70B", tmp_path / "source")
     wanted = recipe(tmp_path / "source", tmp_path / "out")
-    alone, many = plan(wanted), plan(wanted, ranks=64)
-    assert alone["write_seconds"] > 30 * many["write_seconds"]
-    full = plan(wanted, ranks=64, bandwidth="1GB")
-    assert full["write_seconds"] > 10 * many["write_seconds"]
-    assert not many["warnings"]
-    assert any("smaller shard_size" in each for each in plan(wanted, ranks=1000)["warnings"])
+    assert plan(wanted, bandwidth="100MB")["write_seconds"] > 5 * plan(wanted)["write_seconds"]
 
 
 def test_what_cannot_be_planned(tmp_path: Path) -> None:
     config_of("8B", tmp_path / "source")
     wanted = recipe(tmp_path / "source", tmp_path / "out")
-    for options, told in (
-        ({"ranks": 0}, "0 ranks"),
-        ({"bandwidth": "fast"}, "bandwidth 'fast' is not understood"),
-    ):
+    for options, told in (({"bandwidth": "fast"}, "bandwidth 'fast' is not understood"),):
         with pytest.raises(InputError, match=told):
             plan(wanted, **options)
     (tmp_path / "source" / "config.json").write_text('{"model_type": "unheard"}')
@@ -137,7 +128,7 @@ def test_the_command_fetches_no_weights(
     file.write_text(f"source: hf://org/small\n{steps}output: {tmp_path}/out\n")
     with stand_in(monkeypatch, tmp_path / "cache") as hub:
         commit = hub.add("org/small", source)
-        done = CliRunner().invoke(app, ["plan", str(file), "--ranks", "2", "--json"])
+        done = CliRunner().invoke(app, ["plan", str(file), "--json"])
         assert not any(".safetensors" in each and "index" not in each for each in hub.asked)
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)

@@ -40,7 +40,6 @@ from growkit.checkpoint.weight_file import WeightFile
 from growkit.cli import app
 from growkit.errors import InputError
 from tests.conftest import folder_bytes, save_model, seeded
-from tests.test_going_on import OPTIONS, left
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -469,19 +468,6 @@ def test_what_is_written_is_loaded_by_torch(tmp_path: Path) -> None:
         content = file.read_bytes()
         file.write_bytes(content.replace(place, bytes([place[0] ^ 1]) + place[1:]))
     assert not growkit.verify(source, tmp_path / "out", recipe.verify or growkit.Settings())["kept"]
-
-
-def test_a_run_that_was_killed_goes_on_in_this_format(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama")
-    options: dict[str, Any] = {**OPTIONS, "format": "dcp"}
-    growkit.grow(source, tmp_path / "whole", **options)
-    left(source, tmp_path / "out", format="dcp")
-    growkit.grow(source, tmp_path / "out", resume=True, **options)
-    one, other = (folder_bytes(tmp_path / name) for name in ("whole", "out"))
-    changing = {"growkit.json", "README.md"}
-    assert {n: one[n] for n in one.keys() - changing} == {
-        n: other[n] for n in other.keys() - changing
-    }
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class Workplace:
             module = ROOT / arguments[1].replace(".", "/")
             assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words
         elif program in ("python", "accelerate", "torchrun"):
-            files = [word for word in arguments if word.endswith((".py", ".yaml"))]
+            files = [word for word in arguments if word.startswith(("examples/", "benchmarks/"))]
             assert files, words
             assert all((ROOT / file).is_file() for file in files), words
         else:

@@ -116,7 +116,7 @@ def test_what_other_commands_print_keeps_to_it(make: Callable[..., Path], tmp_pa
     recipe = growkit.Recipe(
         str(make("llama")), (growkit.GrowStep("hypercloning", {"ffn": "x2"}),), "out"
     )
-    planned = as_json(plan(recipe, ranks=2, bandwidth="1GB"))
+    planned = as_json(plan(recipe, bandwidth="1GB"))
     assert wrong(planned, ahead) == []
     found[0]["grow"][0]["promise"] = ["exact"]  # the controls
     assert wrong(found, listed) == [".0.grow.0.promise is ['exact'], no ['string', 'null']"]

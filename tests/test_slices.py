@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from growkit.planner import plan as plan_recipe
 from growkit.planning import plan
 from growkit.planning.lineage import Lineage
 from growkit.recipe.files import parse_recipe
-from tests.conftest import seeded
+from tests.conftest import folder_bytes, seeded
 from tests.orders import sweep
 from tests.slices import Counts, any_case, look
 from tests.upcycling import save_dense
@@ -163,6 +164,37 @@ def test_nothing_depends_on_hash_seeds(make: Make, tmp_path: Path) -> None:
         )
         contents.add((out / "model.safetensors").read_bytes())
     assert len(contents) == 1
+
+
+DATE = "SOURCE_DATE_EPOCH"
+
+
+def test_on_a_given_date_every_byte_is_the_same(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATE, "1767225600")
+    source, quick = make("llama"), growkit.Settings(prompts=1, length=8)
+    outs = [tmp_path / name / "out" for name in ("one", "other")]
+    for out in outs:
+        growkit.grow(source, out, hidden="x2", verify=quick)
+    one, other = map(folder_bytes, outs)
+    assert one == other
+    manifest = json.loads(one["growkit.json"])
+    assert manifest["created"] == manifest["verification"]["created"]
+    assert manifest["created"] == "2026-01-01T00:00:00+00:00"
+    monkeypatch.delenv(DATE)  # the control
+    growkit.grow(source, tmp_path / "out", hidden="x2", verify=quick)
+    assert folder_bytes(tmp_path / "out")["growkit.json"] != one["growkit.json"]
+
+
+@pytest.mark.parametrize("date", ["yesterday", "-1", "9" * 15, "1.5"])
+def test_a_date_that_is_none_is_refused(
+    date: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATE, date)
+    with pytest.raises(growkit.InputError, match="seconds since 1970 were expected"):
+        growkit.grow(make("llama"), tmp_path / "out", hidden="x2", verify=False)
+    assert not (tmp_path / "out").exists()
 
 
 class Headers:

@@ -87,9 +87,8 @@ def no_folder(path: Path) -> str:
         )
     if STORE.fullmatch(text):
         return (
-            f"{address_in(text)} is not a folder, and what is to be proved must be one here; "
-            "download the "
-            "model, and give that folder (growkit plan reads headers where they lie)"
+            f"{address_in(text)} is not a folder on this machine; download the model, and give "
+            "that folder"
         )
     if os.path.isfile(path) and path.suffix == ".gguf":
         return f"{text} {GGUF}"

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from growkit.checkpoint.carrying import check_carried
 from growkit.checkpoint.outline import outlined
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.remote import RemoteWeights
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.distributed.entries import ANYWHERE, Entries, Entry
 from growkit.distributed.recorded import check_recorded
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
 class Grown:
     """What a recipe makes of its source, computed when it is read.
 
-    The source is opened as ``growkit.run`` opens it, and the same plan is made. It may also lie on
-    a store (``s3://BUCKET/MODEL``, ``https://HOST/MODEL``).
+    The source is opened as ``growkit.run`` opens it, and the same plan is made.
 
     Args:
         recipe: see ``growkit.run``; of a model's manifest the source must be the recorded one.
@@ -65,9 +62,8 @@ class Grown:
         family = stranger(recipe.family) if manifest else recipe.family
         self.recipe = replace(recipe, source=chosen or recipe.source, family=family)
         with knowing(self.recipe.family):
-            self.source = find(self.recipe.source).weights()
-            if isinstance(self.source, Checkpoint):
-                check_carried(self.source.opened)
+            self.source = find(self.recipe.source).open()
+            check_carried(self.source.opened)
             if file is not None and manifest:
                 check_recorded(file, self.source, together=together)
             self.lineage = plan(self.recipe, self.source).lineage
@@ -88,8 +84,6 @@ class Grown:
 
     def beside(self, name: str) -> Config | None:
         """A JSON file beside the weights of the source; None if there is none."""
-        if isinstance(self.source, RemoteWeights):
-            return self.source.json(name)
         return self.source.opened.json(name) if self.source.opened.has(name) else None
 
     def _check(self) -> None:
@@ -144,11 +138,6 @@ class Grown:
         from growkit.optimizer.optimizer import Optimizer
         from growkit.planning.updates import law_of
 
-        if isinstance(self.source, RemoteWeights):
-            raise InputError(
-                "the state of an optimizer grows beside a model in a folder, and "
-                f"{self.source.where()} is on a store; download the model, and give its folder"
-            )
         with knowing(self.recipe.family), outlined(self.target, self.config) as outline:
             optimizer = Optimizer(Path(self.recipe.optimizer), self.source, self.lineage)
             return optimizer.grown(outline, law_of(self.lineage))

@@ -59,8 +59,7 @@ def load(
     Args:
         recipe: see ``growkit.run``. Of a model's manifest the source must be the recorded one, so
             that its proof is a proof of what is loaded; its weights need not be there.
-        source: replaces the recipe's source. It may also lie on a store (``https://HOST/MODEL``),
-            of which the parts that are needed are read.
+        source: replaces the recipe's source.
         distributed_config: transformers' ``DistributedConfig``, by which the model is spread over
             processes; None for all of it in this one.
         **options: others of ``from_pretrained``, e.g. ``dtype`` or ``device_map``.

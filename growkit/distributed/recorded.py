@@ -12,15 +12,12 @@ from growkit.checkpoint.carrying import GENERATION
 from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.made import own_hash
 from growkit.checkpoint.reading import Checkpoint, read_json
-from growkit.checkpoint.remote import RemoteWeights
 from growkit.errors import InputError
 
 T = TypeVar("T")
 
 
-def check_recorded(
-    manifest: Path, source: Checkpoint | RemoteWeights, *, together: bool = False
-) -> None:
+def check_recorded(manifest: Path, source: Checkpoint, *, together: bool = False) -> None:
     """Hold a source against the manifest of what was made of it.
 
     Args:
@@ -48,7 +45,7 @@ def check_recorded(
         )
     recorded = content.get("source_files")
     known = dict(recorded) if isinstance(recorded, dict) else {}
-    files = source.hashes() if isinstance(source, RemoteWeights) else _hashes(source)
+    files = _hashes(source)
     made = _made(content)
     if made is None:
         files = [each for each in files if each[0] != GENERATION]

@@ -74,7 +74,7 @@ def show_estimate(console: Console, estimate: Estimate) -> None:
 
 
 def show_large(console: Console, plan: LargePlan) -> None:
-    """What a recipe takes on many processes."""
+    """What a recipe takes."""
     console.print(
         f"{plan['source_parameters']:,} → {plan['parameters']:,} parameters in {plan['dtype']}, "
         f"promise: {plan['promise']}"
@@ -89,15 +89,12 @@ def show_large(console: Console, plan: LargePlan) -> None:
     files = f"{plan['files']} files of at most" if several else "one file of"
     weights = f"weights in {files} {size(plan['largest_file'])}"
     found.add_row("disk", f"{size(plan['disk_needed'])}, {weights}")
-    each = "each rank" if plan["ranks"] > 1 else "it"
-    share = f"{each} writes at most {size(plan['largest_share'])}"
-    found.add_row("ranks", f"{plan['ranks']}, {share}")
-    found.add_row("memory", f"about {size(plan['memory'])} for each rank")
+    found.add_row("memory", f"about {size(plan['memory'])}")
     bandwidth = plan["bandwidth"]
     disk = f"at {size(bandwidth)} a second" if bandwidth else "where the disk keeps up"
     times = f"about {duration(plan['write_seconds'])} to write {disk}"
     if plan["proof_seconds"] is not None:
-        times += f", {duration(plan['proof_seconds'])} to prove in one process"
+        times += f", {duration(plan['proof_seconds'])} to prove"
     found.add_row("time", f"{times} ({plan['basis']})")
     console.print(found)
 

@@ -40,7 +40,7 @@ class Estimate(Result):
 
 
 class LargePlan(Result):
-    """What a recipe takes, on as many processes as there will be, as ``growkit plan`` prints it.
+    """What a recipe takes, as ``growkit plan`` prints it.
 
     Attributes:
         source: the source folder, or its name on the Hub.
@@ -50,16 +50,14 @@ class LargePlan(Result):
         source_parameters: number of parameters of the source.
         parameters: the same of the output.
         dtype: torch name of the dtype that holds most of them.
-        ranks: number of processes that share the files.
-        bandwidth: bytes per second that all of them can read and write; null for no limit.
+        bandwidth: bytes per second that can be read and written; null for no limit.
         read: bytes of the source's tensors.
         disk_needed: bytes that the output takes.
         files: number of files with weights.
         largest_file: bytes of the largest one.
-        largest_share: bytes that the rank writes which writes most.
-        memory: bytes of memory that each rank takes to write, at most about.
+        memory: bytes of memory that writing takes, at most about.
         write_seconds: about how long writing takes.
-        proof_seconds: about how long the proof takes in one process; null if there is none.
+        proof_seconds: about how long the proof takes; null if there is none.
         basis: what memory and times rest on.
         warnings: what should be known before a run.
     """
@@ -71,13 +69,11 @@ class LargePlan(Result):
     source_parameters: int
     parameters: int
     dtype: str
-    ranks: int
     bandwidth: int | None
     read: int
     disk_needed: int
     files: int
     largest_file: int
-    largest_share: int
     memory: int
     write_seconds: float
     proof_seconds: float | None

@@ -39,8 +39,6 @@ class Hub:
     ``ORG/NAME@REVISION`` and there is no folder ``ORG``.
     """
 
-    folders = True
-
     def knows(self, given: str) -> bool:
         """See ``Kind``."""
         return address_of(given) is not None

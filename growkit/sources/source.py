@@ -14,7 +14,6 @@ from typing import Protocol, cast
 
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.remote import RemoteWeights
 from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.weight_files import check_names, weight_files
 from growkit.engine.inside import alone
@@ -61,10 +60,6 @@ class Source:
         """
         return alone(self.whole())
 
-    def weights(self) -> Checkpoint | RemoteWeights:
-        """The weights, for who reads parts of them and runs nothing; else see ``open``."""
-        return self.open()
-
     def headers(self) -> Weights:
         """The checkpoint, for a plan; where there are no weights, what its config says of them.
 
@@ -83,11 +78,6 @@ class Source:
 
 class Kind(Protocol):
     """What the file of a kind defines."""
-
-    @property
-    def folders(self) -> bool:
-        """Whether its models are folders on this machine in the end, as a proof needs them."""
-        ...
 
     def knows(self, given: str) -> bool:
         """Whether something that people gave is an address of this kind.
@@ -135,8 +125,7 @@ def leads_to_folder(given: str) -> bool:
     Raises:
         InputError: see ``Kind.knows``.
     """
-    kind = _kind_of(given)
-    return kind is not None and kind.folders
+    return _kind_of(given) is not None
 
 
 def pair(source: Source, target: Source) -> tuple[Checkpoint, Checkpoint]:
