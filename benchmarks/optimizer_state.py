@@ -23,7 +23,7 @@ from pathlib import Path
 
 from growth_speed import run
 
-FORMATS = ("optimizer.pt", "distributed", "universal")
+FORMATS = ("optimizer.pt", "distributed")
 
 
 def make(folder: Path, layers: int) -> None:
@@ -54,14 +54,6 @@ def make(folder: Path, layers: int) -> None:
         kept = optimizer.state[parameter]
         flat |= {f"state.{name}.{kind}": value for kind, value in kept.items()}
         flat |= {f"param_groups.{name}.{key}": value for key, value in options.items()}
-        inside = folder / "universal" / "zero" / name
-        inside.mkdir(parents=True)
-        for kind in ("exp_avg", "exp_avg_sq"):
-            torch.save({"param": kept[kind]}, inside / f"{kind}.pt")
-        torch.save({"param": parameter.detach()}, inside / "fp32.pt")
-        torch.save(kept["step"], inside / "step.pt")
-    common = {"param_groups": [{**options, "params": [0]}]}
-    torch.save(common, folder / "universal" / "zero" / "optimizer_state.pt")
     dcp.save({"optimizer": flat}, checkpoint_id=folder / "distributed", no_dist=True)
 
 

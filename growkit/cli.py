@@ -254,14 +254,14 @@ def verify(
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
     sweep([one.folder, other.folder], inputs)
-    check_report(answer.report, answer.figures, inputs)
+    check_report(answer.report, inputs)
     before, after = pair(one, other)
     check_settings(settings, before)
     check_vocabularies(before, after)
     from growkit.proof.verdict import verify_found  # which takes seconds
 
     result = verify_found(one, other, settings, optimizer, Bars())
-    write_report(result, other.folder, answer.report, answer.figures, inputs)
+    write_report(result, other.folder, answer.report, inputs)
     with also_in(answer.report):
         if answer.as_json:
             print_json(result)
@@ -408,7 +408,7 @@ def probe(
     from growkit.report.terminal import Bars
 
     inputs, made = reads_of(source, candidates, text, work)
-    check_report(report, None, inputs, made)
+    check_report(report, inputs, made)
     if report and work and os.path.realpath(report) == os.path.realpath(work):
         raise InputError(f"{report} cannot be both the report and --work")
     result = try_all(source, candidates, text, settings, work=work, resume=resume, progress=Bars())

@@ -53,7 +53,7 @@ def grow(
             what stands in it (``growkit.infer`` proposes one).
         optimizer: the state of the source's optimizer, which is grown and written beside the
             weights in the same format: an ``optimizer.pt`` or a checkpoint folder of Trainer with
-            it, a folder of torch.distributed.checkpoint or a Universal Checkpoint of DeepSpeed.
+            it, or a folder of torch.distributed.checkpoint.
         format: of the files with the weights: ``safetensors``, which transformers loads, or ``dcp``
             for those of torch.distributed.checkpoint.
         verify: what the proof compares; True for the default settings, False for no proof.

@@ -231,12 +231,6 @@ class Answer:
             help="Write the proof as one HTML page (.html) or as .json.",
         ),
     ] = None
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            parser=path, metavar="FOLDER", help="Write the charts of the proof as SVG files."
-        ),
-    ] = None
     as_json: Json = False
 
 

@@ -76,17 +76,15 @@ def carry_out(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[
     from growkit.results.advice import training_hint
     from growkit.surgery import run
 
-    report, figures = answer.report, answer.figures
-    for name, wanted in (("report", report), ("figures", figures)):
-        if wanted is not None:
-            check_proved(name, recipe.verify)
+    if answer.report is not None:
+        check_proved("report", recipe.verify)
     inputs, output = inputs_of(recipe, reads), output_path(recipe)
-    check_report(report, figures, inputs, [output, rejected_name(output)])
+    check_report(answer.report, inputs, [output, rejected_name(output)])
     result = run(recipe, reads=reads, **vars(running), progress=Bars())
     written = "" if running.dry_run else f"{result['output']} is written"
     with told(written), also_in(written):
         if result["verification"]:
-            write_report(result["verification"], Path(result["output"]), report, figures, inputs)
+            write_report(result["verification"], Path(result["output"]), answer.report, inputs)
         if answer.as_json:
             print_json(result)
         else:

@@ -312,8 +312,6 @@ VALUES = [
     Mistake(f"{GROW} --report notes", ("notes", ".html")),
     Mistake(f"{GROW} --report own.html", ("own.html", "another"), write("own.html", "<html>")),
     Mistake(f"{GROW} --report proof.html --no-verify", ("--report", "proof")),
-    Mistake(f"{GROW} --figures charts --no-verify", ("--figures", "proof")),
-    Mistake(f"{GROW} --figures text.txt", ("text.txt", "folder")),
     Mistake("verify source grown --report grown/proof.html", ("grown", "elsewhere")),
     Mistake("verify source grown --report proof.txt", ("proof.txt", ".html")),
     Mistake(f"{GROW} --base-model Llama", ("Llama", "ORG/NAME")),

@@ -113,82 +113,11 @@ def load_distributed(model: Any, optimizer: torch.optim.Optimizer, folder: Path)
     set_optimizer_state_dict(model, optimizer, state, options=FLAT)
 
 
-def save_universal(model: Any, optimizer: torch.optim.Optimizer, path: Path) -> Path:
-    """As ``deepspeed/checkpoint/ds_to_universal.py`` does it for stages 1 and 2."""
-    for name, parameter in model.named_parameters():
-        folder = path / "zero" / name
-        folder.mkdir(parents=True)
-        kept = optimizer.state[parameter]
-        torch.save(kept["step"], folder / "step.pt")
-        for kind in ("exp_avg", "exp_avg_sq"):
-            torch.save({"param": kept[kind], "cat_dim": 0}, folder / f"{kind}.pt")
-        torch.save({"param": parameter.detach(), "cat_dim": 0}, folder / "fp32.pt")
-    groups = [{**group, "params": [0]} for group in optimizer.state_dict()["param_groups"]]
-    common = {"param_groups": groups, "ds_version": "0.17.0", "clip_grad": 0.0}
-    torch.save(common, path / "zero" / "optimizer_state.pt")
-    return path
-
-
-def load_universal(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """As ``load_hp_checkpoint_state`` does it, in one process."""
-    zero = folder / (folder / "latest_universal").read_text().strip() / "zero"
-    steps = []
-    for name, parameter in model.named_parameters():
-        for file in sorted((zero / name).iterdir()):
-            found = torch.load(file, weights_only=True)
-            if file.stem == "step":
-                steps.append(found)
-            elif file.stem == "fp32":
-                parameter.data.copy_(found["param"])
-            else:
-                assert found["param"].shape == parameter.shape
-                optimizer.state[parameter][file.stem] = found["param"]
-        optimizer.state[parameter]["step"] = steps[-1].clone()
-    assert all(step == steps[0] for step in steps)
-    common = torch.load(zero / "optimizer_state.pt", weights_only=True)
-    assert common["ds_version"]
-    for group, loaded in zip(optimizer.param_groups, common["param_groups"], strict=True):
-        group.update({key: value for key, value in loaded.items() if key != "params"})
-
-
-def save_flat(model: Any, optimizer: torch.optim.Optimizer, path: Path) -> Path:
-    """As ``ds_to_universal.py`` does it for stage 3: flat tensors, and the step with the groups."""
-    for name, parameter in model.named_parameters():
-        folder = path / "zero" / name
-        folder.mkdir(parents=True)
-        for kind in ("exp_avg", "exp_avg_sq"):
-            torch.save(optimizer.state[parameter][kind].flatten(), folder / f"{kind}.pt")
-        torch.save(parameter.detach().flatten(), folder / "fp32.pt")
-    groups = [{**group, "params": [0]} for group in optimizer.state_dict()["param_groups"]]
-    step = next(iter(optimizer.state.values()))["step"]
-    inner = {"state": {0: {"step": step, "exp_avg": torch.zeros(3)}}, "param_groups": groups}
-    common = {"optimizer_state_dict": inner, "param_groups": groups, "ds_version": "0.17.0"}
-    torch.save(common, path / "zero" / "optimizer_state.pt")
-    return path
-
-
-def load_flat(model: Any, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """As ``load_hp_checkpoint_state_from_checkpoint_dir_stage3`` does it, in one process."""
-    zero = folder / "universal" / "zero"
-    inner = torch.load(zero / "optimizer_state.pt", weights_only=True)["optimizer_state_dict"]
-    for name, parameter in model.named_parameters():
-        kept: dict[str, Any] = {"step": torch.tensor(float(inner["state"][0]["step"]))}
-        for kind in ("exp_avg", "exp_avg_sq", "fp32"):
-            found = torch.load(zero / name / f"{kind}.pt", weights_only=True).view(-1)
-            kept[kind] = found.view(parameter.shape)
-        parameter.data.copy_(kept.pop("fp32"))
-        optimizer.state[parameter] = kept
-    for group in optimizer.param_groups:
-        group.update({k: v for k, v in inner["param_groups"][0].items() if k != "params"})
-
-
 Save = Callable[[Any, torch.optim.Optimizer, Path], Path]
 Load = Callable[[Any, torch.optim.Optimizer, Path], None]
 FORMATS: dict[str, tuple[Save, Load]] = {
     "torch": (save_torch, load_torch),
     "distributed": (save_distributed, load_distributed),
-    "universal": (save_universal, load_universal),
-    "flat": (save_flat, load_flat),
 }
 
 

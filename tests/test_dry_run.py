@@ -264,10 +264,6 @@ def report_without_proof(source: Path) -> list[Any]:
     return [source.parent / "out", *GROW, "--report", report, "--no-verify"]
 
 
-def figures_without_proof(source: Path) -> list[Any]:
-    return [source.parent / "out", *GROW, "--figures", source.parent / "charts", "--no-verify"]
-
-
 def beside_a_broken_link(source: Path) -> list[Any]:
     (source / "tokenizer.json").symlink_to("nowhere")
     return [source.parent / "out", *GROW, "--no-verify"]
@@ -300,7 +296,6 @@ REFUSED: list[Callable[[Path], list[Any]]] = [
     report_nowhere,
     report_of_no_kind,
     report_without_proof,
-    figures_without_proof,
     beside_a_broken_link,
     beside_a_pipe,
     files_of_no_size,

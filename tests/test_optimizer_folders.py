@@ -26,9 +26,7 @@ from tests.conftest import save_model
 from tests.optimizer_state import (
     grown,
     save_distributed,
-    save_flat,
     save_torch,
-    save_universal,
     trained,
 )
 
@@ -148,28 +146,6 @@ def saved_as(value: Any, *names: str) -> Spoil:
     return lambda zero: [torch.save(value, zero / NAME / f"{name}.pt") for name in names] and None
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (torch.ones(16, 29), "has shape"),
-        (torch.ones(29 * 16 + 1), "has shape"),
-        (torch.ones(29, 16, dtype=torch.int32), "another optimizer"),
-        (torch.ones(29, 16, dtype=torch.complex64), "complex64"),
-        (torch.ones(1).expand(29, 16), "repeats"),
-    ],
-)
-@pytest.mark.parametrize("flat", [False, True])
-def test_parts_of_universal_checkpoints(
-    flat: bool, value: torch.Tensor, said: str, made: Made, tmp_path: Path
-) -> None:
-    """Tensors say themselves what they are, and only flat ones take on another shape."""
-    folder = (save_flat if flat else save_universal)(*made[1:], tmp_path / "state")
-    content = value if flat else {"param": value, "cat_dim": 0}
-    saved_as(content, "exp_avg")(folder / "zero")
-    with pytest.raises(InputError, match=said):
-        open_state(folder, parameters_of(Checkpoint(made[0])))
-
-
 def poisoned(module: str, name: str) -> bytes:
     """What sets an attribute of a class, or of whatever else has this name, and forgets it."""
     key = b"X" + len(HERE).to_bytes(4, "little") + HERE.encode()
@@ -232,16 +208,13 @@ def spoiled(file: Path, poison: bytes) -> None:
             archive.writestr(name, before(content, poison) if pickled else content)
 
 
-@pytest.mark.parametrize("kind", ["optimizer", "universal", "weights"])
+@pytest.mark.parametrize("kind", ["optimizer", "weights"])
 def test_what_torch_saves_changes_nothing(
     kind: str, made: Made, untouched: list[Any], tmp_path: Path
 ) -> None:
     source, model, optimizer = made
     if kind == "optimizer":
         file = state = save_torch(model, optimizer, tmp_path / "state")
-    elif kind == "universal":
-        state = save_universal(model, optimizer, tmp_path / "state")
-        file = state / "zero" / "optimizer_state.pt"
     else:
         source, state = tmp_path / "source", None
         source.mkdir()
@@ -249,10 +222,8 @@ def test_what_torch_saves_changes_nothing(
         file = source / "pytorch_model.bin"
         torch.save(model.state_dict(), file)
     whole = file.read_bytes()
-    globals_ = [*GLOBALS, ("deepspeed.runtime.zero", "Any")] if kind == "universal" else GLOBALS
-    for module, name in globals_:
-        if module != "deepspeed.runtime.zero":
-            untouched.append(getattr(importlib.import_module(module), name))
+    for module, name in GLOBALS:
+        untouched.append(getattr(importlib.import_module(module), name))
         file.write_bytes(whole)
         spoiled(file, poisoned(module, name))
         with pytest.raises(InputError, match="cannot be"):

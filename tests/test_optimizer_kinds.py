@@ -29,7 +29,6 @@ from tests.optimizer_state import (
     one_process,
     save_distributed,
     save_torch,
-    save_universal,
     step,
     trained,
 )
@@ -253,27 +252,14 @@ def test_options_of_muon_are_its_own(tmp_path: Path) -> None:
         grown(source, state, tmp_path / "other")
 
 
-def test_deepspeed_has_one_step(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama", **LLAMA)
-    model, optimizer = trained(source, 1)
-    state = save_universal(model, optimizer, tmp_path / "state")
-    assert grown(source, state, tmp_path / "out").optimizer
-    torch.save(torch.tensor(7.0), state / "zero" / "lm_head.weight" / "step.pt")
-    with pytest.raises(InputError, match="after 1 steps and others after 7"):
-        grown(source, state, tmp_path / "other")
-
-
 def test_what_is_grown_grows_again(tmp_path: Path) -> None:
     """Groups that were taken apart list their parameters, which numbers would not tell."""
     source = save_model(tmp_path / "source", "llama", **LLAMA)
     model, optimizer = trained(source, 1)
-    for save in (save_torch, save_universal):
-        state = save(model, optimizer, tmp_path / save.__name__)
-        out = tmp_path / f"{save.__name__}-out"
-        grown(source, state, out)
-        again = grown(out, out, tmp_path / "again").optimizer
-        assert again
-        assert (again.step, again.reset) == (1, {})
+    grown(source, save_torch(model, optimizer, tmp_path / "state"), tmp_path / "out")
+    again = grown(tmp_path / "out", tmp_path / "out", tmp_path / "again").optimizer
+    assert again
+    assert (again.step, again.reset) == (1, {})
 
 
 @pytest.mark.parametrize(

@@ -338,37 +338,13 @@ class TestReports:
         assert name in result.stderr
 
     def test_earlier_reports_are(self, pair: list[str], place: Path) -> None:
-        options = ["--figures", str(place / "figures"), "--report"]
         for file in ("report.html", "report.json"):
             for _ in range(2):
-                result = self.run(place, *pair, *options, str(place / file))
+                result = self.run(place, *pair, "--report", str(place / file))
                 assert result.exit_code == 0, result.output
             os.link(place / file, place / f"kept-{file}")
             (place / file).write_text("mine")  # another file by now: also the other name's
-            assert self.run(place, *pair, *options, str(place / file)).exit_code == 2
-        assert names(place / "figures")
-
-    def test_charts_of_others(self, pair: list[str], place: Path) -> None:
-        (place / "figures").mkdir()
-        (place / "figures" / "01.svg").write_text("<svg>mine</svg>")
-        assert self.run(place, *pair, "--figures", str(place / "figures")).exit_code == 2
-        assert self.run(place, *pair, "--figures", str(place / "source")).exit_code == 2
-
-    @pytest.mark.parametrize("figures", ["page.html", "../place/page.html", "here/page.html"])
-    def test_one_path_for_two_things(self, pair: list[str], place: Path, figures: str) -> None:
-        """A page and a folder of charts cannot have one name, however it is written."""
-        (place / "here").symlink_to(place)
-        result = self.run(
-            place,
-            *pair,
-            "--report",
-            str(place / "page.html"),
-            "--figures",
-            f"{place}/{figures}".replace("/place/", f"/{place.name}/"),
-        )
-        assert result.exit_code == 2, result.output
-        assert "cannot be both" in result.stderr
-        assert not (place / "page.html").exists()
+            assert self.run(place, *pair, "--report", str(place / file)).exit_code == 2
 
     def test_an_earlier_report_that_is_read(self, place: Path) -> None:
         from growkit import demo

@@ -30,7 +30,6 @@ from tests.optimizer_state import (
     grown,
     losses_apart,
     one_process,
-    save_universal,
     schedule_of,
     trained,
 )
@@ -180,30 +179,6 @@ def test_entries_of_a_distributed_checkpoint(tmp_path: Path) -> None:
     rates = wanted["lr_scheduler"]["base_lrs"]
     assert rates == [RATE * each for each in (1, 0.5, 1, 1)][: len(rates)] or len(set(rates)) == 2
     assert wanted["lr_scheduler"]["last_epoch"] == 0
-
-
-def test_what_deepspeed_keeps_of_its_engine(tmp_path: Path) -> None:
-    """A universal load passes over the weights in there, and takes counters and schedule."""
-    source = save_model(tmp_path / "source", "llama", **LLAMA)
-    model, optimizer = trained(source, 1)
-    state = save_universal(model, optimizer, tmp_path / "state")
-    kept = {"global_steps": 1, "dp_world_size": 1, "skipped_steps": 0}
-    rates = {"lr_scheduler": {"base_lrs": [RATE], "last_epoch": 1}}
-    weights = {"module": model.state_dict(), "param_shapes": [{"a": torch.Size([2])}]}
-    name = "mp_rank_00_model_states.pt"
-    torch.save({**kept, **rates, **weights}, state / name)
-    out = tmp_path / "out"
-    found = grown(source, state, out).optimizer
-    assert found
-    assert "without the weights" in found.beside[name]
-    written = torch.load(out / "universal" / name, weights_only=True)
-    assert {key: written[key] for key in kept} == kept
-    assert written["module"] == {}
-    assert "param_shapes" not in written
-    assert len(written["lr_scheduler"]["base_lrs"]) == found.groups
-    torch.save({"args": Malicious()}, state / name)
-    assert grown(source, state, out).optimizer.beside[name].startswith("left: ")
-    assert not (out / "universal" / name).exists()
 
 
 def optimizer_of(rates: list[float]) -> torch.optim.AdamW:

@@ -84,7 +84,7 @@ def test_random_splits_are_caught_as_well(tmp_path: Path) -> None:
     assert said in proof.reason
 
 
-@pytest.mark.parametrize("engine", ["distributed", "flat"])
+@pytest.mark.parametrize("engine", ["distributed", "torch"])
 def test_other_formats_begin_with_them_too(engine: str, tmp_path: Path) -> None:
     source, state, out = pair(tmp_path, engine)
     proof = proved(source, out, state)

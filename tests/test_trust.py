@@ -239,7 +239,7 @@ def test_sizes_of_configs(changes: dict[str, Any], source: Path) -> None:
         *(("--prompts", "10000000"), ("--prompts", "9" * 30), ("--length", "9" * 30)),
         *(("--shard-size", "9" * 400 + "GB"), ("--dtype", "x" * 10**6), ("--method", STEERING)),
         *(("--text", ""), ("--text", "/dev/zero"), ("--text", "no.txt"), ("--text", "a\0b")),
-        *(("--text", "x" * 5000), ("--text", "."), ("--report", ""), ("--figures", "")),
+        *(("--text", "x" * 5000), ("--text", "."), ("--report", "")),
     ],
     ids=lambda options: " ".join(options)[:30],
 )

@@ -13,7 +13,7 @@ from growkit.engine.class_weights import ClassWeights
 from growkit.optimizer.groups import Group, split
 from growkit.optimizer.of_kind import OfKind, moments_dtype
 from growkit.optimizer.parameters import Parameters
-from growkit.optimizer.state import MASTER, ORDERS, STEP, State
+from growkit.optimizer.state import ORDERS, STEP, State
 from growkit.planning.factors import Factors
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import AT_A_TIME, Plan, Planned, Rule
@@ -89,7 +89,7 @@ class GrownState:
         info = self.tensors[name]
         if kind == STEP:
             yield torch.tensor(self.steps[parameter])
-        elif parameter in self.reset and kind != MASTER:
+        elif parameter in self.reset:
             dtype = getattr(torch, TORCH_NAMES[info.dtype])
             rows, *others = info.shape
             count = max(1, AT_A_TIME // max(1, prod(others)))
@@ -101,20 +101,6 @@ class GrownState:
             for block in weights.blocks(stored):
                 yield block.to(dtype)
 
-    def repeatable(self, name: str) -> bool:
-        """Whether a tensor has the same bits when it is computed again on another machine."""
-        parameter, _, kind = name.rpartition(".")
-        targets = self._lineage.plans[-1].by_target
-        return kind != MASTER or all(
-            rule.transform.repeatable
-            for each in self._after.conversions
-            if parameter in each.shapes
-            for target in each.sources
-            if target in targets
-            for rules in self._lineage.steps(target)
-            for rule in rules
-        )
-
     def part(self, name: str, where: Slices) -> Tensor:
         """A part of a tensor, by begin and end in every dimension."""
         import torch
@@ -123,7 +109,7 @@ class GrownState:
         dtype = getattr(torch, TORCH_NAMES[self.tensors[name].dtype])
         if kind == STEP:
             return torch.tensor(self.steps[parameter])
-        if parameter in self.reset and kind != MASTER:
+        if parameter in self.reset:
             return torch.zeros([each.stop - each.start for each in where], dtype=dtype)
         weights, stored = self._made(parameter, kind)
         rows, columns, *_ = (*where, None, None)
@@ -133,7 +119,7 @@ class GrownState:
     def by_rows(self, name: str) -> bool:
         """Whether some rows are made without the others."""
         parameter, _, kind = name.rpartition(".")
-        if kind == STEP or (parameter in self.reset and kind != MASTER):
+        if kind == STEP or parameter in self.reset:
             return True
         weights, stored = self._made(parameter, kind)
         return weights.by_rows(stored)
@@ -245,13 +231,11 @@ def _through(plan: Plan, stage: Weights, order: int) -> Planned:
     """What a step makes of one kind of tensors: those whose sources have some."""
     rules = []
     for rule in plan.rules:
-        how = rule.transform.moments(order) if order else rule.transform
+        how = rule.transform.moments(order)
         if how is None or not stage.tensors.keys() >= set(how.sources):
             continue
         if isinstance(how, Constant):
-            if order:
-                continue  # what is new has gathered nothing, in no step
-            how = replace(how, info=replace(how.info, dtype="F32"))
+            continue  # what is new has gathered nothing, in no step
         dtype = stage.tensors[how.sources[0]].dtype if how.sources else "F32"
         rules.append(Rule(rule.target, replace(rule.info, dtype=dtype), how))
     return Planned(stage, replace(plan, rules=tuple(rules), duplicates={}))

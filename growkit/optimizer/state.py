@@ -17,10 +17,7 @@ from growkit.optimizer.parameters import Parameters
 if TYPE_CHECKING:
     from torch import Tensor
 
-MASTER = "fp32"
-"""Weights in full precision that are kept beside the moments."""
-
-ORDERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "momentum_buffer": 1, MASTER: 0}
+ORDERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "momentum_buffer": 1}
 """The power in which gradients stand in every kind of tensor that grows with the weights."""
 
 STEP = "step"
@@ -263,13 +260,12 @@ def _check_names(state: State, parameters: Parameters) -> None:
 
 
 def _check_optimizer(state: State, group: Group, name: str, kinds: frozenset[str]) -> None:
-    moments = kinds - {MASTER}
-    if moments not in KNOWN:
-        _refuse(state, f"only {' and '.join(sorted(moments)) or 'no moment'} of {name}")
-    first = MUON if moments == MUON else ADAMW
+    if kinds not in KNOWN:
+        _refuse(state, f"only {' and '.join(sorted(kinds)) or 'no moment'} of {name}")
+    first = MUON if kinds == MUON else ADAMW
     if not any(options <= group.options.keys() for options in OPTIONS[first]):
         missing = min(OPTIONS[first][0] - group.options.keys())
-        _refuse(state, f"{min(moments)} in a group without {missing}")
+        _refuse(state, f"{min(kinds)} in a group without {missing}")
     optimizer, known = LAWS[first]
     for key, value in group.options.items():
         if key not in known and not _is_label(value):

@@ -20,7 +20,7 @@ from growkit.errors import InputError
 from growkit.optimizer.groups import Group
 from growkit.optimizer.optimizer import Optimizer, open_state, written_in
 from growkit.optimizer.parameters import parameters_of
-from growkit.optimizer.state import MASTER, MUON, STEP, State
+from growkit.optimizer.state import MUON, STEP, State
 from growkit.planning.lineage import Lineage
 from growkit.planning.updates import Law
 from growkit.recipe.recipe import Recipe
@@ -124,12 +124,7 @@ class States:
 
     def target(self) -> Beginning:
         """What the target's begins with: with its settings as far off as they are in the file."""
-        return _beginning(self._target, self._steps, _settings(self._grown.groups))
-
-    @property
-    def _steps(self) -> dict[str, float]:
-        """A format may have one step for all; what begins anew has none behind it."""
-        return {**self._target.steps, **dict.fromkeys(self._grown.reset, 0.0)}
+        return _beginning(self._target, self._target.steps, _settings(self._grown.groups))
 
     def _differences(self) -> Iterator[str]:
         expected, found = _settings(self._grown.groups), _settings(self._target.groups)
@@ -142,7 +137,7 @@ class States:
                 is_now = found[name].get(key)
                 if is_now != value:
                     yield f"{key} of {name} in {where} is {is_now}, where {value} was expected"
-        for name, step in self._steps.items():
+        for name, step in self._target.steps.items():
             wanted = self._grown.steps.get(name, step)
             if step != wanted:
                 yield f"the step of {name} in {where} is {step:g}, where {wanted:g} was expected"
@@ -155,8 +150,6 @@ class States:
         numbers = self._target.numbers
         if name not in numbers.tensors or numbers.tensors[name] != self._grown.tensors[name]:
             return False
-        if not self._grown.repeatable(name):
-            return True  # another machine has other last bits, and the weights were proved
         begin = 0
         for block in self._grown.blocks(name):
             end = begin + (block.shape[0] if block.dim() else 1)
@@ -185,8 +178,7 @@ def _beginning(
     moments: dict[str, dict[str, Any]] = {}
     for key in state.numbers.tensors:
         name, _, kind = key.rpartition(".")
-        if kind != MASTER:
-            moments.setdefault(name, {})[kind] = state.numbers.read(key, None).double()
+        moments.setdefault(name, {})[kind] = state.numbers.read(key, None).double()
     customs = {
         name: Custom(
             betas=(float(options["betas"][0]), float(options["betas"][1])),

@@ -113,7 +113,7 @@ class GrowResult(Result):
     verification: VerifyResult | None
     optimizer: OptimizerResult | None
 
-    def save_report(self, file: str | Path, figures: str | Path | None = None) -> None:
+    def save_report(self, file: str | Path) -> None:
         """Write the proof as a report; see ``VerifyResult.save_report``.
 
         Raises:
@@ -125,7 +125,7 @@ class GrowResult(Result):
             raise InputError(
                 f"{self.output} was not proved, so there is no report; verify it first"
             )
-        save_report(self.verification, file, figures, self.output)
+        save_report(self.verification, file, self.output)
 
     def _repr_html_(self) -> str:
         """The result as notebooks show it."""

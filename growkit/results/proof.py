@@ -305,19 +305,18 @@ class VerifyResult(Result):
     seconds: float | None
     versions: dict[str, str]
 
-    def save_report(self, file: str | Path, figures: str | Path | None = None) -> None:
+    def save_report(self, file: str | Path) -> None:
         """Write the verdict as a report, as ``growkit verify --report`` does.
 
         Args:
             file: one HTML page (.html), or .json.
-            figures: folder for the charts as SVG files; None for none.
 
         Raises:
             InputError: it cannot be written there; says what would do.
         """
         from growkit.report.saving import save_report
 
-        save_report(self, file, figures, self.target)
+        save_report(self, file, self.target)
 
     def _repr_html_(self) -> str:
         """The verdict as notebooks show it."""

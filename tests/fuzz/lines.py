@@ -54,7 +54,7 @@ LINES = [
         "grow source out --hidden 8 --kv-heads x1 --seed 7 --dtype float64 --dry-run",
         "grow source out --method group-diff --signal-heads x2 --snr-db 20 --dry-run --json",
         "grow source out --ffn x4 --text text.txt --prompts 2 --length 8 --device cpu --dry-run",
-        "grow source out --hidden x2 --report proof.html --figures charts --overwrite --dry-run",
+        "grow source out --hidden x2 --report proof.html --overwrite --dry-run",
         "grow source out --hidden x2 --shard-size 1KB --no-verify --trainability --dry-run --json",
         "convert source out --to diff --head-norm none --dry-run --json",
         "convert source out --to shared-diff --rank 2 --energy 0.9 --dry-run",

@@ -12,7 +12,7 @@ LONGEST_SENTENCE = 2100
 LONGEST_BOX = 5000
 """Beyond three times the arguments: the box in which a wrong option is shown quotes them."""
 WRITERS = ("grow", "convert", "run", "demo")
-NAMED = ("--report", "--figures")
+NAMED = ("--report",)
 FLAGS = ("--json", "--dry-run", "--overwrite", "--trainability", "--no-verify")
 
 
