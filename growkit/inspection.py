@@ -100,12 +100,6 @@ class Inspection(Result):
     dropped: dict[str, str]
     possible: list[Possible]
 
-    def _repr_html_(self) -> str:
-        """The checkpoint as notebooks show it."""
-        from growkit.report.notebook import inspection_html
-
-        return inspection_html(self)
-
 
 def inspect(
     folder: str | Path, *, family: str | Path | Mapping[str, Any] | None = None

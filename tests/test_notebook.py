@@ -13,7 +13,7 @@ from tests.notebook import code_of, executed, read
 from tests.test_readme import alike
 
 CELLS = 20
-ROW = re.compile(r'<th scope="row"[^>]*>([^<]+)<')
+ROW = re.compile(r"^(?:<span[^>]*>)?(\w[\w ]*?)(?:  |: )", re.MULTILINE)
 
 
 def shown(notebook: dict[str, Any]) -> list[tuple[str, str]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from io import StringIO
+from typing import TYPE_CHECKING, Any, cast
 
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from growkit.catalogue import table
@@ -17,6 +19,7 @@ from growkit.errors import plain
 from growkit.report.glance import at_a_glance
 from growkit.report.markup import figure
 from growkit.report.plan import show_estimate, show_plan, show_ranks
+from growkit.report.probe import show_probe
 from growkit.report.progress import Advance
 from growkit.report.summary import native_name, summary
 from growkit.results.advice import fault_sentence, next_step
@@ -30,15 +33,25 @@ if TYPE_CHECKING:
     from growkit.inspection import Inspection
     from growkit.results.check import CheckResult
     from growkit.results.operation import GrowResult
+    from growkit.results.probe import ProbeResult
     from growkit.results.proof import VerifyResult
+    from growkit.results.result import Result
     from growkit.results.story import Story
+
+
+GOOD, WARN, BAD, GREY = (46, 158, 87), (176, 122, 16), (224, 72, 62), (128, 128, 128)
+NOTEBOOK = TerminalTheme((255, 255, 255), GREY, [GREY, BAD, GOOD, WARN, GREY, GREY, GREY, GREY])
+"""The colours of a notebook, each with a contrast of 3 to white and to black."""
+
+NOTEBOOK_WIDTH = 120
+"""Columns, in a box that scrolls."""
 
 
 class PlainConsole(Console):
     """A console that shows names and values of folders as they are, whatever is in them."""
 
-    def __init__(self, width: int | None = None) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False, width=width)
+    def __init__(self, width: int | None = None, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, width=width, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """A text, of which nothing steers the terminal."""
@@ -183,6 +196,29 @@ def show_inspection(console: Console, result: Inspection) -> None:
     for name, line in at_a_glance(result):
         table.add_row(name, line)
     console.print(table)
+
+
+def as_html(result: Result) -> str | None:
+    """What is printed of a result, for notebooks; None for parts of results.
+
+    No paper is set, and the colours stand out from white and from black: notebooks are light or
+    dark without saying so.
+    """
+    console = PlainConsole(width=NOTEBOOK_WIDTH, file=StringIO(), record=True)
+    match type(result).__name__:
+        case "VerifyResult":
+            show_verdict(console, cast("VerifyResult", result))
+        case "GrowResult":
+            show_growth(console, cast("GrowResult", result))
+            if proof := result["verification"]:
+                show_verdict(console, proof)
+        case "ProbeResult":
+            show_probe(console, cast("ProbeResult", result))
+        case "Inspection":
+            show_inspection(console, cast("Inspection", result))
+        case _:
+            return None
+    return console.export_html(theme=NOTEBOOK, inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 def show_families(console: Console, known: Mapping[str, Family]) -> None:

@@ -126,9 +126,3 @@ class GrowResult(Result):
                 f"{self.output} was not proved, so there is no report; verify it first"
             )
         save_report(self.verification, file, self.output)
-
-    def _repr_html_(self) -> str:
-        """The result as notebooks show it."""
-        from growkit.report.notebook import growth_html
-
-        return growth_html(self)

@@ -165,12 +165,6 @@ class ProbeResult(Result):
 
         save_probe(self, file)
 
-    def _repr_html_(self) -> str:
-        """The result as notebooks show it."""
-        from growkit.report.notebook import probe_html
-
-        return probe_html(self)
-
 
 def difference_between(result: Mapping[str, Any], one: str, other: str) -> ProbeDifference | None:
     """The pair of two, whichever is better; None if they were not compared."""

@@ -317,9 +317,3 @@ class VerifyResult(Result):
         from growkit.report.saving import save_report
 
         save_report(self, file, self.target)
-
-    def _repr_html_(self) -> str:
-        """The verdict as notebooks show it."""
-        from growkit.report.notebook import verdict_html
-
-        return verdict_html(self)
