@@ -472,7 +472,7 @@ def recipes_copy(
     ] = Path("."),
 ) -> None:
     """Copy a recipe into a folder, to be changed there."""
-    from growkit.checkpoint.whole import write_whole
+    from growkit.checkpoint.publishing import write_whole
 
     file = shipped_recipe(name)
     destination = folder / file.name

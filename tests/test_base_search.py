@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from growkit.conversions.shared_diff import base_search
+from growkit.conversions.shared_diff import low_rank
 from growkit.conversions.shared_diff.low_rank import share
 from growkit.conversions.shared_diff.shared_projection import Heads
 from growkit.demo.story import MODEL
@@ -30,7 +30,7 @@ def left_after_turns(members: Tensor, base: Tensor, rank: int, turns: int) -> fl
     """The same cost after the best updates for the base, then the best base for them, by turns."""
     mean = members.mean(0)
     start = torch.linalg.svdvals(members - mean)[:, rank:].square().sum()
-    weight = base_search.MOVED * start / (members - mean).square().sum()
+    weight = low_rank.MOVED * start / (members - mean).square().sum()
     for _ in range(turns):
         left, values, right = torch.linalg.svd(members - base, full_matrices=False)
         updates = left[..., :rank] * values[:, None, :rank] @ right[:, :rank]
@@ -47,7 +47,7 @@ def left_after_turns(members: Tensor, base: Tensor, rank: int, turns: int) -> fl
 def test_it_ends_where_nothing_is_gained(name: str, layer: int, rank: int) -> None:
     members = of_demo(layer, name)
     found = share(members, rank)
-    assert 0 < found.steps < base_search.MOST_STEPS
+    assert 0 < found.steps < low_rank.MOST_STEPS
     here = left_after_turns(members, found.base, rank, 0)
     assert here < left_after_turns(members, members.mean(0), rank, 0)
     assert here - left_after_turns(members, found.base, rank, 300) < 1e-6
@@ -55,7 +55,7 @@ def test_it_ends_where_nothing_is_gained(name: str, layer: int, rank: int) -> No
 
 def test_stopped_early_something_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
-    monkeypatch.setattr(base_search, "MOST_STEPS", 20)
+    monkeypatch.setattr(low_rank, "MOST_STEPS", 20)
     members = of_demo(1, "q")
     base = share(members, 8).base
     gained = left_after_turns(members, base, 8, 0) - left_after_turns(members, base, 8, 300)
@@ -67,7 +67,7 @@ def test_the_base_does_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -
     members = of_demo(0, "k")
     found = share(members, 4)
     assert found.base.norm() < 3 * members.mean(0).norm()
-    monkeypatch.setattr(base_search, "MOVED", 0.0)
+    monkeypatch.setattr(low_rank, "MOVED", 0.0)
     free = share(members, 4)
     assert free.base.norm() > 30 * members.mean(0).norm()
     assert free.residual > 0.99 * found.residual

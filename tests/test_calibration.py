@@ -20,7 +20,7 @@ from torch import Tensor
 import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
-from growkit.conversions.shared_diff import base_search
+from growkit.conversions.shared_diff import low_rank
 from growkit.conversions.shared_diff.calibration import Calibration
 from growkit.conversions.shared_diff.low_rank import Shared, share, spread, truncated
 from growkit.conversions.shared_diff.shared_projection import Heads
@@ -138,7 +138,7 @@ def test_a_search_never_loses(weigh: bool, rank: int, monkeypatch: pytest.Monkey
     rests = weights - weights.mean(1, keepdim=True)
     start = torch.linalg.svdvals(inputs @ rests if weigh else rests)[..., rank:].square()
     for steps in (1, 2, 3, 5, 20, 5000):
-        monkeypatch.setattr(base_search, "MOST_STEPS", steps)
+        monkeypatch.setattr(low_rank, "MOST_STEPS", steps)
         found = share(weights, rank, moment)
         assert found.steps <= steps
         left = rest_of(weights, found)

@@ -24,7 +24,7 @@ from growkit.checkpoint.tensors import TensorInfo
 from growkit.cli import app
 from growkit.demo.story import MODEL
 from growkit.estimate import estimate
-from growkit.report.kinds import in_common, kinds
+from growkit.report.plan import in_common, kinds
 from tests.conftest import folder_bytes, save_model, save_random, seeded
 
 GROW = ("--hidden", "x2")

@@ -30,9 +30,8 @@ from growkit.probing import arms, noise, probe, training
 from growkit.probing import text as probing_text
 from growkit.probing import time_left as timing
 from growkit.probing import work as probing_work
-from growkit.probing.arms import Arm
+from growkit.probing.arms import Arm, flops_of
 from growkit.probing.candidates import candidates_of
-from growkit.probing.flops import flops_of
 from growkit.probing.look import Look
 from growkit.probing.ranking import conclude
 from growkit.probing.settings import ProbeSettings

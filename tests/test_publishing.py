@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit import InputError, surgery
-from growkit.checkpoint import exchange, flushing, publishing
+from growkit.checkpoint import atomic, publishing
 from growkit.checkpoint.made import write_manifest
 from growkit.checkpoint.scratch import LOCK, Scratch
 from growkit.cli import app
@@ -266,7 +266,7 @@ class TestWhatGrowkitDidNotMake:
     ) -> None:
         """Also at the very last moment, when names are exchanged."""
         if not exchanging:
-            monkeypatch.setattr(exchange, "_renameat2", lambda *arguments: False)
+            monkeypatch.setattr(atomic, "_renameat2", lambda *arguments: False)
         first = folder_bytes(out)
         real, looks = publishing.contents, iter(range(10))
 
@@ -469,7 +469,7 @@ class TestOrder:
             shutil.rmtree(out)
         flushed: list[Path] = []
         named: list[tuple[set[Path], int]] = []
-        real, rename = flushing.flush, exchange._renameat2
+        real, rename = atomic.flush, atomic._renameat2
 
         def flush(path: Path) -> None:
             flushed.append(path)
@@ -479,9 +479,9 @@ class TestOrder:
             named.append(({source, *source.rglob("*")}, len(flushed)))
             return rename(source, target, flags)
 
-        for module in (flushing, publishing):
+        for module in (atomic, publishing):
             monkeypatch.setattr(module, "flush", flush)
-        monkeypatch.setattr(exchange, "_renameat2", renamed)
+        monkeypatch.setattr(atomic, "_renameat2", renamed)
         grow(source, out, overwrite=overwrite, seed=1)
         ((written, before),) = named
         assert len(written) > 4

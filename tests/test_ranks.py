@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import growkit
 from growkit.checkpoint.reading import Checkpoint, read_json
 from growkit.cli import app
-from growkit.conversions.shared_diff.ranks import RANKS_PER_PASS, smallest_rank
+from growkit.conversions.shared_diff.search import RANKS_PER_PASS, smallest_rank
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text
 from growkit.engine.prompts import make_prompts

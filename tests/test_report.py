@@ -16,12 +16,11 @@ import pytest
 
 import growkit
 from growkit.report import drawing
-from growkit.report.bins import binned
 from growkit.report.curves import Interval, intervals
 from growkit.report.drawing import LETTER, WIDTH, Bar
 from growkit.report.header import to_do
 from growkit.report.markup import flowing
-from growkit.report.page import report_page
+from growkit.report.page import binned, report_page
 from growkit.results.advice import next_step
 from growkit.results.sentences import too_much
 from tests.conftest import save_model

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import growkit
-from growkit.checkpoint import whole
+from growkit.checkpoint import publishing
 from growkit.checkpoint.elsewhere import no_folder, no_model
 from growkit.cli import app
 from growkit.errors import InputError
@@ -200,7 +200,7 @@ def test_small_files_are_named_where_they_cannot_be_written(
     def full(path: Path) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(whole, "flush", full)
+    monkeypatch.setattr(publishing, "flush", full)
     said = refused("recipes copy wider-mlp .")
     assert "wider-mlp.yaml" in said
     assert "Errno" not in said

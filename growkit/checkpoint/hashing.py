@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock
 
-from growkit.checkpoint.flushing import flush
+from growkit.checkpoint.atomic import flush
 from growkit.errors import InputError
 
 WORKERS = 2

@@ -15,8 +15,7 @@ from contextlib import contextmanager, suppress
 from logging import getLogger
 from pathlib import Path
 
-from growkit.checkpoint.exchange import exchange, move
-from growkit.checkpoint.flushing import flush, flush_tree
+from growkit.checkpoint.atomic import atomic_swap, flush, flush_tree, move
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import MANIFEST as MANIFEST
 from growkit.checkpoint.made import Contents, as_made, contents, made_around, remove
@@ -156,6 +155,33 @@ def writing(output: Path) -> Iterator[None]:
         ) from error
 
 
+def write_whole(path: Path, text: str, *, new: bool = False) -> None:
+    """Write a file.
+
+    Args:
+        path: its name; if there is another file of this name, it is replaced.
+        text: what it shall hold; names that are no Unicode are escaped.
+        new: whether the name must be free.
+
+    Raises:
+        InputError: it cannot be written, or the name is not free; names it.
+    """
+    scratch = Scratch(path.with_name(f".{path.name}."))
+    try:
+        with writing(path):
+            scratch.make()
+            written = scratch.path / path.name
+            written.write_bytes(text.encode("utf-8", "backslashreplace"))
+            flush(written)
+            if new:
+                move(written, path)
+            else:
+                os.replace(written, path)
+            flush(path.parent)
+    finally:
+        scratch.close()
+
+
 @contextmanager
 def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Staging]:
     """A temporary folder beside ``output``, which vanishes unless it is published or set aside.
@@ -259,10 +285,10 @@ class Staging:
         expected = self._replaceable.get(final)
         if expected is None or contents(final) != expected:
             raise _appeared(final)
-        if exchange(self.folder, final):
+        if atomic_swap(self.folder, final):
             self._named = final
             if contents(self.folder) != expected:
-                exchange(self.folder, final)
+                atomic_swap(self.folder, final)
                 self._named = None
                 raise _appeared(final)
             return

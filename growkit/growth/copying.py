@@ -11,17 +11,53 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 
+from growkit.algebra.axes import Role
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
-from growkit.checkpoint.tensors import Config, Weights
+from growkit.checkpoint.tensors import Config, TensorInfo, Weights
 from growkit.errors import InputError
 from growkit.families.family import Family, stored_family
 from growkit.growth.expanding import expand
 from growkit.growth.placing import placed_copies
 from growkit.growth.sizes import check_whole, factor
-from growkit.growth.untying import UNTIE, untied
 from growkit.growth.vocabulary import NEW_TOKENS, VOCAB, with_vocabulary
-from growkit.planning.operation import Change, Option, Row, SizeOption, Value
-from growkit.planning.plan import Plan, Planned
+from growkit.planning.operation import Change, Option, Row, SizeOption, Switch, Value
+from growkit.planning.plan import Plan, Planned, Rule, taken_over, unused_tensors
+from growkit.planning.transforms import Kept
+
+UNTIE = Switch("untie", "give a model whose output head is its embedding a separate head")
+
+
+def untied(source: Weights, options: Mapping[str, str]) -> Plan | None:
+    """Plan the head, if it is asked for.
+
+    Raises:
+        InputError: there is one already.
+    """
+    if "untie" not in options:
+        return None
+    family = stored_family(source)
+    if not family.complete(source.config).get("tie_word_embeddings"):
+        raise InputError(
+            f"the {family.name} model in {source.where()} has a head of its own already; leave "
+            "--untie out"
+        )
+    dropped, duplicates = unused_tensors(source, family)
+    before = family.patterns(source.config)
+    config = {**source.config, "tie_word_embeddings": False}
+    after = family.patterns(config)
+    sizes = family.sizes(config)
+    (embedding,) = (name for name, each in before.items() if "vocab" in each.axes(Role.READ))
+    rules = []
+    for name, pattern in after.items():
+        info = TensorInfo(pattern.shape(sizes), source.tensors[embedding].dtype)
+        if name in before:
+            rules.append(taken_over(name, source.tensors[name]))
+        else:
+            rules.append(Rule(name, info, Kept(embedding, why="the embedding, as it is")))
+    plan = Plan(config, tuple(rules), {}, dropped=dropped, duplicates=duplicates)
+    plan.check(source, after, sizes)
+    return plan
+
 
 DEFAULT_SNR_DB = 10.0
 MOST_SNR_DB = 300

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from growkit.checkpoint.made import as_made
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_parameters
-from growkit.engine.oracle import lacks_class
+from growkit.engine.oracle import lacks_class, load, quiet
 from growkit.errors import InputError, PlaceError
 from growkit.families.added import knowing
 from growkit.probing.candidates import Candidate
-from growkit.probing.flops import flops_of
 from growkit.probing.look import Look
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
@@ -24,6 +26,26 @@ from growkit.probing.training import Trainee, no_failure, train
 from growkit.probing.work import Work
 from growkit.report.progress import Advance, Progress
 from growkit.surgery import run
+
+
+def flops_of(stored: Any, window: Tensor, device: torch.device) -> int:
+    """Floating-point operations of training on a window, [tokens].
+
+    Args:
+        stored: a model folder, or the checkpoint in one.
+        window: the tokens.
+        device: where it is tried.
+    """
+    model: Any = load(stored, torch.float32, device, None)  # as it is trained
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # products of groups are not counted
+    ids = window[None].to(device)
+    # Fused attention is not counted on every device, and its kernels by other rules.
+    math = sdpa_kernel(SDPBackend.MATH)
+    with quiet(), math, FlopCounterMode(display=False) as counter:
+        model(ids, labels=ids, use_cache=False).loss.backward()
+    return int(counter.get_total_flops())
+
 
 SOURCE = "source"
 """What notes call the source; those of candidates begin with a number."""

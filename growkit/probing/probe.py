@@ -51,7 +51,7 @@ def probe(
     updates (``growkit.training.param_groups``), and the source itself is trained on beside them.
     For a seed, all take the same windows in the same order. They begin without an optimizer's
     state, warm up, and stay at their rate. They are ranked by their loss on held-out text at equal
-    compute: in floating-point operations as ``growkit.probing.flops`` counts them, where the
+    compute: in floating-point operations as ``growkit.probing.arms`` counts them, where the
     cheapest has come to its end. Between two looks at the loss it is taken to follow a straight
     line. When a difference is noise is said in ``growkit.probing.noise``.
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from growkit.checkpoint.flushing import flush
+from growkit.checkpoint.atomic import flush
 from growkit.checkpoint.folder import open_regular, read
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import made_around

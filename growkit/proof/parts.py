@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,6 @@ from growkit.proof.findings import (
     Strict,
 )
 from growkit.proof.fingerprint import Question, computed_in, fingerprint, widest
-from growkit.proof.layer_settings import changed_layer_setting
 from growkit.proof.localisation import (
     component_named,
     find_fault,
@@ -44,6 +44,59 @@ from growkit.proof.trainability import Gradients
 from growkit.proof.weights import compare_weights
 from growkit.results.advice import instead_of
 from growkit.results.proof import Fault, Fingerprint
+
+NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "training"})
+"""Attributes that say which layer it is, or how it is used."""
+
+Settings = Mapping[str, Any]
+
+
+def changed_layer_setting(
+    source: Layerwise, target: Layerwise, layers: Sequence[int | None] | None
+) -> str | None:
+    """The first setting of a layer that differs from those of layers that were like it.
+
+    Sizes may be others, if they are so wherever they were the same.
+
+    Args:
+        source: a model.
+        target: another one.
+        layers: which layers of the source those of the target compute; None for the same ones.
+
+    Returns:
+        Its name in the target; None where there is none, or nobody knows which layers to compare.
+    """
+    before, after = (_layer_configs(model) for model in (source, target))
+    if layers is None and len(before) == len(after):
+        layers = range(len(after))
+    if layers is None or len(layers) != len(after):
+        return None
+    became: dict[tuple[str, Any], Any] = {}
+    for (name, found), number in zip(after, layers, strict=True):
+        if number is None or number >= len(before):
+            continue
+        given = before[number][1]
+        for key in sorted(given.keys() & found.keys()):
+            if became.setdefault((key, given[key]), found[key]) != found[key]:
+                return f"{name}.{key}"
+    return None
+
+
+def _layer_configs(model: Layerwise) -> list[tuple[str, Settings]]:
+    """Name and settings of every layer."""
+    modules = dict(model.model.named_modules())
+    return [(name, _settings(modules[name])) for name in model.names[1:-1] if name in modules]
+
+
+def _settings(layer: Any) -> Settings:
+    """Every plain attribute of the modules of a layer, by its path in it."""
+    return {
+        f"{path}.{key}".lstrip("."): value
+        for path, module in layer.named_modules()
+        for key, value in vars(module).items()
+        if key not in NUMBERS and isinstance(value, bool | int | float | str | None)
+    }
+
 
 STRICT_MARGIN = 8
 """How many times what rounding does to the source the target may differ in strict float64."""

@@ -7,12 +7,12 @@ left out with its heading. Everything that comes from files is escaped where it 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from re import sub
 from typing import Any
 
 from growkit.report import drawing
-from growkit.report.bins import binned
 from growkit.report.document import document
 from growkit.report.drawing import Bar
 from growkit.report.header import Found, header, verdict_of
@@ -34,6 +34,48 @@ from growkit.report.summary import native_name, predictions, text_name
 from growkit.results.advice import instead_of
 from growkit.results.sentences import NOT_TRIED, recovered_sentence, trainability_sentence
 from growkit.units import duration
+
+MOST_BINS = 16
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Neighbouring positions.
+
+    Attributes:
+        name: the first and the last of them.
+        mean: over all of their tokens; None if a position has no number.
+        tokens: how many these are.
+    """
+
+    name: str
+    mean: float | None
+    tokens: int
+
+
+def binned(values: Sequence[float | None], counts: Sequence[int]) -> list[Bin]:
+    """Positions in at most ``MOST_BINS`` bins of equal width, but for the last.
+
+    Args:
+        values: the mean at each position.
+        counts: tokens at each position; one each if left empty.
+    """
+    width = 1
+    while len(values) > MOST_BINS * width:
+        width *= 2
+    counts = counts or [1] * len(values)
+    found = []
+    for begin in range(0, len(values), width):
+        inside, sizes = values[begin : begin + width], counts[begin : begin + width]
+        last, tokens = begin + len(inside) - 1, sum(sizes)
+        # What is no number must not disappear in a mean.
+        known = [value for value in inside if is_number(value)]
+        mean = None
+        if tokens and len(known) == len(inside):
+            mean = sum(v * (n / tokens) for v, n in zip(known, sizes, strict=False))
+        found.append(Bin(str(begin) if last == begin else f"{begin}–{last}", mean, tokens))
+    return found
+
 
 MEASURES = (
     ("dtype", "dtype", "the number format both models ran in"),

@@ -11,7 +11,7 @@ from typing import Any
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import MANIFEST, made_around
-from growkit.checkpoint.whole import write_whole
+from growkit.checkpoint.publishing import write_whole
 from growkit.errors import InputError
 from growkit.report.page import report_page
 from growkit.report.probe_page import probe_page

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from growkit.catalogue import table
 from growkit.errors import plain
-from growkit.report.glance import at_a_glance
 from growkit.report.markup import figure
 from growkit.report.plan import show_estimate, show_plan, show_ranks
 from growkit.report.probe import show_probe
@@ -30,13 +29,53 @@ from growkit.units import duration, size
 if TYPE_CHECKING:
     from growkit.catalogue import Abilities
     from growkit.families.family import Family
-    from growkit.inspection import Inspection
+    from growkit.inspection import Attention, Inspection
     from growkit.results.check import CheckResult
     from growkit.results.operation import GrowResult
     from growkit.results.probe import ProbeResult
     from growkit.results.proof import VerifyResult
     from growkit.results.result import Result
     from growkit.results.story import Story
+
+
+def at_a_glance(result: Inspection) -> Iterator[tuple[str, str]]:
+    """What a checkpoint is: names and what they are."""
+    yield "folder", result.folder
+    yield "family", f"{result.family} ({result.model_class or 'no class named'})"
+    yield "parameters", f"{result.parameters:,} in {result.tensors} tensors"
+    yield "storage", f"{size(result.bytes)} in {result.dtype}"
+    yield "embeddings", "tied" if result.tied else "untied"
+    for key, value in result.config_sizes.items():
+        each = value if isinstance(value, list) else [value]
+        yield key, " ".join(f"{number:,}" for number in each)
+    if result.attention:
+        yield from _attention(result.attention)
+    yield "axes", ", ".join(f"{axis} {size:,}" for axis, size in result.sizes.items())
+    yield "files", ", ".join(result.files)
+    for name, why in result.dropped.items():
+        yield "left out", f"{name}: {why}"
+    for number, step in enumerate(result.possible):
+        outcome = step["promise"]
+        outcome += f", as {step['becomes']}" if step["becomes"] != result.family else ""
+        yield "" if number else "possible next", f"{step['command']} ({outcome})"
+
+
+def _attention(attention: Attention) -> Iterator[tuple[str, str]]:
+    ratio = f", {attention.ratio}:1" if attention.ratio else ""
+    yield "attention", attention.variant
+    yield (
+        "heads",
+        f"{attention.signal_heads} signal, {attention.noise_heads} noise{ratio}, "
+        f"{attention.kv_heads} value heads",
+    )
+    for label, values in (
+        ("λ per layer", attention.lambda_value),
+        ("λ_init per layer", attention.lambda_init),
+    ):
+        if values:
+            yield label, " ".join(f"{value:.4f}" for value in values)
+    if attention.noise_heads and not attention.lambda_value:
+        yield "λ", "projected from every token"
 
 
 GOOD, WARN, BAD, GREY = (46, 158, 87), (176, 122, 16), (224, 72, 62), (128, 128, 128)

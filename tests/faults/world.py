@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import growkit
-from growkit.checkpoint import exchange, publishing
+from growkit.checkpoint import atomic, publishing
 from growkit.errors import InputError
 from tests.conftest import folder_bytes, save_model
 
@@ -228,7 +228,7 @@ class Watch:
             self._replace(os, name)
         for module in (builtins, io):
             self._replace(module, "open")
-        self._replace(exchange, "_renameat2")
+        self._replace(atomic, "_renameat2")
         self._replace(fcntl, "flock")
 
     def end(self) -> None:
@@ -272,7 +272,7 @@ def without_exchange(run: Callable[[], Any]) -> Callable[[], Any]:
     """A run on a file system that cannot exchange names; for children only."""
 
     def limited() -> None:
-        exchange._renameat2 = lambda *arguments: False  # type: ignore[assignment]
+        atomic._renameat2 = lambda *arguments: False  # type: ignore[assignment]
         run()
 
     return limited

@@ -5,18 +5,18 @@ What is tried on the way is shown as it is tried, and told with what it costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, Weights, main_dtype, total_bytes
-from growkit.conversions.shared_diff.ranks import smallest_rank
 from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import shared_keys
 from growkit.families.llama import ATTENTION
+from growkit.limits import within
 from growkit.report.progress import current
 from growkit.results.planned import RankTried
 from growkit.settings import Settings
@@ -26,6 +26,55 @@ if TYPE_CHECKING:
 
     from growkit.conversions.shared_diff.calibration import Calibration
     from growkit.conversions.shared_diff.shared_projection import Heads
+
+
+RANKS_PER_PASS = 8
+"""Ranks that are tried in one pass over the model."""
+
+
+def smallest_rank(
+    most: int, costs: Callable[[Sequence[int]], Mapping[int, float]], tolerance: float
+) -> tuple[int, dict[int, float]]:
+    """The rank that keeps a tolerance, where the one below does not.
+
+    Costs fall as ranks rise, but for noise: ranks are tried in a geometric ladder, then between the
+    last one that fails and the first one that keeps it, until these are neighbours.
+
+    Args:
+        most: the largest rank that makes sense.
+        costs: takes ranks, gives what each of them costs.
+        tolerance: what a rank may cost.
+
+    Returns:
+        The rank, and the cost of every rank that was tried.
+
+    Raises:
+        InputError: no rank keeps the tolerance.
+    """
+    tried: dict[int, float] = {}
+    below, above = 0, most + 1
+    while above - below > 1:
+        tried |= costs(_ladder(below, above, most))
+        kept = [rank for rank, cost in tried.items() if within(cost, tolerance)]
+        if not kept:
+            raise InputError(
+                f"no rank keeps a tolerance of {tolerance:g}: rank {most} still costs "
+                f"{tried[most]:.3g}; pass a wider --dtype or a larger tolerance"
+            )
+        above = min(kept)
+        below = max((rank for rank in tried if rank < above), default=0)
+    return above, dict(sorted(tried.items()))
+
+
+def _ladder(below: int, above: int, most: int) -> list[int]:
+    """Ranks between two bounds, not all of them if there are many."""
+    if above > most:  # the first time: from one end to the other
+        steps = {round(most ** (i / (RANKS_PER_PASS - 1))) for i in range(RANKS_PER_PASS)}
+        return sorted(steps | {1, most})
+    between = range(below + 1, above)
+    step = -(-len(between) // RANKS_PER_PASS)
+    return list(between[::step])
+
 
 SHRINKAGES = (0.0, 0.3, 0.6, 0.9, 0.97, 1.0)
 """From what a text shows, as it is, to all inputs alike."""

@@ -15,7 +15,6 @@ from growkit.checkpoint.torch_file import Kind, open_saved, room
 from growkit.checkpoint.writing import fill
 from growkit.errors import InputError
 from growkit.optimizer.groups import Group
-from growkit.optimizer.holes import MOST_PICKLE, save
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
 from growkit.optimizer.state import (
@@ -31,6 +30,34 @@ from growkit.optimizer.state import (
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+MOST_PICKLE = 1 << 25
+"""Bytes of what a state holds beside numbers; fifty thousand parameters take as many."""
+
+
+def save(
+    content: Any, file: Path, tensors: Callable[[Any], dict[str, Tensor]], kind: Kind
+) -> dict[str, tuple[Path, int]]:
+    """Save what has room for tensors, but no numbers.
+
+    Args:
+        content: as it will be loaded.
+        file: to be written.
+        tensors: takes the content and gives its tensors by name.
+        kind: what the file holds.
+
+    Returns:
+        The file and the offset in it where every tensor belongs.
+    """
+    import torch
+    from torch.serialization import skip_data
+
+    with skip_data(materialize_fake_tensors=True):
+        torch.save(content, file)
+    _, saved = open_saved(Folder(file.parent), file.name, tensors, kind, MOST_PICKLE)
+    return {name: (file, place.begin) for name, place in saved.places.items()}
+
 
 NAME, BIN = "optimizer.pt", "optimizer.bin"
 SCHEDULE, PROGRESS = "scheduler.pt", "trainer_state.json"
