@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from growkit.probing.settings import ProbeSettings as ProbeSettings
     from growkit.proof.verdict import verify as verify
     from growkit.recipe.files import load_recipe as load_recipe
+    from growkit.recipe.recipe import ConvertStep as ConvertStep
+    from growkit.recipe.recipe import GrowStep as GrowStep
     from growkit.recipe.recipe import Recipe as Recipe
-    from growkit.recipe.steps import ConvertStep as ConvertStep
-    from growkit.recipe.steps import GrowStep as GrowStep
     from growkit.report.progress import Progress as Progress
     from growkit.report.terminal import Bars as Bars
     from growkit.results.check import CheckResult as CheckResult
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "Bars": "growkit.report.terminal",
     "CheckResult": "growkit.results.check",
-    "ConvertStep": "growkit.recipe.steps",
+    "ConvertStep": "growkit.recipe.recipe",
     "DiffTransformerConfig": "growkit.modeling.configuration_diff_transformer",
     "DiffTransformerForCausalLM": "growkit.modeling.modeling_diff_transformer",
     "GrowResult": "growkit.results.operation",
-    "GrowStep": "growkit.recipe.steps",
+    "GrowStep": "growkit.recipe.recipe",
     "Inference": "growkit.inference.inferring",
     "InputError": "growkit.errors",
     "Inspection": "growkit.inspection",

@@ -20,7 +20,7 @@ from growkit.families.added import knowing
 from growkit.planner import plan as planned
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import Recipe
-from growkit.results.planned import LargePlan
+from growkit.results.operation import LargePlan
 from growkit.sources.source import find
 
 

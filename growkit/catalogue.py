@@ -18,7 +18,7 @@ from growkit.names import did_you_mean
 from growkit.operations import operations
 from growkit.planner import change
 from growkit.planning.operation import PROMISES, Operation, SizeOption, Value
-from growkit.recipe.steps import STEPS
+from growkit.recipe.recipe import STEPS
 from growkit.results.result import Result
 
 FACTORS = ("x3/2", "x2", "x4")

@@ -39,7 +39,7 @@ from growkit.options import (
     say,
 )
 from growkit.probing.settings import ProbeSettings
-from growkit.recipe.shipped import shipped_recipe, shipped_recipes
+from growkit.recipe.files import shipped_recipe, shipped_recipes
 from growkit.running import carry_out, check_proved, recipe_of
 from growkit.settings import DEVICES, Settings
 from growkit.signals import heed_signals
@@ -187,7 +187,7 @@ def grow(
     answer: Answer,
 ) -> int:
     """Grow SRC into a larger model OUT that computes the same function, and prove it."""
-    from growkit.recipe.steps import GrowStep
+    from growkit.recipe.recipe import GrowStep
 
     recipe = recipe_of(source, GrowStep(method, options), output, settings, writing)
     if family is None:
@@ -217,7 +217,7 @@ def convert(
     answer: Answer,
 ) -> int:
     """Turn SRC into another attention variant, or store it in another layout, and prove it."""
-    from growkit.recipe.steps import ConvertStep
+    from growkit.recipe.recipe import ConvertStep
 
     recipe = recipe_of(source, ConvertStep(to, options), output, settings, writing)
     return carry_out(recipe, running, answer)

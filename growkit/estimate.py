@@ -15,7 +15,7 @@ from pathlib import Path
 from growkit.checkpoint.tensors import TensorInfo, Weights, total_bytes, total_parameters
 from growkit.checkpoint.writing import WORKERS
 from growkit.planning.plan import SMALL as SMALL_TENSOR
-from growkit.results.planned import Estimate
+from growkit.results.operation import Estimate
 from growkit.settings import Settings
 
 ROOM = 1 << 20

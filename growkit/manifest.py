@@ -20,7 +20,7 @@ from growkit.recipe.files import parse_recipe
 from growkit.recipe.recipe import Recipe
 from growkit.results.operation import GrowResult, OptimizerResult
 from growkit.results.proof import RankCost, VerifyResult
-from growkit.results.versions import versions
+from growkit.results.result import versions
 from growkit.version import __version__
 
 FORMAT = 2

@@ -9,8 +9,7 @@ from typing import Any
 from growkit.families.described import load_description
 from growkit.operations import DEFAULT_METHOD
 from growkit.planning.operation import Value
-from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS, Recipe
-from growkit.recipe.steps import ConvertStep, GrowStep
+from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS, ConvertStep, GrowStep, Recipe
 from growkit.report.progress import Progress, Silent
 from growkit.results.operation import GrowResult
 from growkit.settings import Settings, settings_of

@@ -28,11 +28,8 @@ from growkit.planning.lineage import Lineage
 from growkit.planning.operation import PROMISES, Change, complete
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.transforms import AS_IT_IS
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import Step
-from growkit.results.operation import GrowResult, PlannedTensor
-from growkit.results.planned import ConfigChange, RankTried
-from growkit.results.updates import Updates
+from growkit.recipe.recipe import Recipe, Step
+from growkit.results.operation import ConfigChange, GrowResult, PlannedTensor, RankTried, Updates
 
 if TYPE_CHECKING:
     from growkit.planning.updates import Law

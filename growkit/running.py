@@ -8,8 +8,7 @@ from pathlib import Path
 from growkit.answers import also_in, console, print_json, told
 from growkit.errors import InputError
 from growkit.options import Answer, Running, Writing
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import Step
+from growkit.recipe.recipe import Recipe, Step
 from growkit.settings import Settings
 
 

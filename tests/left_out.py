@@ -31,8 +31,7 @@ from growkit.operations import operations
 from growkit.planner import plan
 from growkit.planning.layouts import as_diff_transformer
 from growkit.proof.files.config import different_settings
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import ConvertStep, GrowStep, Step
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.settings import Settings
 from tests.conftest import save_model, save_random, seeded
 from tests.sizes import KINDS

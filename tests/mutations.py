@@ -13,8 +13,7 @@ from random import Random
 from typing import Any
 
 import growkit
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import ConvertStep, GrowStep, Step
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import save_model, seeded
 from tests.sweeping import sweep
 from tests.test_diffllama import draw as draw_diffllama

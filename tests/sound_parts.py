@@ -20,8 +20,7 @@ from growkit.demo.story import MODEL
 from growkit.errors import InputError
 from growkit.planner import plan as plan_recipe
 from growkit.proof.weights import ComparedWeights, compare_weights
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import ConvertStep, GrowStep, Step
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import save_model, seeded
 from tests.sweeping import sweep
 

@@ -17,7 +17,7 @@ import growkit
 from growkit.ahead import plan
 from growkit.cli import app
 from growkit.errors import InputError
-from growkit.recipe.steps import GrowStep
+from growkit.recipe.recipe import GrowStep
 from tests.hub import stand_in
 
 Make = Callable[..., Path]

@@ -30,8 +30,7 @@ from growkit.errors import InputError
 from growkit.planner import plan
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import ConvertStep, GrowStep
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
 from tests.conftest import load_strict, save_model
 
 INPUTS, OUTPUTS = 24, 8

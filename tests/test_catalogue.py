@@ -18,7 +18,7 @@ from growkit.families.example import example
 from growkit.families.family import families
 from growkit.operations import operations
 from growkit.planner import change
-from growkit.recipe.steps import GrowStep
+from growkit.recipe.recipe import GrowStep
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import load_strict, save_model, seeded
 

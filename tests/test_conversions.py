@@ -17,8 +17,7 @@ from growkit.engine.strict import strict_float64
 from growkit.errors import InputError
 from growkit.operations import operations
 from growkit.recipe.files import load_recipe
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import ConvertStep, GrowStep
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
 from growkit.training import GammaRamp
 from tests.conftest import load_strict, relative_error, save_model, seeded
 from tests.test_group_diff import draw_source

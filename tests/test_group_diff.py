@@ -20,7 +20,7 @@ from growkit.errors import InputError
 from growkit.families.diff_transformer import CHOICES, DEFAULTS, FAMILY
 from growkit.families.family import family_of
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
-from growkit.recipe.steps import ConvertStep, GrowStep
+from growkit.recipe.recipe import ConvertStep, GrowStep
 from tests.conftest import relative_error, save_model, seeded
 
 TABLE_3 = {

@@ -24,8 +24,7 @@ from growkit.modeling import FILES, register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 from growkit.recipe.files import load_recipe
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import ConvertStep, GrowStep
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
 from tests import layouts_reference as reference
 from tests.conftest import TOKENS, randomise, save_model, seeded, strict_logits
 

@@ -144,8 +144,7 @@ def test_steps_of_a_recipe_are_one_pass(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "llama", dtype=torch.bfloat16)
     growkit.grow(source, tmp_path / "one", hidden="x2", verify=None)
     growkit.grow(tmp_path / "one", tmp_path / "two", ffn="x3", symmetry="keep", verify=None)
-    from growkit.recipe.recipe import Recipe
-    from growkit.recipe.steps import GrowStep
+    from growkit.recipe.recipe import GrowStep, Recipe
 
     steps = (
         GrowStep("hypercloning", {"hidden": "x2"}),

@@ -27,8 +27,7 @@ import growkit
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.cli import app
 from growkit.errors import InputError
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import ConvertStep, GrowStep, Step
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.results.proof import VerifyResult
 from tests.conftest import save_model, seeded
 from tests.mutations import check_sound, draw_pair

@@ -18,9 +18,8 @@ from growkit.cli import app
 from growkit.errors import LONGEST_SENTENCE, InputError
 from growkit.names import did_you_mean, nearest, perhaps
 from growkit.operations import operations
-from growkit.recipe.files import parse_recipe
-from growkit.recipe.shipped import shipped_recipes
-from growkit.recipe.steps import STEPS
+from growkit.recipe.files import parse_recipe, shipped_recipes
+from growkit.recipe.recipe import STEPS
 from growkit.units import size
 from tests.conftest import save_model, seeded
 

@@ -32,12 +32,11 @@ from growkit.probing import time_left as timing
 from growkit.probing import work as probing_work
 from growkit.probing.arms import Arm, flops_of
 from growkit.probing.candidates import candidates_of
-from growkit.probing.look import Look
 from growkit.probing.ranking import conclude
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data, make_data
+from growkit.probing.training import Look, no_failure
 from growkit.probing.training import _groups as source_groups
-from growkit.probing.training import no_failure
 from growkit.probing.work import JOURNAL, Work
 from growkit.report import saving
 from growkit.report.probe_page import probe_page

@@ -34,8 +34,7 @@ from growkit.errors import InputError
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.planner import plan as plan_recipe
 from growkit.recipe.files import load_recipe
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import ConvertStep, GrowStep
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
 from growkit.settings import Settings
 from tests.conftest import folder_bytes, load_strict, relative_error, save_model, seeded
 from tests.test_calibration import TEXT, with_tokenizer

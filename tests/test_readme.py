@@ -44,7 +44,7 @@ from growkit.cli import app
 from growkit.demo.story import MODEL
 from growkit.demo.text import held_out_text
 from growkit.families.family import families
-from growkit.recipe.shipped import shipped_recipe
+from growkit.recipe.files import shipped_recipe
 from tests import reference
 from tests.conftest import save_model, save_random
 

@@ -20,10 +20,8 @@ import growkit
 from growkit.cli import app
 from growkit.demo.story import MODEL
 from growkit.errors import InputError
-from growkit.recipe.files import load_recipe, parse_recipe
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.shipped import shipped_recipe, shipped_recipes
-from growkit.recipe.steps import GrowStep
+from growkit.recipe.files import load_recipe, parse_recipe, shipped_recipe, shipped_recipes
+from growkit.recipe.recipe import GrowStep, Recipe
 from growkit.settings import Settings
 
 Make = Callable[..., Path]

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import growkit
-from growkit.recipe.shipped import shipped_recipes
-from growkit.results.versions import versions
+from growkit.recipe.files import shipped_recipes
+from growkit.results.result import versions
 
 ROOT = Path(growkit.__file__).parents[1]
 

@@ -23,8 +23,7 @@ from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.planner import plan as plan_recipe
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Plan, Planned
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import ConvertStep, GrowStep
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
 from tests.conftest import save_model
 from tests.sound_parts import DTYPES, HEAD_DIM, HEADS, SCOPES, check_sound_parts, compared, made
 from tests.test_mutations import swap

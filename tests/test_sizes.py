@@ -34,7 +34,7 @@ from growkit.errors import InputError
 from growkit.growth import copying
 from growkit.planner import change
 from growkit.recipe.files import load_recipe
-from growkit.recipe.steps import GrowStep
+from growkit.recipe.recipe import GrowStep
 from growkit.results.proof import VerifyResult
 from tests.conftest import relative_error, save_random, seeded
 from tests.sizes import KINDS, asked, error, grown, model

@@ -24,7 +24,7 @@ from growkit.planning.updates import law_of
 from growkit.proof.origin import origin_of
 from growkit.proof.states import Places, States
 from growkit.proof.training import prove_training
-from growkit.results.training import TrainingProof
+from growkit.results.proof import TrainingProof
 from growkit.settings import Settings
 from tests.conftest import load_strict, save_model
 from tests.optimizer_state import FORMATS, grown, step

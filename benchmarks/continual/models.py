@@ -20,7 +20,7 @@ from benchmarks.continual.experiment import Arm, Experiment, Scale
 from benchmarks.continual.text import Text
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.recipe.steps import STEPS
+from growkit.recipe.recipe import STEPS
 from growkit.training import param_groups
 
 register()

@@ -26,8 +26,7 @@ from growkit.inference.proposing import Proposal, descriptions
 from growkit.inference.running import see
 from growkit.inference.trial import Trial, Trials
 from growkit.planning.plan import unused_tensors
-from growkit.results.result import Result
-from growkit.results.versions import versions
+from growkit.results.result import Result, versions
 from growkit.sources.source import find
 
 if TYPE_CHECKING:

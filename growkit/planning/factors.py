@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from growkit.checkpoint.tensors import TensorInfo
 from growkit.planning.update import Update
 from growkit.planning.updates import Law
-from growkit.results.updates import UpdateGroup, Updates
+from growkit.results.operation import UpdateGroup, Updates
 
 NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 """Of a layer or an expert, in the name of a tensor."""

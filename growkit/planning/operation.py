@@ -12,7 +12,7 @@ from growkit.errors import InputError
 from growkit.families.family import Family, families
 from growkit.names import perhaps
 from growkit.planning.plan import Plan
-from growkit.results.planned import RankTried
+from growkit.results.operation import RankTried
 
 PROMISES = ("exact", "bounded", "different")
 """What an operation may promise of the function; the weakest of several steps is last."""

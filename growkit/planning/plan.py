@@ -24,7 +24,7 @@ from growkit.planning.transforms import Kept
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from growkit.results.spectrum import Spectrum
+    from growkit.results.proof import Spectrum
 
 
 AT_A_TIME = 1 << 20

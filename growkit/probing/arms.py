@@ -19,10 +19,9 @@ from growkit.engine.oracle import lacks_class, load, quiet
 from growkit.errors import InputError, PlaceError
 from growkit.families.added import knowing
 from growkit.probing.candidates import Candidate
-from growkit.probing.look import Look
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
-from growkit.probing.training import Trainee, no_failure, train
+from growkit.probing.training import Look, Trainee, no_failure, train
 from growkit.probing.work import Work
 from growkit.report.progress import Advance, Progress
 from growkit.surgery import run

@@ -15,9 +15,8 @@ from growkit.checkpoint.made import MANIFEST
 from growkit.engine.texts import read_text
 from growkit.errors import InputError
 from growkit.paths import name_of
-from growkit.recipe.files import load_recipe, recipe_file
+from growkit.recipe.files import load_recipe, recipe_file, shipped_recipes
 from growkit.recipe.recipe import Recipe
-from growkit.recipe.shipped import shipped_recipes
 from growkit.sources.hub import address_of
 from growkit.sources.source import Source
 

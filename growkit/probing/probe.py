@@ -27,7 +27,7 @@ from growkit.probing.work import check_work, workplace
 from growkit.recipe.recipe import Recipe
 from growkit.report.progress import Noting, Progress, Silent, steps
 from growkit.results.probe import ProbeResult
-from growkit.results.versions import versions
+from growkit.results.result import versions
 from growkit.sources.source import Source, find
 from growkit.units import size
 

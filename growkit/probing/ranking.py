@@ -8,8 +8,8 @@ from itertools import combinations, pairwise
 from statistics import fmean, stdev
 
 from growkit.probing.arms import Arm
-from growkit.probing.look import Look
 from growkit.probing.noise import RULE, estimate
+from growkit.probing.training import Look
 from growkit.results.probe import (
     OUTCOMES,
     ProbeCandidate,

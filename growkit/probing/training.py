@@ -15,12 +15,25 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import load, quiet
 from growkit.engine.reproducible import choose_kernels, reproducible
 from growkit.errors import InputError, foreign
-from growkit.probing.look import Look
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
 from growkit.training.decay import decayed
 from growkit.training.groups import param_groups
 from growkit.training.warming import rewarming
+
+
+@dataclass(frozen=True)
+class Look:
+    """The losses after some steps.
+
+    Attributes:
+        step: how many.
+        losses: in nats per token, of every held-out window; None where one is not finite.
+    """
+
+    step: int
+    losses: list[float] | None
+
 
 BETAS, EPS = (0.9, 0.95), 1e-8
 """Of AdamW."""

@@ -25,7 +25,7 @@ from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import made_around
 from growkit.checkpoint.scratch import LOCK, held, holding, temporary
 from growkit.errors import InputError
-from growkit.probing.look import Look
+from growkit.probing.training import Look
 
 JOURNAL = "growkit.probe.jsonl"
 

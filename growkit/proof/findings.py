@@ -12,9 +12,8 @@ from growkit.planning.lineage import Lineage
 from growkit.planning.plan import Plan
 from growkit.proof.comparison import Compared, Control
 from growkit.proof.modes import PREFILL
-from growkit.results.proof import CopyDistance, Measured, ModeResult, Trainability
+from growkit.results.proof import CopyDistance, Measured, ModeResult, Spectrum, Trainability
 from growkit.results.sentences import counted, recovered_sentence, too_much
-from growkit.results.spectrum import Spectrum
 from growkit.version import __version__
 
 

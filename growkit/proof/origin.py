@@ -22,8 +22,7 @@ from growkit.manifest import read_record
 from growkit.planner import plan
 from growkit.planning.operation import SizeOption
 from growkit.proof.findings import Origin
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.steps import Step
+from growkit.recipe.recipe import Recipe, Step
 
 NO_FILE = os.path.join(os.devnull, "not read")
 """The path of no file: what stands for a text that a manifest names."""

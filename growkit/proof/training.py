@@ -33,7 +33,7 @@ from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.update import Update
 from growkit.planning.updates import Law, law_of
 from growkit.proof.states import Places, States
-from growkit.results.training import TrainingProof
+from growkit.results.proof import TrainingProof
 from growkit.settings import Settings
 from growkit.units import size
 

@@ -48,8 +48,8 @@ from growkit.recipe.recipe import Recipe
 from growkit.report.progress import Progress, Silent
 from growkit.results.advice import FEW
 from growkit.results.proof import LayerError, ModeResult, VerifyResult
+from growkit.results.result import versions
 from growkit.results.sentences import counted, trainability_sentence
-from growkit.results.versions import versions
 from growkit.settings import Settings
 from growkit.sources.source import Source, find, pair
 

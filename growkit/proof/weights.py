@@ -17,7 +17,7 @@ from torch import Tensor
 from growkit.checkpoint.tensors import TensorInfo, Weights, parts
 from growkit.planning.lineage import Lineage, LostError
 from growkit.planning.plan import Plan, Rule
-from growkit.results.spectrum import Spectrum
+from growkit.results.proof import Spectrum
 
 AT_A_TIME = 2
 """Tensors: files are read by one thread while another one computes."""

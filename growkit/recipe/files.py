@@ -29,11 +29,30 @@ from growkit.families.described import described, load_description
 from growkit.names import NOTHING, did_you_mean, nearest, perhaps
 from growkit.operations import having, operation_of
 from growkit.planning.operation import callings
-from growkit.recipe.recipe import Recipe
-from growkit.recipe.shipped import shipped_recipes
-from growkit.recipe.steps import STEPS, Step
+from growkit.recipe.recipe import STEPS, Recipe, Step
 from growkit.settings import Settings
 from growkit.strict_yaml import in_yaml, read_yaml
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that ship with growkit, by name."""
+    package = Path(__file__).parent.parent
+    # In an installed package they lie inside it, in a checkout beside it.
+    folder = package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+def shipped_recipe(name: str) -> Path:
+    """The file of a shipped recipe.
+
+    Raises:
+        InputError: there is none of this name; gives the nearest.
+    """
+    known = shipped_recipes()
+    if name not in known:
+        raise InputError(f"there is no recipe {name!r}; {did_you_mean(name, known, quoted=str)}")
+    return known[name]
+
 
 LISTED = "'growkit recipes list' lists those"
 

@@ -13,8 +13,14 @@ from growkit.errors import shortened
 from growkit.units import duration, size
 
 if TYPE_CHECKING:
-    from growkit.results.operation import GrowResult, PlannedTensor
-    from growkit.results.planned import ConfigChange, Estimate, LargePlan, RankTried
+    from growkit.results.operation import (
+        ConfigChange,
+        Estimate,
+        GrowResult,
+        LargePlan,
+        PlannedTensor,
+        RankTried,
+    )
 
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")

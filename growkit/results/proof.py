@@ -5,8 +5,82 @@ from __future__ import annotations
 from pathlib import Path
 
 from growkit.results.result import Result
-from growkit.results.spectrum import Spectrum
-from growkit.results.training import TrainingProof
+
+
+class TrainingProof(Result):
+    """Source and target, trained side by side in strict float64.
+
+    Both begin with the states of their optimizers, where the target was grown with one, and else
+    with the moments that the source has after a first batch.
+
+    Attributes:
+        steps: steps of AdamW that both took.
+        kept: whether both learned the same; null where the law of updates does not promise it.
+        reason: the finding in a sentence.
+        why: what keeps the target's training from being the source's, a phrase for each.
+        begun: what both began with.
+        losses_source: mean loss in nats per token on the batch of each step, before it, and on one
+            more batch after the last.
+        losses_target: the same of the target.
+        relative: largest difference of a loss against the first loss, or of a logit after the last
+            step against the logit scale, whichever is larger.
+        tolerance: what ``relative`` must not exceed; null where nothing is promised.
+        own: the same of the source against itself, with its weights disturbed before every step by
+            about as much as rounding does.
+        standing_still: number of the target's parameters that have no counterpart in the source,
+            and were not trained.
+        control: a deliberate fault in the factors.
+        control_caught: whether it was noticed, after a single step; null where nothing is promised.
+        learning_rate: of the source.
+        weight_decay: of the source, on every parameter.
+        eps: of the source.
+    """
+
+    steps: int
+    kept: bool | None
+    reason: str
+    why: list[str]
+    begun: str
+    losses_source: list[float | None]
+    losses_target: list[float | None]
+    relative: float | None
+    tolerance: float | None
+    own: float | None
+    standing_still: int
+    control: str
+    control_caught: bool | None
+    learning_rate: float
+    weight_decay: float
+    eps: float
+
+
+MOST_VALUES = 512
+"""Singular values that are reported of a projection."""
+
+
+class Spectrum(Result):
+    """What low-rank updates had to hold in one projection, and what they leave over.
+
+    Attributes:
+        module: name of the projection, e.g. ``model.layers.0.self_attn.q_proj``.
+        singular_values: of W₁ - W₂ for two matrices that share a base; for more, of what each of
+            them is away from their mean. The root mean square of all groups, the largest first, at
+            most ``MOST_VALUES``.
+        rank: of the updates.
+        kept: number of singular values that updates of this rank hold, 2r for two matrices.
+        residual: what is left over, summed over all matrices.
+        best: the least that can be left over, ½ Σ_{i>2r} σᵢ²; for more than two matrices what
+            their mean as the base leaves with the best updates, which is not the least.
+        unit: what residual and best are measured in.
+    """
+
+    module: str
+    singular_values: list[float]
+    rank: int
+    kept: int
+    residual: float
+    best: float
+    unit: str
 
 
 class Measured(Result):

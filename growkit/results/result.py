@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import platform
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, get_type_hints
+
+from growkit.version import __version__
+
+
+def versions() -> dict[str, str]:
+    """What figures are measured with, and files made with."""
+    packages = ("torch", "transformers", "safetensors")
+    own = {"python": platform.python_version(), "growkit": __version__}
+    return own | {name: version(name) for name in packages}
+
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform

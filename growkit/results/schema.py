@@ -16,8 +16,7 @@ from growkit.catalogue import Abilities
 from growkit.inference.inferring import Inference
 from growkit.inspection import Inspection
 from growkit.results.check import CheckResult
-from growkit.results.operation import GrowResult
-from growkit.results.planned import LargePlan
+from growkit.results.operation import GrowResult, LargePlan
 from growkit.results.probe import ProbeResult
 from growkit.results.proof import VerifyResult
 from growkit.results.result import Result, fields

@@ -105,7 +105,7 @@ def class_sentence(changes: Sequence[Mapping[str, Any]]) -> str | None:
     """The class of the source and that of the output; None where it stays.
 
     Args:
-        changes: of ``config.json`` (each a ``growkit.results.planned.ConfigChange``).
+        changes: of ``config.json`` (each a ``growkit.results.operation.ConfigChange``).
     """
     for key in ("architectures", "model_type"):
         for each in changes:

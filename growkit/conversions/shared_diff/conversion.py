@@ -28,8 +28,8 @@ from growkit.families.llama import ATTENTION
 from growkit.planning.operation import Change, Option, Row, Value
 from growkit.planning.plan import Check, Judged, Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed
-from growkit.results.planned import RankTried
-from growkit.results.spectrum import MOST_VALUES, Spectrum
+from growkit.results.operation import RankTried
+from growkit.results.proof import MOST_VALUES, Spectrum
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from growkit.families.diff_transformer import shared_keys
 from growkit.families.llama import ATTENTION
 from growkit.limits import within
 from growkit.report.progress import current
-from growkit.results.planned import RankTried
+from growkit.results.operation import RankTried
 from growkit.settings import Settings
 
 if TYPE_CHECKING:
