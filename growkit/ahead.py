@@ -16,7 +16,7 @@ from growkit.checkpoint.tensors import (
 )
 from growkit.checkpoint.writing import parse_bytes, shards_of
 from growkit.estimate import BASIS, disk_needed, memory_needed, proof_seconds, seconds_to_write
-from growkit.families.added import knowing
+from growkit.families.added import temporary_family
 from growkit.planner import plan as planned
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import Recipe
@@ -39,7 +39,7 @@ def plan(recipe: Recipe | str | Path, *, bandwidth: str | None = None) -> LargeP
     limit = None if bandwidth is None else parse_bytes(bandwidth, "bandwidth")
     if isinstance(recipe, str | Path):
         recipe = load_recipe(recipe_file(Path(recipe)))
-    with knowing(recipe.family):
+    with temporary_family(recipe.family):
         source = find(recipe.source, weights=False)
         headers = source.headers()
         beside = carried_bytes(Folder(source.folder))

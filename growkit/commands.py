@@ -20,7 +20,7 @@ from growkit.errors import InputError, reason
 from growkit.names import did_you_mean
 from growkit.operations import operations
 from growkit.options import expanded, say
-from growkit.planning.operation import callings
+from growkit.planning.operation import config_key_aliases
 from growkit.signals import INTERRUPTED, begin_command
 from growkit.streams import unprinted
 
@@ -137,7 +137,7 @@ def _options(command: Any) -> list[str]:
 def _called(known: list[str]) -> dict[str, str]:
     """What configs call sizes, as people may write it, and the options of these sizes."""
     every = [option for each in operations("grow").values() for option in each.options]
-    sizes = {f"--{key}": _written(name) for key, name in callings(every).items()}
+    sizes = {f"--{key}": _written(name) for key, name in config_key_aliases(every).items()}
     return {called: name for called, name in sizes.items() if name in known}
 
 

@@ -17,7 +17,7 @@ from growkit.checkpoint.tensors import (
 )
 from growkit.engine.inside import Inside
 from growkit.errors import InputError
-from growkit.families.added import knowing
+from growkit.families.added import temporary_family
 from growkit.families.described import load_description
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_lambda_vectors, variant
@@ -113,7 +113,7 @@ def inspect(
     Raises:
         InputError: it is no checkpoint of a known family, or its tensors do not fit its config.
     """
-    with knowing(load_description(family) if isinstance(family, str | Path) else family):
+    with temporary_family(load_description(family) if isinstance(family, str | Path) else family):
         return _inspected(find(folder))
 
 

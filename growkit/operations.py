@@ -8,7 +8,7 @@ from typing import cast
 from growkit.conversions.storing import storings
 from growkit.errors import InputError
 from growkit.names import did_you_mean, nearest
-from growkit.planning.operation import Operation, callings
+from growkit.planning.operation import Operation, config_key_aliases
 from growkit.registry import members
 
 DEFAULT_METHOD = "hypercloning"
@@ -35,7 +35,7 @@ def having(option: str, besides: Collection[str]) -> str:
     """
     every = {verb: operations(verb).values() for verb in PACKAGES}
     options = [each for known in every.values() for one in known for each in one.options]
-    name = callings(options).get(option, option)
+    name = config_key_aliases(options).get(option, option)
     if name in besides:
         return ""
     ways = {"grow": "the growth method", "convert": "the conversion to"}

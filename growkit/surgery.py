@@ -27,12 +27,12 @@ from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
 from growkit.errors import InputError
 from growkit.estimate import disk_needed, estimate
-from growkit.families.added import knowing, stranger
+from growkit.families.added import stranger, temporary_family
 from growkit.families.family import family_of
 from growkit.manifest import manifest_of
 from growkit.planner import Prepared, describe, plan, planned_tensors, trained
 from growkit.planning.lineage import Lineage
-from growkit.proof.beforehand import check_settings, rehearse
+from growkit.proof.beforehand import check_settings, preflight
 from growkit.proof.sizes import bytes_of
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.places import inputs_of, output_path
@@ -75,8 +75,8 @@ def run(
     if verify is not None:
         recipe = replace(recipe, verify=settings_of(verify))
     _check_family(recipe)
-    with knowing(recipe.family):
-        return _carried_out(
+    with temporary_family(recipe.family):
+        return _execute(
             recipe,
             reads,
             progress,
@@ -86,7 +86,7 @@ def run(
         )
 
 
-def _carried_out(
+def _execute(
     recipe: Recipe,
     reads: Sequence[str | Path],
     progress: Progress,
@@ -134,7 +134,7 @@ def _carried_out(
     if dry_run:
         return _foreseen(recipe, source, lineage, output, result)
 
-    rehearse(recipe.verify, source, lineage.target)
+    preflight(recipe.verify, source, lineage.target)
     hashed = source.model_files
     states = optimizer.files if optimizer else ()
     texts = {str(file): Path(file) for file in (*recipe.texts, *reads, *states)}
@@ -186,7 +186,7 @@ def _foreseen(
 ) -> GrowResult:
     """The result of a dry run: what would be done, and what that would take."""
     if recipe.verify != Settings():  # else nothing was asked for that could be refused
-        rehearse(recipe.verify, source, lineage.target)
+        preflight(recipe.verify, source, lineage.target)
     result["dry_run"], result["plan"] = True, planned_tensors(source, lineage)
     exact = lineage.promise == "exact"
     beside = _beside(source, result)

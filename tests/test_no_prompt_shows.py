@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer
 import growkit
 from growkit.checkpoint.folder import Folder
 from growkit.engine.resolved import resolved
-from growkit.families.added import knowing
+from growkit.families.added import temporary_family
 from growkit.families.family import families
 from growkit.proof.files.companions import same_ids
 from growkit.proof.files.config import different_settings, not_compared
@@ -98,7 +98,7 @@ def test_only_sizes_that_no_prompt_shows_must_stay() -> None:
 )
 def test_a_description_makes_no_setting_a_size(key: str, changed: list[str]) -> None:
     config = {"model_type": "mine", "hidden_size": 8, **dict.fromkeys(DESCRIBED["sizes"], 8)}
-    with knowing(DESCRIBED):
+    with temporary_family(DESCRIBED):
         assert different_settings(config, config) == ([], [])
         assert different_settings(config, config | {key: 16}) == (changed, [])
 

@@ -33,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("place") / "source", "diffllama", **SIZES)
 
 
-class Noted:
+class RecordedCall:
     """Progress that takes notes."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ def test_without_a_search_there_is_no_table(source: Path) -> None:
 
 @pytest.mark.parametrize("options", [TOLERANCE, ENERGY], ids=str)
 def test_a_search_shows_where_it_is(options: dict[str, Any], source: Path) -> None:
-    noted = Noted()
+    noted = RecordedCall()
     convert(source, **options, progress=noted)
     assert noted.seen
     everything = total_bytes(Checkpoint(source).tensors)
@@ -112,7 +112,7 @@ def test_a_search_shows_where_it_is(options: dict[str, Any], source: Path) -> No
 
 
 def test_progress_is_that_of_the_run_around() -> None:
-    outer, inner = Noted(), Noted()
+    outer, inner = RecordedCall(), RecordedCall()
     with shown(outer):
         with shown(inner), current().bytes("a", 1):
             pass

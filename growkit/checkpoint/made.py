@@ -73,7 +73,7 @@ def made_around(path: Path) -> Path | None:
     return next(found, None)
 
 
-def as_made(folder: Path, *, partly: bool = False) -> bool:
+def is_untouched(folder: Path, *, partly: bool = False) -> bool:
     """Whether a folder holds nothing but what growkit wrote, as it wrote it; or nothing at all.
 
     Args:
@@ -131,7 +131,7 @@ def _hash(manifest: Mapping[str, Any]) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder of which ``as_made`` holds, partly at least.
+    """Delete a folder that is untouched, at least in part; see ``is_untouched``.
 
     The manifest goes last, so that a removal that was interrupted can be taken up again.
 

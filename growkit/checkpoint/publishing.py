@@ -18,7 +18,7 @@ from pathlib import Path
 from growkit.checkpoint.atomic import atomic_swap, flush, flush_tree, move
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import MANIFEST as MANIFEST
-from growkit.checkpoint.made import Contents, as_made, contents, made_around, remove
+from growkit.checkpoint.made import Contents, contents, is_untouched, made_around, remove
 from growkit.checkpoint.reading import read_json
 from growkit.checkpoint.scratch import Scratch, clear, noted
 from growkit.errors import InputError, PlaceError, plain
@@ -61,7 +61,7 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
         if os.path.lexists(folder):
             # Before the look at its files: nothing that changes during the look is overlooked.
             before = contents(folder) if os.path.lexists(folder / MANIFEST) else {}
-            if not as_made(folder):
+            if not is_untouched(folder):
                 raise InputError(
                     f"{folder} holds what growkit did not write, or has been changed since, so it "
                     "is not overwritten; move it away or choose another name"
@@ -342,7 +342,7 @@ def _finish(new: Path, old: Path, final: Path) -> None:
 def _removed(earlier: Path, known: Collection[Contents]) -> bool:
     """Delete an earlier output, unless somebody has changed it; gives whether it is gone."""
     with suppress(OSError, InputError):
-        if contents(earlier) in known or as_made(earlier, partly=True):
+        if contents(earlier) in known or is_untouched(earlier, partly=True):
             remove(earlier)
     return not os.path.lexists(earlier)
 

@@ -84,7 +84,7 @@ class Diff(OnDiffTransformer):
         if shared_queries(diff):
             full = diff | {"qk_projection": "full"}
             plans.append(rewrite(source, full, multiplied_out(diff)))
-            if any(source.tensors[name].dtype != "F64" for name in plans[0].in_effect):
+            if any(source.tensors[name].dtype != "F64" for name in plans[0].recomputed_sources):
                 promise = "bounded"
                 lost = "one rounding of each query and key weight; --dtype float64 has none"
             diff = full

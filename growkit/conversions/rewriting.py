@@ -44,7 +44,7 @@ def rewrite(
     dropped, duplicates = unused_tensors(source, DIFF)
     sizes, patterns = DIFF.sizes(config), DIFF.patterns(config)
     rules: list[Rule] = []
-    in_effect: dict[str, str] = {}
+    recomputed_sources: dict[str, str] = {}
     # Layer by layer, so that what is computed together is written together.
     members = sorted(DIFF.members(config), key=lambda m: -1 if m[2] is None else m[2])
     for name, _, layer in members:
@@ -54,11 +54,11 @@ def rewrite(
         rule = special(name, info, layer) or taken_over(name, info)
         rules.append(rule)
         if not rule.transform.holds:
-            in_effect |= dict.fromkeys(rule.sources, rule.why)
+            recomputed_sources |= dict.fromkeys(rule.sources, rule.why)
     used = {name for rule in rules for name in rule.sources}
     for name in source.tensors.keys() - used - dropped.keys():
         dropped[name] = "the new attention has no use for it"
-    plan = Plan(config, tuple(rules), {}, dropped, duplicates, in_effect, tuple(checks))
+    plan = Plan(config, tuple(rules), {}, dropped, duplicates, recomputed_sources, tuple(checks))
     plan.check(source, patterns, sizes)
     return plan
 

@@ -14,7 +14,7 @@ from growkit.checkpoint.tensors import Config, Weights
 from growkit.distributed.entries import ANYWHERE, Entries, Entry
 from growkit.distributed.recorded import check_recorded
 from growkit.errors import InputError
-from growkit.families.added import knowing, stranger
+from growkit.families.added import stranger, temporary_family
 from growkit.families.family import family_of
 from growkit.planner import plan
 from growkit.planning.lineage import Lineage
@@ -61,7 +61,7 @@ class Grown:
         manifest = file is not None and file.suffix == ".json"
         family = stranger(recipe.family) if manifest else recipe.family
         self.recipe = replace(recipe, source=chosen or recipe.source, family=family)
-        with knowing(self.recipe.family):
+        with temporary_family(self.recipe.family):
             self.source = find(self.recipe.source).open()
             check_carried(self.source.opened)
             if file is not None and manifest:
@@ -110,7 +110,7 @@ class Grown:
         from growkit.engine.loader import loading
 
         found: dict[str, Entry] = {}
-        with knowing(self.recipe.family), outlined(self.target, self.config) as outline:
+        with temporary_family(self.recipe.family), outlined(self.target, self.config) as outline:
             model, _, stored = empty_model(outline, torch.float32, "eager")
             weights = ClassWeights(cast(Any, self.target), loading(outline).conversions)
             for name in model.state_dict():
@@ -138,7 +138,7 @@ class Grown:
         from growkit.optimizer.optimizer import Optimizer
         from growkit.planning.updates import law_of
 
-        with knowing(self.recipe.family), outlined(self.target, self.config) as outline:
+        with temporary_family(self.recipe.family), outlined(self.target, self.config) as outline:
             optimizer = Optimizer(Path(self.recipe.optimizer), self.source, self.lineage)
             return optimizer.grown(outline, law_of(self.lineage))
 

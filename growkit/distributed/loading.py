@@ -12,7 +12,7 @@ from growkit.distributed.entries import Entries
 from growkit.distributed.grown import Grown, entries_of
 from growkit.engine.oracle import lacks_class, parsed
 from growkit.errors import InputError
-from growkit.families.added import knowing
+from growkit.families.added import temporary_family
 from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage
 from growkit.recipe.recipe import Recipe
@@ -75,7 +75,7 @@ def load(
 
     grown = Grown(recipe, source, together=distributed_config is not None)
     folder = grown.source.where()
-    with knowing(grown.recipe.family):
+    with temporary_family(grown.recipe.family):
         lineage, settings = _as_transformers_has_it(grown)
         config = parsed(settings, f"the config of what {folder} becomes")
     known: Any = AutoModelForCausalLM._model_mapping

@@ -34,7 +34,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Noted:
+class RecordedCall:
     """What the layers are called with, in one call.
 
     Attributes:

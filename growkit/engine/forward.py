@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from growkit.engine.calls import Batch, Call, CallError, Noted, alike
+from growkit.engine.calls import Batch, Call, CallError, RecordedCall, alike
 from growkit.engine.passing import Arguments, Form, Handed, NoStackError, untouched
 from growkit.engine.stack import Stack
 
@@ -77,7 +77,7 @@ class Forward:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._noted: list[Noted] = []
+        self._noted: list[RecordedCall] = []
         self.batches: dict[int, Batch] = {}
         self._length = 1  # tokens of the first call
         self.caches: list[Any] = []
@@ -109,7 +109,7 @@ class Forward:
                         self.caches.append(real)
                     lengthen(shadow, len(self._stack.layers), len(call.ids))
                     arguments = [each.replaced((shadow,), (real,)) for each in noted.arguments]
-                    noted = Noted(noted.form, arguments, noted.stand_ins)
+                    noted = RecordedCall(noted.form, arguments, noted.stand_ins)
             caches.append((shadow, real))
             states.append(state)
             self._noted.append(noted)
@@ -210,7 +210,7 @@ class Forward:
             if form.axis == 1 and state.shape == (count, *form.shape[1:]):
                 yield first, Batch(count, arguments)
 
-    def _note(self, index: int, call: Call, cache: Any) -> tuple[Tensor, Noted]:
+    def _note(self, index: int, call: Call, cache: Any) -> tuple[Tensor, RecordedCall]:
         """What the first layer is given, and what all of them are called with."""
         try:
             state, arguments = self._noting(call, cache)
@@ -221,7 +221,7 @@ class Forward:
             self._stack.handed = self._handed_by_the_first(call)
             state, arguments = self._noting(call, cache)
         form = Form.of(state, len(call.ids))
-        return form.flat(state), Noted(form, arguments, self._stack.handed.along)
+        return form.flat(state), RecordedCall(form, arguments, self._stack.handed.along)
 
     def _noting(self, call: Call, cache: Any) -> tuple[Tensor, list[Arguments]]:
         given: list[tuple[Tensor, int]] = []

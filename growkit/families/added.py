@@ -19,7 +19,7 @@ def added_family() -> Family | None:
 
 
 @contextmanager
-def knowing(description: Mapping[str, Any] | None) -> Iterator[None]:
+def temporary_family(description: Mapping[str, Any] | None) -> Iterator[None]:
     """Know a family beside those of the package, and before them.
 
     Args:

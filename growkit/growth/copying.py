@@ -175,7 +175,7 @@ class CopyMethod:
         if not plans:
             names = ", ".join("--" + option.name.replace("_", "-") for option in self.sizes)
             raise InputError(f"nothing would grow; give at least one of {names} a factor like x2")
-        if plan and plan.in_effect:
+        if plan and plan.recomputed_sources:
             lost.append(rounded_by(plan))
             return Change(plans, "bounded", "; ".join(lost), settled, by_rounding=True)
         return Change(plans, "exact", "; ".join(lost), settled)
@@ -230,7 +230,7 @@ class CopyMethod:
 
 def rounded_by(plan: Plan) -> str:
     """What a plan rounds, in words."""
-    names = list(plan.in_effect)
+    names = list(plan.recomputed_sources)
     tensors = f"{len(names)} tensors" if len(names) > 1 else "a tensor"
     return f"one rounding of every element of {tensors} (first {names[0]})"
 

@@ -87,7 +87,7 @@ def expand(
             possible.
         shares: how weights are split over copies.
         rounding: whether tensors may be rounded once, where nothing exact is to be had; the plan
-            then has them ``in_effect``.
+            then has them as ``recomputed_sources``.
         resets: whether an optimizer's moments of copies begin anew.
 
     Raises:
@@ -117,7 +117,7 @@ def expand(
         copies={axis: int(each.counts.max(initial=0)) for axis, each in made.items()},
         dropped=dropped,
         duplicates=duplicates,
-        in_effect={r.target: r.why for r in rules if isinstance(r.transform, Rounded)},
+        recomputed_sources={r.target: r.why for r in rules if isinstance(r.transform, Rounded)},
         apart=_serving_apart(family, old, made),
     )
     plan.check(source, family.patterns(config), family.sizes(config))

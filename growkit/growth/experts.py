@@ -136,7 +136,7 @@ class _Copying:
             copies={EXPERTS: self.copies},
             dropped=dropped,
             duplicates=duplicates,
-            in_effect={r.sources[0]: r.why for r in rules if not r.transform.holds},
+            recomputed_sources={r.sources[0]: r.why for r in rules if not r.transform.holds},
         )
         plan.check(self.source, self.family.patterns(config), sizes)
         return plan

@@ -260,7 +260,7 @@ class _Upcycling:
                 f"{self.source.where(name)}, so it cannot be upcycled without changing what it "
                 "computes"
             )
-        in_effect = {
+        recomputed_sources = {
             name: rule.why for rule in rules if not rule.transform.holds for name in rule.sources
         }
         kept = {name for rule in rules if rule.transform.holds for name in rule.sources}
@@ -273,7 +273,9 @@ class _Upcycling:
             copies={EXPERTS: self.cut.experts // self.cut.pieces},
             dropped=dropped,
             duplicates=duplicates,
-            in_effect={name: why for name, why in in_effect.items() if name not in kept},
+            recomputed_sources={
+                name: why for name, why in recomputed_sources.items() if name not in kept
+            },
             waits=routers if alike else (),
             apart="experts train on the tokens that a new router gives them",
         )

@@ -203,7 +203,7 @@ def write_layout(source: Weights, family: Family) -> Plan:
             )
     writing = _Writing(source, diff, form, family.sizes(config))
     rules = tuple(writing.rule(name, tensor, layer) for name, tensor, layer in members)
-    plan = Plan(config, rules, {}, dropped, duplicates, writing.in_effect)
+    plan = Plan(config, rules, {}, dropped, duplicates, writing.recomputed_sources)
     plan.check(source, family.patterns(config), writing.sizes)
     return plan
 
@@ -217,14 +217,14 @@ class _Writing:
         diff: its completed config.
         form: what the other layout is like.
         sizes: of the other layout's axes.
-        in_effect: collects source tensors that live on in what others are computed to.
+        recomputed_sources: collects source tensors that survive only in computed targets.
     """
 
     source: Weights
     diff: Config
     form: DiffForm
     sizes: dict[str, int]
-    in_effect: dict[str, str] = field(default_factory=dict)
+    recomputed_sources: dict[str, str] = field(default_factory=dict)
 
     def rule(self, name: str, tensor: Described, layer: int | None) -> Rule:
         """The rule of one tensor."""
@@ -244,7 +244,7 @@ class _Writing:
         if computed is None:
             order = tensor.order(self.sizes) if tensor.order else None
             return _reordered(name, of, info, order)
-        self.in_effect.update(dict.fromkeys(computed.sources, computed.why))
+        self.recomputed_sources.update(dict.fromkeys(computed.sources, computed.why))
         return computed
 
     @property

@@ -227,7 +227,7 @@ class Operation(Protocol):
         ...
 
 
-def callings(options: Iterable[Option]) -> dict[str, str]:
+def config_key_aliases(options: Iterable[Option]) -> dict[str, str]:
     """What configs call the sizes that options grow, and the names of the options."""
     votes = Counter(
         (key, option.name)
@@ -260,7 +260,11 @@ def complete(
     for name in options:
         if name not in known:
             other = having(name, known)
-            hint = f"; {other}" if other else perhaps(name, known, callings(operation.options))
+            hint = (
+                f"; {other}"
+                if other
+                else perhaps(name, known, config_key_aliases(operation.options))
+            )
             has = f"; it has {', '.join(known)}" if known else ", nor any other"
             raise InputError(f"{operation.name} has no option {name}{has}{hint}")
     read = {name: option.read(options.get(name)) for name, option in known.items()}

@@ -99,7 +99,7 @@ class Plan:
             a new one that hands on what it is given; None as a whole if layers stay as they are.
         dropped: source tensors that no rule uses, and why not.
         duplicates: dropped tensors that must equal another source tensor, and which.
-        in_effect: source tensors that live on in what others are computed to, and how; only the
+        recomputed_sources: source tensors that survive only in computed targets, and how; only the
             logits can show that they are kept.
         checks: what must hold of targets that are not repeatable.
         lost: what it takes from the function, in one line; empty if nothing.
@@ -114,7 +114,7 @@ class Plan:
     layers: tuple[int | None, ...] | None = field(default=None, kw_only=True)
     dropped: Mapping[str, str] = field(default_factory=dict)
     duplicates: Mapping[str, str] = field(default_factory=dict)
-    in_effect: Mapping[str, str] = field(default_factory=dict)
+    recomputed_sources: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     lost: str = ""
     waits: Collection[str] = ()

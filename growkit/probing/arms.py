@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from growkit.checkpoint.made import as_made
+from growkit.checkpoint.made import is_untouched
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_parameters
 from growkit.engine.oracle import lacks_class, load, quiet
 from growkit.errors import InputError, PlaceError
-from growkit.families.added import knowing
+from growkit.families.added import temporary_family
 from growkit.probing.candidates import Candidate
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
@@ -126,12 +126,12 @@ def grown(
     """
     arm, folder = Arm(candidate.name, candidate), work.folder / candidate.folder
     noted = work.grown(arm.key)
-    if noted and noted["outcome"] == "grown" and not as_made(folder):
+    if noted and noted["outcome"] == "grown" and not is_untouched(folder):
         raise InputError(
             f"{folder} has been changed since it was grown; choose another --work, and begin again"
         )
     if noted is None:
-        with knowing(arm.family):
+        with temporary_family(arm.family):
             _grow(arm, candidate, folder, data, settings, device, progress)
         noted = work.note_grown(arm.key, {name: getattr(arm, name) for name in NOTED})
     arm = replace(arm, **{name: noted[name] for name in NOTED})
@@ -201,7 +201,7 @@ def train_all(
         assert arm.step_flops
         looks = looks_of(settings.steps, equal / arm.step_flops)
         try:
-            with knowing(arm.family):
+            with temporary_family(arm.family):
                 _train(arm, work, data, settings, device, looks, advance)
         except InputError as error:
             if arm.candidate is None:

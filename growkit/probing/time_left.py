@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from growkit.errors import InputError
-from growkit.families.added import knowing
+from growkit.families.added import temporary_family
 from growkit.probing.arms import Arm, looks_of, trainee_of
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
@@ -58,7 +58,7 @@ def _step(arm: Arm, work: Work, data: Data, settings: ProbeSettings, device: tor
     times: list[float] = []
     few = replace(settings, steps=STEPS)
     try:
-        with knowing(arm.family):
+        with temporary_family(arm.family):
             train(
                 *(trainee_of(arm, work), data, few, min(settings.lr), 0, (), device),
                 lambda _: times.append(time.perf_counter()),

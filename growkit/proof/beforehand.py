@@ -26,7 +26,7 @@ def check_settings(settings: Settings, source: Checkpoint) -> None:
         raise InputError(NO_GPU)
 
 
-def rehearse(settings: Settings | None, source: Checkpoint, grown: Weights) -> None:
+def preflight(settings: Settings | None, source: Checkpoint, grown: Weights) -> None:
     """Find out what a proof would refuse, before anything is written.
 
     Args:
@@ -35,12 +35,12 @@ def rehearse(settings: Settings | None, source: Checkpoint, grown: Weights) -> N
         grown: the target, planned.
 
     Raises:
-        InputError: see ``growkit.proof.verdict.rehearse``.
+        InputError: see ``growkit.proof.verdict.preflight``.
     """
     if settings is not None:
         from growkit.proof import verdict
 
-        verdict.rehearse(settings, source, grown)
+        verdict.preflight(settings, source, grown)
 
 
 def _built_without_gpus() -> bool:

@@ -56,7 +56,7 @@ class Recovered:
         instead: what that is and what it should be, in words; empty if there are no values.
         by_plan: whether that is changed by the plan, and so in every output of it.
         notes: what the verdict does not cover, in words.
-        in_effect: number of tensors that live on in what was computed from them.
+        recomputed_sources: number of source tensors that survive only in computed targets.
         spectra: of projections that share bases.
         unchecked: number of tensors that could not be held against anything.
         recovered: how many of the source's tensors come back, of how many; None where one is lost,
@@ -69,7 +69,7 @@ class Recovered:
     instead: str = ""
     by_plan: bool = False
     notes: Sequence[str] = ()
-    in_effect: int = 0
+    recomputed_sources: int = 0
     spectra: Sequence[Spectrum] = ()
     unchecked: int = 0
     recovered: tuple[int, int] | None = None
@@ -90,7 +90,7 @@ class Recovered:
     @property
     def settled(self) -> bool:
         """Every weight gives the source's back, and nothing else is left to be found in one."""
-        known = not (self.unknown or self.unchecked or self.in_effect or self.spectra)
+        known = not (self.unknown or self.unchecked or self.recomputed_sources or self.spectra)
         return known and self.kept
 
     @property

@@ -16,7 +16,7 @@ from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.widening import RoundedCheckpoint, Widened
 from growkit.errors import InputError, plain, reason
-from growkit.families.added import knowing, stranger
+from growkit.families.added import stranger, temporary_family
 from growkit.growth.copying import GROUPS
 from growkit.manifest import read_record
 from growkit.planner import plan
@@ -80,7 +80,7 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
 
 def _explains(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> bool:
     """Whether a recipe makes tensors of the names and shapes of one model of those of another."""
-    with knowing(stranger(recipe.family) if recipe else None):
+    with temporary_family(stranger(recipe.family) if recipe else None):
         plans = origin_of(before, after, recipe).plans
     if not plans:
         return False

@@ -166,7 +166,7 @@ class Parts:
             instead=instead,
             by_plan=changed in beside.by_plan,
             notes=notes,
-            in_effect=sum(len(plan.in_effect) for plan in origin.plans),
+            recomputed_sources=sum(len(plan.recomputed_sources) for plan in origin.plans),
             spectra=compared.spectra,
             unchecked=len(compared.unchecked),
             recovered=None if compared.lost else compared.recovered,

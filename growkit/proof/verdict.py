@@ -24,7 +24,7 @@ from growkit.engine.oracle import check_config
 from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
 from growkit.errors import InputError
-from growkit.families.added import knowing, stranger
+from growkit.families.added import stranger, temporary_family
 from growkit.limits import within
 from growkit.manifest import read_record
 from growkit.proof.files.folder import beside_plan, beside_source, rests_on
@@ -174,10 +174,10 @@ def prove(
     place = devices.chosen(settings.device)
     started = time.perf_counter()
     described = stranger(recipe.family) if recipe else None
-    with knowing(described), reproducible(place):
+    with temporary_family(described), reproducible(place):
         origin = origin_of(before, after, recipe)
     # Where the recipe does not fit, nothing that stands beside it decides what is compared.
-    with knowing(described if origin.lineage else None), reproducible(place):
+    with temporary_family(described if origin.lineage else None), reproducible(place):
         verdict = _proved(before, after, settings, recipe, advance, place, optimizer, origin)
     verdict["seconds"] = round(time.perf_counter() - started, 3)
     return verdict
@@ -326,7 +326,7 @@ def _limit(
     return None, None
 
 
-def rehearse(settings: Settings, source: Checkpoint, target: Weights) -> None:
+def preflight(settings: Settings, source: Checkpoint, target: Weights) -> None:
     """Raise what ``verify`` would raise, as far as that is known before the target is written.
 
     Args:

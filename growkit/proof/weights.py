@@ -127,7 +127,7 @@ def _first_lost(lineage: Lineage, target: Weights) -> str | None:
     recovered = {lineage.origin(rule.target) for rule in rules}
     expected = {rule.target for rule in rules}
     wanted = lineage.source.tensors.keys() - lineage.plans[0].dropped.keys()
-    wanted -= _kept_in_effect(lineage.plans)
+    wanted -= _recomputed_sources(lineage.plans)
     return min((target.tensors.keys() - expected) | (wanted - recovered), default=None)
 
 
@@ -180,11 +180,11 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one.equal(other)
 
 
-def _kept_in_effect(plans: Sequence[Plan]) -> set[str]:
+def _recomputed_sources(plans: Sequence[Plan]) -> set[str]:
     """The source's tensors that no tensor gives back: others are computed from them, or none."""
     names: set[str] = set()
     for plan in reversed(plans):
         made = {rule.target: rule.sources for rule in plan.rules}
         names = {source for name in names for source in made.get(name, ())}
-        names |= plan.in_effect.keys() | plan.dropped.keys()
+        names |= plan.recomputed_sources.keys() | plan.dropped.keys()
     return names

@@ -28,7 +28,7 @@ from growkit.errors import InputError
 from growkit.families.described import described, load_description
 from growkit.names import NOTHING, did_you_mean, nearest, perhaps
 from growkit.operations import having, operation_of
-from growkit.planning.operation import callings
+from growkit.planning.operation import config_key_aliases
 from growkit.recipe.recipe import STEPS, Recipe, Step
 from growkit.settings import Settings
 from growkit.strict_yaml import in_yaml, read_yaml
@@ -191,7 +191,7 @@ def _parse_step(step: Any, where: str) -> Step:
     name = _typed(step, verb, str, where)
     options = operation_of(verb, name).options
     known = {option.name: option for option in options}
-    _known_keys(step, [verb, *known], where, callings(options), having)
+    _known_keys(step, [verb, *known], where, config_key_aliases(options), having)
     given = {key: value for key, value in step.items() if key != verb}
     for key, value in given.items():
         known[key].check_kind(value, f"{key} in {where}", in_yaml)
