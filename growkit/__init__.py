@@ -12,7 +12,7 @@ from importlib import import_module
 
 from growkit.version import __version__
 
-TYPE_CHECKING = False  # a signal is heeded the sooner, the less is imported here
+TYPE_CHECKING = False  # few imports, so that Ctrl-C works early
 if TYPE_CHECKING:
     from typing import Any
 

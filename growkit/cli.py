@@ -413,7 +413,7 @@ def probe(
         raise InputError(f"{report} cannot be both the report and --work")
     result = try_all(source, candidates, text, settings, work=work, resume=resume, progress=Bars())
     try:
-        with told(f"the probe's work is in {work}, and --resume goes on with it" if work else ""):
+        with told(f"the probe's work is in {work}; --resume continues it" if work else ""):
             write_probe(result, report, inputs, made)
     finally:  # what may have taken hours is shown whether or not there is a report
         with also_in(report):

@@ -203,7 +203,7 @@ def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
             elif isinstance(error, OSError):
                 say(f"error: {InputError(_refused(error))}")
             else:
-                say("error: this is a fault of growkit itself; please report it with the above")
+                say("error: internal error; please report it with the output above")
         raise typer.Exit(code)
 
     return guarded

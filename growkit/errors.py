@@ -12,7 +12,7 @@ LONGEST_SENTENCE = 2000
 class InputError(ValueError):
     """Bad input: a sentence that names the file, tensor or key, and the way out (exit code 2).
 
-    It quotes names and values of folders that nobody vouches for, so it is made ``plain`` here.
+    It quotes names and values of untrusted folders, so it is made ``plain`` here.
     """
 
     def __init__(self, sentence: str) -> None:

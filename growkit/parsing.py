@@ -1,4 +1,4 @@
-"""JSON that nobody vouches for: keys stand once, and there is an end to everything."""
+"""Strict parser for untrusted JSON: no duplicate keys, bounded size and depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML that nobody vouches for: keys are texts that stand once, and everything has an end."""
+"""Strict parser for untrusted YAML: text keys, no duplicates, bounded size and depth."""
 
 from __future__ import annotations
 

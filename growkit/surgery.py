@@ -258,7 +258,7 @@ def _prove(
     verdict["kl_by_rank"] = [
         RankCost(rank=rank, kl_nats_per_token=cost) for rank, cost in prepared.kl_by_rank.items()
     ]
-    # What broke its promise lies beside the name that was asked for.
+    # A rejected output goes to OUT.rejected.
     rejected = str(rejected_name(output_path(recipe)))
     verdict["source"] = found.name
     verdict["target"] = recipe.output if verdict["kept"] else rejected

@@ -482,7 +482,7 @@ def test_a_killed_probe_goes_on_with_the_same_figures(
     with pytest.raises(growkit.InputError, match="holds an earlier probe; --resume goes on"):
         probed(place, *names, settings=settings, work=work)
     other = quick(lr=settings.lr, batch=1)
-    with pytest.raises(growkit.InputError, match="cannot be gone on with: batch differs now"):
+    with pytest.raises(growkit.InputError, match="cannot be resumed: batch differs now"):
         probed(place, *names, settings=other, work=work, resume=True)
     with monkeypatch.context() as patched:
         patched.setattr(arms, "run", None)  # nothing is grown again

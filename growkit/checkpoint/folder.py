@@ -1,4 +1,4 @@
-"""One opening of a model folder: what growkit reads of folders that nobody vouches for.
+"""A model folder, opened once: how growkit reads untrusted folders.
 
 Every file of a source or a target is found and opened here (``docs/trust.md``). A name leads to a
 regular file inside the folder, or inside the blobs of the cache that the folder belongs to, or the

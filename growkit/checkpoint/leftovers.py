@@ -24,7 +24,7 @@ def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
 
     Args:
         outputs: beside which to look.
-        inputs: what is read now, and stays.
+        inputs: files that must not be deleted.
     """
     outputs = [*outputs]
     places = dict.fromkeys([*(path.parent for path in outputs), Path(tempfile.gettempdir())])

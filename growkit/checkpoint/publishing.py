@@ -34,7 +34,7 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
 
     Args:
         output: the name that is asked for; if the promise is broken, ``OUT.rejected`` is used.
-        inputs: what is read.
+        inputs: files that must not be overwritten.
         overwrite: whether an earlier output may be replaced.
 
     Returns:

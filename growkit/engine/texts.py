@@ -1,4 +1,4 @@
-"""Texts to compare on: read once, as much as is needed, from a file that nobody vouches for."""
+"""Texts to compare on: read once, as much as is needed, from an untrusted file."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Experts:
     Attributes:
         width: the axis of an expert's hidden units.
         top_k: the key of how many experts a token goes through.
-        alone: whether the weight of an expert depends on nothing but its own number, in a model of
+        alone: whether router weights are left unnormalised, in a model of
             this (completed) config; else the weights of all experts, or of those that are chosen,
             sum to one.
         scaling: the key of what all weights are multiplied by.

@@ -178,7 +178,7 @@ def _check_groups(family: Family, old: Mapping[str, int], made: Mapping[str, Exp
 
 
 def _serving_apart(family: Family, old: Mapping[str, int], made: Mapping[str, Expansion]) -> str:
-    """Which copies serve copies of others than their own copies do, so that they train apart."""
+    """KV-head copies that serve different query heads, so that they train apart."""
     import numpy as np
 
     from growkit.algebra.expansion import in_blocks

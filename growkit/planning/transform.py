@@ -80,9 +80,7 @@ class Transform(Protocol):
 
     @property
     def among(self) -> int:
-        """Of how many tensors that are copies of its source it is one, with the others' gradient
-        in equal parts.
-        """
+        """Number of tensors that copy this source, each with an equal part of its gradient."""
         ...
 
     def update(self, before: Sequence[Update]) -> Update:

@@ -79,7 +79,7 @@ def candidates_of(
             if file not in shipped_recipes().values():
                 _check_source(recipe.source, source, found, str(file))
         slug = re.sub(r"[^a-zA-Z0-9._-]+", "-", name)[:60]
-        # The source beside it has no optimizer's state to go on with.
+        # The source has no optimizer state to continue from.
         made = replace(recipe, source=source, optimizer=None)
         called = _unused(name, {name_of(found.name), *(other.name for other in chosen)})
         chosen.append(Candidate(called, f"{number:02}-{slug}", made, file, recipe.optimizer))

@@ -63,7 +63,7 @@ def probe(
         settings: how all are trained.
         work: folder where the grown models stay, and what is needed to go on after a kill; None for
             a temporary one.
-        resume: go on with what a probe of the same has left in ``work``; the figures are those of
+        resume: continue the probe in ``work``; the figures are those of
             one that was not killed.
         progress: where progress is shown.
 

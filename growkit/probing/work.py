@@ -66,7 +66,7 @@ class Work:
         other = sorted(key for key in {*before, *plan} if before.get(key) != plan.get(key))
         if other:
             raise InputError(
-                f"{self.folder} holds a probe that cannot be gone on with: {', '.join(other)} "
+                f"{self.folder} holds a probe that cannot be resumed: {', '.join(other)} "
                 f"{'differ' if len(other) > 1 else 'differs'} now; choose another --work"
             )
 
@@ -124,8 +124,8 @@ def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Wor
 
     Args:
         folder: the one that stays; None for the other. See ``check_work``.
-        inputs: what is read.
-        resume: whether to go on with what lies there.
+        inputs: files that must not be overwritten.
+        resume: whether to continue the probe in the folder.
 
     Raises:
         InputError: see ``check_work``; or another probe is at work there.
@@ -149,7 +149,7 @@ def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Wor
             f"{folder} cannot be worked in ({error.strerror}: {where}); choose another --work"
         ) from error
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"--resume goes on with {folder}") from None
+        raise KeyboardInterrupt(f"--resume continues in {folder}") from None
 
 
 def _tidy(folder: Path, missing: Sequence[Path]) -> None:
@@ -163,14 +163,14 @@ def _tidy(folder: Path, missing: Sequence[Path]) -> None:
 
 
 def check_work(folder: Path | None, inputs: Inputs, resume: bool) -> None:
-    """Refuse a folder to work in that is read, or holds anything but what is to be gone on with.
+    """Refuse a work folder that the probe reads, or that holds anything but a probe to resume.
 
     Raises:
         InputError: with what to do about it.
     """
     if folder is None:
         if resume:
-            raise InputError("--resume goes on with what a probe left in --work; name that folder")
+            raise InputError("--resume continues the probe in --work; name that folder")
         return
     read = inputs.inside(folder) or inputs.around(folder)
     if read is not None:
@@ -189,7 +189,7 @@ def check_work(folder: Path | None, inputs: Inputs, resume: bool) -> None:
     own = os.path.lexists(folder / JOURNAL)
     if any(each.name != LOCK for each in folder.iterdir()) and not (own and resume):
         told = (
-            "holds an earlier probe; --resume goes on with it, or choose another --work"
+            "holds an earlier probe; continue it with --resume, or choose another --work"
             if own
             else "is not empty; choose another --work"
         )

@@ -293,7 +293,7 @@ def _shown(value: Any) -> str:
 
 
 def _text(text: Any) -> str:
-    """Text of others, of which nothing is markup."""
+    """Escape untrusted text."""
     return plain(str(text)).replace("&", "&amp;").replace("<", "&lt;")
 
 

@@ -34,7 +34,7 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
 
     Args:
         file: an HTML page or JSON, by its name; None for neither.
-        inputs: what is read.
+        inputs: files that must not be overwritten.
         outputs: folders that the same run makes.
 
     Raises:
@@ -110,7 +110,7 @@ def write_report(
         result: a ``growkit.VerifyResult``.
         target: the target's folder, for its manifest.
         file: an HTML page or JSON, by its name; None for neither.
-        inputs: what was read.
+        inputs: files that must not be overwritten.
 
     Raises:
         InputError: it cannot be written any more, or the disk is full.
@@ -128,7 +128,7 @@ def write_probe(
     Args:
         result: a ``growkit.ProbeResult``.
         file: an HTML page or JSON, by its name; None for neither.
-        inputs: what was read.
+        inputs: files that must not be overwritten.
         made: folders that the probe made.
 
     Raises:

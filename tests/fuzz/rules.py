@@ -54,7 +54,7 @@ class Fault:
 
 def judge(arguments: tuple[str, ...], answer: Answer) -> Fault | None:
     """The first rule that is broken; None if all hold."""
-    if answer.crash or "Traceback" in answer.stderr or "fault of growkit" in answer.stderr:
+    if answer.crash or "Traceback" in answer.stderr or "internal error" in answer.stderr:
         trace = answer.crash or answer.stderr
         return Fault(f"traceback {cause(trace)}", trace[-3000:])
     if answer.strays:
