@@ -35,7 +35,7 @@ def test_any_growth(kind: str, tmp_path: Path) -> None:
     assert grow_any(kind, seed, tmp_path) < 1e-12
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_its_proof_holds(kind: str, tmp_path: Path) -> None:
     """And a changed weight is another model: the control of the test above."""

@@ -807,7 +807,7 @@ def proved(source: Path, layout: str, output: Path) -> Path:
     return output
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("layout", "to"), CONVERSIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_conversions_are_proved(layout: str, to: str, dtype: str, tmp_path: Path) -> None:
@@ -825,7 +825,7 @@ def spoil(folder: Path, name: str) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("layout", "to", "tensor"),
     [
@@ -983,6 +983,7 @@ def test_one_pass_is_two_passes(
     assert error(source, one) < LIMIT
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("layout", "steps", "dtype"),
     [

@@ -68,7 +68,7 @@ def draw(choose: Random) -> tuple[dict[str, Any], dict[str, str]]:
             return config, {name: f"x{factor}" for name, factor in sizes.items()}
 
 
-@pytest.mark.sampled(70)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("seed", range(210))
 def test_any_llama(seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)

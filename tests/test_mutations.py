@@ -891,6 +891,7 @@ def test_the_study_is_large_enough() -> None:
     assert {pair for each in FAULTS for pair in each.pairs} == PAIRS.keys()
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_without_a_fault(pair: str, pairs: Callable[[str], Path], tmp_path: Path) -> None:
     target = shutil.copytree(pairs(pair) / "target", tmp_path / "target")
@@ -899,7 +900,7 @@ def test_without_a_fault(pair: str, pairs: Callable[[str], Path], tmp_path: Path
     assert result["weights_recovered"]
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize(("fault", "pair"), cases(manifest=True))
 def test_with_manifest(fault: Fault, pair: str, spoiled: Callable[..., tuple[Path, Path]]) -> None:
     source, target = spoiled(fault, pair)
@@ -915,7 +916,7 @@ def test_with_manifest(fault: Fault, pair: str, spoiled: Callable[..., tuple[Pat
     check_place(fault, result)
 
 
-@pytest.mark.sampled(48)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize(("fault", "pair"), cases(manifest=False))
 def test_without_manifest(
     fault: Fault, pair: str, spoiled: Callable[..., tuple[Path, Path]]
@@ -992,7 +993,7 @@ def test_saved_again(pair: str, pairs: Callable[[str], Path], tmp_path: Path) ->
 SEEDS = [*range(60), 85, 108, 199, 979]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sound_pairs(seed: int, tmp_path: Path) -> None:
     check_sound(seed, tmp_path)

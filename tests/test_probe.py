@@ -479,7 +479,9 @@ def test_a_killed_probe_goes_on_with_the_same_figures(
             probed(place, *names, settings=settings, work=work)
     with (work / JOURNAL).open("a") as journal:
         journal.write('{"trained": "source", "lr": 0.003, "seed": 1, "loo')  # a line cut off
-    with pytest.raises(growkit.InputError, match="holds an earlier probe; --resume goes on"):
+    with pytest.raises(
+        growkit.InputError, match="holds an earlier probe; continue it with --resume"
+    ):
         probed(place, *names, settings=settings, work=work)
     other = quick(lr=settings.lr, batch=1)
     with pytest.raises(growkit.InputError, match="cannot be resumed: batch differs now"):

@@ -572,6 +572,7 @@ def test_who_listens_changes_no_verdict(how: str, kept: bool, source: Path, plac
     assert ended(how, arguments) == (0 if kept else 1)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("how", CLOSED)
 @pytest.mark.parametrize("arguments", ["inspect {}", "recipes list", "--help", "inspect {}/no"])
 def test_a_result_that_can_only_be_read_is_printed_or_missed(

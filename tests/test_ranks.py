@@ -146,6 +146,7 @@ def test_no_rank_keeps_it(cost: float) -> None:
         smallest_rank(20, lambda ranks: dict.fromkeys(ranks, cost), 0.5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("scope", "weigh"), [("head", True), ("layer", False), ("all_heads", True)]
 )
@@ -209,6 +210,7 @@ def test_what_ranks_cost_where_dtypes_are_mixed(source: Path, tmp_path: Path) ->
     assert kl(source, tmp_path / "out", windows) == pytest.approx(found[most], rel=1e-2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tolerance", [0.05, 0.01])
 @pytest.mark.parametrize("scope", ["head", "layer"])
 def test_a_tolerance_is_kept(
@@ -339,6 +341,7 @@ def test_heads_that_do_not_differ_need_the_least_rank(
     assert ranks_of(plan(source, rank="auto", tolerance=1e-6, **options)) == [1, 1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("ranks", "scope"), [([1, 3], "head"), ([4, 2], "layer"), ([1, 3], "all_heads")], ids=str
 )
@@ -491,6 +494,7 @@ def test_bad_options_are_refused(
     assert folder_bytes(tmp_path) == before
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -32,7 +32,7 @@ MODULE = "model.layers.1.self_attn.q_proj"
 BASE, DOWN, UP = (f"{MODULE}.{part}.weight" for part in ("base", "down", "up"))
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(60))  # ``python -m tests.sound_parts`` takes more
 def test_sound_parts_raise_no_alarm(seed: int, tmp_path: Path) -> None:
     check_sound_parts(seed, tmp_path)
