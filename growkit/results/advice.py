@@ -75,7 +75,7 @@ def training_hint(result: Found) -> str | None:
     return (
         "train it with growkit.training.param_groups, which takes the source's learning rate; "
         "before a long run, growkit probe measures on your text whether that pays, compared with "
-        "training the source on"
+        "training the source for longer"
     )
 
 
@@ -150,8 +150,8 @@ def _value(text: str | None) -> str:
 def _by_logits(result: Found) -> str:
     if result.get("promise") == "exact" and result.get("weights_recovered") is None:
         return (
-            "check that this is the model the target was made from, and keep growkit.json beside "
-            "the target: with it the tensor at fault can be named"
+            "check that this is the model the target was made from, and that the target was not "
+            "trained since; keep growkit.json with it, so that the tensor at fault can be named"
         )
     return _again(result)
 
