@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import growkit
-from growkit.settings import Settings
+from growkit.base.settings import Settings
 
 FACTORS = (2, 3, 4)
 

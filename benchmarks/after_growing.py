@@ -18,8 +18,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import growkit
-from growkit.demo.story import MODEL
-from growkit.demo.text import held_out_text, training_text
+from growkit.cli.demo.story import MODEL
+from growkit.cli.demo.text import held_out_text, training_text
 from growkit.engine.strict import strict_float64
 
 RATE, EPS, DECAY = 1e-4, 1e-8, 0.1

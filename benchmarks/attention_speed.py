@@ -59,7 +59,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from growkit.limits import within
+from growkit.base.limits import within
 from growkit.modeling import differential_attention
 from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
 

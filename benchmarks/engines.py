@@ -25,8 +25,8 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
 import growkit
-from growkit.demo.story import MODEL
-from growkit.demo.text import training_text
+from growkit.cli.demo.story import MODEL
+from growkit.cli.demo.text import training_text
 
 STEPS, BATCH, LENGTH, RATE = 20, 4, 64, 1e-3
 

@@ -32,8 +32,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import growkit
-from growkit.demo.story import MODEL
-from growkit.demo.text import held_out_text, training_text
+from growkit.cli.demo.story import MODEL
+from growkit.cli.demo.text import held_out_text, training_text
 from growkit.training import param_groups
 
 RATE, DECAY, EPS, BETAS = 5e-4, 0.1, 1e-8, (0.9, 0.95)

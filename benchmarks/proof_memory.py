@@ -84,7 +84,7 @@ def make_source(folder: Path, family: str, layers: int, scale: int, vocabulary: 
 
 def peaks(source: Path, grown: Path, options: Sequence[str]) -> dict[str, float]:
     """Run the command here, and take the peak of every phase in GB."""
-    from growkit.cli import main as growkit
+    from growkit.cli.app import main as growkit
     from growkit.engine.layerwise import Layerwise
     from growkit.proof import verdict
 

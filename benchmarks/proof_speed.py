@@ -148,13 +148,13 @@ def comparison_alone(source: Path, target: Path) -> None:
     """The same with the parts of growkit's proof."""
     import torch
 
+    from growkit.base.settings import Settings
     from growkit.checkpoint.reading import Checkpoint
     from growkit.engine.layerwise import Layerwise
     from growkit.engine.prompts import make_prompts
     from growkit.engine.strict import strict_float64
     from growkit.proof.comparison import compare
     from growkit.proof.modes import modes
-    from growkit.settings import Settings
 
     both = Checkpoint(source), Checkpoint(target)
     settings = Settings(prompts=PROMPTS, length=LENGTH)

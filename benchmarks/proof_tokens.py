@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 import growkit
-from growkit.settings import FEW, LONG, MANY, SHORT
+from growkit.base.settings import FEW, LONG, MANY, SHORT
 
 AMOUNTS = ((1, 12), (FEW, SHORT), (MANY, LONG))
 """Prompts, and tokens in each: what the mutation study takes, and both defaults."""

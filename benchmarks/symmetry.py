@@ -43,8 +43,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 import growkit
-from growkit.demo.story import MODEL
-from growkit.demo.text import held_out_text, training_text
+from growkit.cli.demo.story import MODEL
+from growkit.cli.demo.text import held_out_text, training_text
 from growkit.training import param_groups, rewarming
 
 REWARMED = 20

@@ -1,8 +1,8 @@
-"""Train the demo model that ships in ``growkit/demo/model``: a byte-level DiffLlama.
+"""Train the demo model that ships in ``growkit/cli/demo/model``: a byte-level DiffLlama.
 
     python benchmarks/train_demo_model.py OUT [--steps 2400]
 
-About 0.8 million parameters, trained on Python's help topics (``growkit/demo/text.py``) with
+About 0.8 million parameters, trained on Python's help topics (``growkit/cli/demo/text.py``) with
 AdamW. Takes under an hour on two CPU cores, and prints the loss on the held-out tenth as it goes.
 """
 
@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
-from growkit.demo.text import held_out_text, training_text
+from growkit.cli.demo.text import held_out_text, training_text
 
 CONTEXT = 512  # bytes
 BATCH = 8

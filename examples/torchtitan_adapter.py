@@ -12,8 +12,8 @@ from typing import Any
 
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 
+from growkit.base.errors import InputError
 from growkit.distributed import GrownStorageReader
-from growkit.errors import InputError
 
 
 class GrownLlamaAdapter(Llama3StateDictAdapter):

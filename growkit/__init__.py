@@ -19,21 +19,25 @@ if TYPE_CHECKING:
     from growkit import distributed as distributed
     from growkit import results as results
     from growkit import training as training
-    from growkit.checking import check as check
+    from growkit.base.errors import InputError as InputError
+    from growkit.base.progress import Progress as Progress
+    from growkit.base.settings import Settings as Settings
     from growkit.distributed.loading import load as load
-    from growkit.errors import InputError as InputError
     from growkit.inference.inferring import Inference as Inference
     from growkit.inference.inferring import infer as infer
-    from growkit.inspection import Inspection as Inspection
-    from growkit.inspection import inspect as inspect
     from growkit.modeling.configuration_diff_transformer import (
         DiffTransformerConfig as DiffTransformerConfig,
     )
     from growkit.modeling.modeling_diff_transformer import (
         DiffTransformerForCausalLM as DiffTransformerForCausalLM,
     )
-    from growkit.one_step import convert as convert
-    from growkit.one_step import grow as grow
+    from growkit.pipeline.ahead import plan as plan
+    from growkit.pipeline.checking import check as check
+    from growkit.pipeline.inspection import Inspection as Inspection
+    from growkit.pipeline.inspection import inspect as inspect
+    from growkit.pipeline.one_step import convert as convert
+    from growkit.pipeline.one_step import grow as grow
+    from growkit.pipeline.surgery import run as run
     from growkit.probing.probe import probe as probe
     from growkit.probing.settings import ProbeSettings as ProbeSettings
     from growkit.proof.verdict import verify as verify
@@ -41,14 +45,11 @@ if TYPE_CHECKING:
     from growkit.recipe.recipe import ConvertStep as ConvertStep
     from growkit.recipe.recipe import GrowStep as GrowStep
     from growkit.recipe.recipe import Recipe as Recipe
-    from growkit.report.progress import Progress as Progress
     from growkit.report.terminal import Bars as Bars
     from growkit.results.check import CheckResult as CheckResult
     from growkit.results.operation import GrowResult as GrowResult
     from growkit.results.probe import ProbeResult as ProbeResult
     from growkit.results.proof import VerifyResult as VerifyResult
-    from growkit.settings import Settings as Settings
-    from growkit.surgery import run as run
 
 _HOMES = {
     "Bars": "growkit.report.terminal",
@@ -59,23 +60,24 @@ _HOMES = {
     "GrowResult": "growkit.results.operation",
     "GrowStep": "growkit.recipe.recipe",
     "Inference": "growkit.inference.inferring",
-    "InputError": "growkit.errors",
-    "Inspection": "growkit.inspection",
+    "InputError": "growkit.base.errors",
+    "Inspection": "growkit.pipeline.inspection",
     "ProbeResult": "growkit.results.probe",
     "ProbeSettings": "growkit.probing.settings",
-    "Progress": "growkit.report.progress",
+    "Progress": "growkit.base.progress",
     "Recipe": "growkit.recipe.recipe",
-    "Settings": "growkit.settings",
+    "Settings": "growkit.base.settings",
     "VerifyResult": "growkit.results.proof",
-    "check": "growkit.checking",
-    "convert": "growkit.one_step",
-    "grow": "growkit.one_step",
+    "check": "growkit.pipeline.checking",
+    "convert": "growkit.pipeline.one_step",
+    "grow": "growkit.pipeline.one_step",
     "infer": "growkit.inference.inferring",
-    "inspect": "growkit.inspection",
+    "inspect": "growkit.pipeline.inspection",
     "load": "growkit.distributed.loading",
     "load_recipe": "growkit.recipe.files",
+    "plan": "growkit.pipeline.ahead",
     "probe": "growkit.probing.probe",
-    "run": "growkit.surgery",
+    "run": "growkit.pipeline.surgery",
     "verify": "growkit.proof.verdict",
 }
 _MODULES = ("distributed", "results", "training")

@@ -1,12 +1,12 @@
 """The ``growkit`` command and ``python -m growkit``: signals are heeded before all else."""
 
-from growkit.signals import heed_signals
+from growkit.cli.signals import heed_signals
 
 
 def main() -> None:
-    """See ``growkit.cli.main``."""
+    """See ``growkit.cli.app.main``."""
     heed_signals()
-    from growkit.cli import main as run  # takes most of a second
+    from growkit.cli.app import main as run  # takes most of a second
 
     run()
 

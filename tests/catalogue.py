@@ -19,11 +19,11 @@ import torch
 from transformers import CONFIG_MAPPING
 
 import growkit
-from growkit.catalogue import TIED, Abilities, Answer, catalogue, table
+from growkit.base.names import NOTHING
 from growkit.engine.strict import strict_float64
 from growkit.families.example import example
 from growkit.families.family import family_of
-from growkit.names import NOTHING
+from growkit.pipeline.catalogue import TIED, Abilities, Answer, catalogue, table
 from tests.conftest import load_strict, save_random, seeded
 from tests.depth import KINDS
 

@@ -19,7 +19,7 @@ from random import Random
 from typing import Any
 
 import growkit
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from tests.behaviour import difference
 from tests.infer import random_model
 from tests.sweeping import say

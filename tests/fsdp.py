@@ -27,8 +27,8 @@ from transformers.trainer_callback import PrinterCallback
 
 import growkit
 from examples.continue_training import GrownTrainer
-from growkit.demo.story import MODEL
-from growkit.demo.text import training_text
+from growkit.cli.demo.story import MODEL
+from growkit.cli.demo.text import training_text
 from tests.conftest import TOKENS, save_model
 
 ROOT = Path(__file__).parents[1]

@@ -24,15 +24,15 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig
 
 import growkit
+from growkit.base.errors import InputError
+from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
-from growkit.errors import InputError
 from growkit.modeling import register
-from growkit.operations import operations
-from growkit.planner import plan
 from growkit.planning.layouts import as_diff_transformer
 from growkit.proof.files.config import different_settings
+from growkit.recipe.operations import operations
+from growkit.recipe.planner import plan
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
-from growkit.settings import Settings
 from tests.conftest import save_model, save_random, seeded
 from tests.sizes import KINDS
 from tests.sweeping import say

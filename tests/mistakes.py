@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import growkit
-from growkit.demo.story import MODEL
+from growkit.cli.demo.story import MODEL
 from tests.conftest import save_model
 
 MOST_SECONDS = 1.0

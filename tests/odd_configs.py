@@ -21,8 +21,8 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from tests.conftest import load_strict, save_random, seeded
 from tests.sizes import KINDS
 from tests.sweeping import ROUNDING, say

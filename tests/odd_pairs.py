@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import growkit
-from growkit.errors import InputError
-from growkit.settings import Settings
+from growkit.base.errors import InputError
+from growkit.base.settings import Settings
 from tests.conftest import save_model
 
 ROPES: tuple[dict[str, Any] | None, ...] = (

@@ -23,8 +23,8 @@ from typing import Any
 from unittest import mock
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint import writing
-from growkit.errors import InputError
 from growkit.planning import plan
 from tests.slices import Case, any_case, recipe_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 import growkit
-from growkit.cli import app
+from growkit.cli.app import app
 
 FILE = Path(growkit.__file__).parents[1] / "docs" / "reference.md"
 HEADING = "## Options\n"

@@ -19,8 +19,8 @@ import torch
 from transformers import CONFIG_MAPPING
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from tests.conftest import TOKENS, load_strict, save_random, seeded
 from tests.families import FAMILIES, SIZES, Case, Kind, coin, save, softmax
 

@@ -38,18 +38,18 @@ from transformers import (
 
 import growkit
 from growkit.algebra.expansion import NOTHING
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.errors import InputError
 from growkit.families.example import Example
 from growkit.families.family import family_of
 from growkit.growth.vocabulary import MoreRows
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.planner import plan
 from growkit.planning.lineage import Lineage
 from growkit.planning.sections import Section, Stacked
 from growkit.planning.transform import Slices, Transform
 from growkit.planning.transforms import Constant, Mapped
 from growkit.recipe.files import parse_recipe
+from growkit.recipe.planner import plan
 from growkit.recipe.recipe import Recipe
 from tests.conftest import save_random
 from tests.fuzz.steps import any_operation, options

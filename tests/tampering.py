@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 import growkit
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from growkit.proof import usage
 from tests.conftest import randomise, save_model
 

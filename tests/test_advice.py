@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
+from growkit.cli.app import app
 
 PROVED = ["--prompts", "8", "--length", "16"]
 

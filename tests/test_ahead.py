@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import growkit
-from growkit.ahead import plan
-from growkit.cli import app
-from growkit.errors import InputError
+from growkit.base.errors import InputError
+from growkit.cli.app import app
+from growkit.pipeline.ahead import plan
 from growkit.recipe.recipe import GrowStep
 from tests.hub import stand_in
 

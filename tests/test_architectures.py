@@ -10,12 +10,12 @@ import torch
 from transformers import DynamicCache
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import CPU, load
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from tests import architectures, odd_pairs
 from tests.architectures import TYPES, outcome, save, with_fault
 from tests.conftest import seeded

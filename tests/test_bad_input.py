@@ -20,10 +20,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from growkit import demo
 from growkit.checkpoint import writing
 from growkit.checkpoint.tensors import TensorInfo
-from growkit.cli import app
+from growkit.cli import demo
+from growkit.cli.app import app
 from tests.conftest import folder_bytes, save_model
 
 Make = Callable[..., Path]

@@ -18,18 +18,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
+from growkit.cli.demo.story import MODEL
 from growkit.conversions.shared_diff import low_rank
 from growkit.conversions.shared_diff.calibration import Calibration
 from growkit.conversions.shared_diff.low_rank import Shared, share, spread, truncated
 from growkit.conversions.shared_diff.shared_projection import Heads
-from growkit.demo.story import MODEL
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
-from growkit.planner import plan
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned
+from growkit.recipe.planner import plan
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
 from tests.conftest import load_strict, save_model
 

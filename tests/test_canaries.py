@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
+from growkit.cli.app import app
 from tests.conftest import save_model
 
 DEMO = Path(growkit.__file__).parent / "demo" / "model"

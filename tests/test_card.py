@@ -19,10 +19,10 @@ from huggingface_hub.utils import validate_repo_id
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
-from growkit.demo.story import MODEL
-from growkit.errors import InputError
-from growkit.paths import by_name, without_paths
+from growkit.base.errors import InputError
+from growkit.base.paths import by_name, without_paths
+from growkit.cli.app import app
+from growkit.cli.demo.story import MODEL
 from growkit.recipe.files import load_recipe
 from growkit.report.card import model_card
 from tests.conftest import save_model

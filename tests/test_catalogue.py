@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import growkit.catalogue
-from growkit.catalogue import Abilities, Answer
-from growkit.cli import app
+import growkit.pipeline.catalogue
+from growkit.cli.app import app
 from growkit.families.example import example
 from growkit.families.family import families
-from growkit.operations import operations
-from growkit.planner import change
+from growkit.pipeline.catalogue import Abilities, Answer
+from growkit.recipe.operations import operations
+from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import load_strict, save_model, seeded
 
 COMMAND = """
 import sys
-from growkit.cli import app
+from growkit.cli.app import app
 try:
     app(["families", "--json"])
 except SystemExit:
@@ -55,7 +55,7 @@ def test_the_page_shows_what_the_command_says(
 ) -> None:
     """``python -m tests.catalogue`` writes it."""
     assert as_markdown(rows) in FILE.read_text("utf-8")
-    monkeypatch.setattr(growkit.catalogue, "catalogue", lambda name: rows[:3])
+    monkeypatch.setattr(growkit.pipeline.catalogue, "catalogue", lambda name: rows[:3])
     shown = CliRunner().invoke(app, ["families", "--all"]).stdout
     assert all(row.family in shown for row in rows[:3])
     rows[0].grow[0].promise = None  # the control: another answer is another page

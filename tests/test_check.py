@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.checkpoint.made import write_json
-from growkit.cli import app
+from growkit.cli.app import app
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import parse_bytes
-from growkit.errors import InputError
 from tests.conftest import folder_bytes, relative_error, strict_logits
 
 Make = Callable[..., Path]

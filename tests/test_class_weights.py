@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.building import empty_model, persistent_buffers
 from growkit.engine.class_weights import ClassWeights
@@ -20,7 +21,6 @@ from growkit.engine.lending import Lender
 from growkit.engine.loader import loading
 from growkit.engine.oracle import CPU
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from tests.architectures import TYPES, build, save
 
 QUICK: dict[str, Any] = {"prompts": 2, "length": 16}

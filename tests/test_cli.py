@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
+from growkit.cli.app import app
 from tests.conftest import folder_bytes
 
 Make = Callable[..., Path]
@@ -26,7 +26,7 @@ def imported_by(*arguments: str) -> set[str]:
         "import sys, atexit\n"
         "atexit.register(lambda: print('\\n'.join(sys.modules), file=sys.stderr))\n"
         f"sys.argv = ['growkit', *{list(arguments)!r}]\n"
-        "from growkit.cli import main\n"
+        "from growkit.cli.app import main\n"
         "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -39,7 +39,7 @@ def imported_by(*arguments: str) -> set[str]:
 )
 def test_help_needs_nothing_heavy(arguments: list[str]) -> None:
     modules = imported_by(*arguments)
-    assert "growkit.cli" in modules
+    assert "growkit.cli.app" in modules
     assert not modules & {"torch", "transformers", "numpy", "safetensors"}
 
 

@@ -18,7 +18,7 @@ from benchmarks.continual.models import file_name
 from benchmarks.continual.schedule import Segment
 from benchmarks.continual.text import Text, read_text
 from benchmarks.continual.training import STATE, Job, Training
-from growkit.demo.text import training_text
+from growkit.cli.demo.text import training_text
 
 OF_THE_PROCESS = ("seconds", "machine")
 

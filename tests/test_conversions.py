@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import read_json
 from growkit.conversions.shared_diff.low_rank import share, truncated
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
-from growkit.operations import operations
 from growkit.recipe.files import load_recipe
+from growkit.recipe.operations import operations
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
 from growkit.training import GammaRamp
 from tests.conftest import load_strict, relative_error, save_model, seeded

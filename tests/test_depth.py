@@ -18,8 +18,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GPT2Config
 
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
+from growkit.base.errors import InputError
 from growkit.engine import in_blocks, lending
-from growkit.errors import InputError
 from growkit.families.family import families
 from growkit.growth import depth
 from growkit.growth.depth import arrangement

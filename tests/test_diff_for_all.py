@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import read_json
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from tests.conftest import load_strict, relative_error, save_model, save_random, seeded
 from tests.families import coin, softmax
 

@@ -32,13 +32,13 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_file import DistributedFile
 from growkit.checkpoint.distributed_list import _check_whole
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import WeightFile
-from growkit.cli import app
-from growkit.errors import InputError
+from growkit.cli.app import app
 from tests.conftest import folder_bytes, save_model, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 import growkit
 from growkit.checkpoint import writing
 from growkit.checkpoint.tensors import TensorInfo
-from growkit.cli import app
-from growkit.demo.story import MODEL
-from growkit.estimate import estimate
+from growkit.cli.app import app
+from growkit.cli.demo.story import MODEL
+from growkit.pipeline.estimate import estimate
 from growkit.report.plan import in_common, kinds
 from tests.conftest import folder_bytes, save_model, save_random, seeded
 

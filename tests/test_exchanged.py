@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
-from growkit.errors import InputError
+from growkit.base.errors import InputError
+from growkit.cli.app import app
 from tests.conftest import save_model
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}

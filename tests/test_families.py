@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import growkit
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from growkit.families.bloom import slopes
 from growkit.families.family import Family, families
 from tests import odd_configs

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GemmaConfig
 
 import growkit
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from tests.conftest import relative_error, save_random, seeded
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config
 
 import growkit
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from tests.conftest import relative_error, save_random, seeded
 
 SMALL = GPT2Config(

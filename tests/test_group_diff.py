@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DiffLlamaForCausalLM
 
 import growkit
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from growkit.families.diff_transformer import CHOICES, DEFAULTS, FAMILY
 from growkit.families.family import family_of
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig

@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 import growkit
-from growkit import conversions, families, growth, sources
-from growkit.ahead import plan
+from growkit import conversions, families, growth
 from growkit.algebra.axes import Pattern, Role
+from growkit.checkpoint import sources
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
-from growkit.operations import operations
+from growkit.pipeline.ahead import plan
+from growkit.recipe.operations import operations
 from tests.conftest import relative_error, save_model
 
 METHOD = """
@@ -34,7 +35,7 @@ DEPTH = r'''
 
 import re
 
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
 from growkit.planning.operation import Change, SizeOption
@@ -98,7 +99,7 @@ FAMILY = replace(LLAMA, name="Other", model_types=("other",))
 """
 KIND = """
 from pathlib import Path
-from growkit.sources.source import Source
+from growkit.checkpoint.sources.source import Source
 
 
 class Shelf:
@@ -177,7 +178,7 @@ def test_a_kind_of_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_options_of_methods_are_options_of_the_command() -> None:
-    from growkit.cli import app
+    from growkit.cli.app import app
 
     shown = CliRunner().invoke(app, ["grow", "--help"], env={"COLUMNS": "200"}).stdout
     for method in operations("grow").values():
@@ -190,7 +191,7 @@ def test_growth_and_families_are_data() -> None:
     code = (
         "import sys\n"
         "from growkit.families.family import families\n"
-        "from growkit.operations import operations\n"
+        "from growkit.recipe.operations import operations\n"
         "families(), operations('grow'), operations('convert')\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
     )

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
-from growkit.errors import InputError
-from growkit.sources.hub import address_of
-from growkit.sources.source import find
+from growkit.base.errors import InputError
+from growkit.checkpoint.sources.hub import address_of
+from growkit.checkpoint.sources.source import find
+from growkit.cli.app import app
 from tests.conftest import folder_bytes, save_model
 from tests.hub import StandIn, stand_in
 

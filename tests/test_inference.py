@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
+from growkit.cli.app import app
 from growkit.families.described import described
 from growkit.families.family import family_of
 from growkit.inference.classes import ModelClass

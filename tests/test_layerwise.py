@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, XLMConfig
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.spool import Spool
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from tests.conftest import load_strict, seeded
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.algebra.lambdas import solve_lambda
-from growkit.cli import app
-from growkit.errors import InputError
+from growkit.base.errors import InputError
+from growkit.cli.app import app
 from growkit.families.family import families
 from growkit.modeling import FILES, register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig

@@ -12,9 +12,9 @@ import torch
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
+from growkit.base.limits import within, within_each
+from growkit.cli.app import app
 from growkit.engine.metrics import Distance
-from growkit.limits import within, within_each
 from growkit.proof.findings import Strict
 from growkit.report.header import to_do, verdict_of
 from growkit.report.markup import figure

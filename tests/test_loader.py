@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import generation, loading
-from growkit.errors import InputError
 from tests.conftest import CONFIGS
 from tests.test_peers import STRANGERS, save
 

@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import growkit
-from growkit import surgery
+from growkit.base.errors import InputError
+from growkit.checkpoint.sources import hub
 from growkit.distributed import GrownStorageReader
 from growkit.distributed.entries import slabs
 from growkit.distributed.grown import Grown
-from growkit.errors import InputError
-from growkit.sources import hub
+from growkit.pipeline import surgery
 from tests.conftest import save_model
 from tests.loading import differing
 from tests.manifests import record

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import GemmaConfig, GPT2Config, MixtralConfig, PreTrainedConfig, Qwen3Config
 
 import growkit
-from growkit import operations
 from growkit.algebra.expansion import following, padded, uneven
 from growkit.engine import stored_gradients
 from growkit.engine.calls import CallError
@@ -21,6 +20,7 @@ from growkit.families.description import component_of
 from growkit.families.family import families
 from growkit.proof.comparison import _asked
 from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
+from growkit.recipe import operations
 from tests.conftest import save_model, save_random, seeded
 from tests.test_odd_sizes import ByHand
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from growkit.checkpoint.elsewhere import no_folder, no_model, told_of_weights
-from growkit.cli import app
+from growkit.cli.app import app
 from tests.conftest import seeded
 from tests.mistakes import MISTAKES, Answer, Mistake, faults, make_place
 

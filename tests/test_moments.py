@@ -14,8 +14,8 @@ import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import cut
 from growkit.engine.strict import strict_float64
-from growkit.planner import plan
 from growkit.recipe.files import parse_recipe
+from growkit.recipe.planner import plan
 from tests.conftest import load_strict
 
 Make = Callable[..., Path]

@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST
-from growkit.cli import app
-from growkit.errors import InputError
+from growkit.cli.app import app
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from growkit.results.proof import VerifyResult
 from tests.conftest import save_model, seeded

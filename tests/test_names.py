@@ -14,13 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
-from growkit.errors import LONGEST_SENTENCE, InputError
-from growkit.names import did_you_mean, nearest, perhaps
-from growkit.operations import operations
+from growkit.base.errors import LONGEST_SENTENCE, InputError
+from growkit.base.names import did_you_mean, nearest, perhaps
+from growkit.base.units import size
+from growkit.cli.app import app
 from growkit.recipe.files import parse_recipe, shipped_recipes
+from growkit.recipe.operations import operations
 from growkit.recipe.recipe import STEPS
-from growkit.units import size
 from tests.conftest import save_model, seeded
 
 
@@ -256,7 +256,7 @@ def test_completion_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'transformers', 'numpy', 'safetensors'}\n"
         "atexit.register(lambda: sys.stderr.write(' '.join(heavy & set(sys.modules))))\n"
         "sys.argv = ['growkit']\n"
-        "from growkit.cli import main\n"
+        "from growkit.cli.app import main\n"
         "main()\n"
     )
     environment = os.environ | asked("growkit convert a b --to dint")

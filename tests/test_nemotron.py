@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import NemotronConfig
 
 import growkit
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from tests.conftest import relative_error, save_random
 
 GROWTHS: tuple[dict[str, str], ...] = (

@@ -22,7 +22,6 @@ from transformers import (
 )
 
 import growkit
-from growkit import operations
 from growkit.algebra.expansion import (
     NOTHING,
     Expansion,
@@ -34,12 +33,13 @@ from growkit.algebra.expansion import (
     uneven,
 )
 from growkit.algebra.shares import Shares
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config, Weights
-from growkit.errors import InputError
 from growkit.families.family import Family, stored_family
 from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
 from growkit.growth.expanding import expand
 from growkit.planning.operation import Change
+from growkit.recipe import operations
 from tests.conftest import relative_error, save_model, save_random, seeded
 
 Make = Callable[..., Path]

@@ -17,9 +17,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_list import MADE_OF
 from growkit.checkpoint.reading import Checkpoint
-from growkit.errors import InputError
 from growkit.optimizer.optimizer import open_state
 from growkit.optimizer.parameters import parameters_of
 from tests.conftest import save_model

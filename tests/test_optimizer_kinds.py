@@ -15,8 +15,8 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 from transformers import AutoModelForCausalLM
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.errors import InputError
 from growkit.optimizer.optimizer import open_state
 from growkit.optimizer.parameters import parameters_of
 from growkit.training import hidden_matrices

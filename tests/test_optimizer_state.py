@@ -20,17 +20,17 @@ from transformers import (
 from typer.testing import CliRunner
 
 import growkit
+from growkit.base.errors import InputError
+from growkit.base.progress import Silent
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli import app
-from growkit.errors import InputError
+from growkit.cli.app import app
 from growkit.optimizer.groups import Factors, Group, split
 from growkit.optimizer.optimizer import Optimizer
 from growkit.optimizer.schedule import grown_schedule
-from growkit.planner import plan
 from growkit.planning.update import Update
 from growkit.planning.updates import Law
 from growkit.recipe.files import parse_recipe
-from growkit.report.progress import Silent
+from growkit.recipe.planner import plan
 from growkit.training import hidden_matrices, param_groups
 from tests.conftest import folder_bytes, save_model, save_random
 from tests.optimizer_state import (

@@ -13,12 +13,12 @@ from transformers import CONFIG_MAPPING, AutoConfig
 import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import resolved
-from growkit.manifest import read_record
 from growkit.proof.files import folder
 from growkit.proof.files.folder import beside_plan
 from growkit.proof.files.layers import follows
 from growkit.proof.modes import LONGEST
 from growkit.proof.origin import origin_of
+from growkit.recipe.manifest import read_record
 from tests import left_out
 from tests.conftest import save_random
 from tests.families import MOE, SIZES

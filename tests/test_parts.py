@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import parts
 from growkit.engine.in_blocks import InBlocks, lend, suits, take_back
 from growkit.engine.spool import Spool
-from growkit.errors import InputError
-from growkit.planner import plan
 from growkit.planning.plan import Planned
 from growkit.recipe.files import parse_recipe
+from growkit.recipe.planner import plan
 from tests.conftest import seeded
 
 Make = Callable[..., Path]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
+from growkit.cli.app import app
 from tests.conftest import randomise
 
 QUICK = {"prompts": 2, "length": 12}

@@ -22,10 +22,12 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from typer.testing import CliRunner
 
 import growkit
+from growkit.base.units import duration
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli import app
-from growkit.demo.story import MODEL
-from growkit.demo.text import held_out_text
+from growkit.checkpoint.sources.source import find
+from growkit.cli.app import app
+from growkit.cli.demo.story import MODEL
+from growkit.cli.demo.text import held_out_text
 from growkit.probing import arms, noise, probe, training
 from growkit.probing import text as probing_text
 from growkit.probing import time_left as timing
@@ -42,8 +44,6 @@ from growkit.report import saving
 from growkit.report.probe_page import probe_page
 from growkit.results.probe import nats, probe_next, probe_sentence
 from growkit.results.schema import json_schema
-from growkit.sources.source import find
-from growkit.units import duration
 from tests.conftest import folder_bytes, save_model
 from tests.test_report import HOSTILE, OUTSIDE, Tags, charts, poisoned
 from tests.test_schema import as_json, wrong

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import growkit
+from growkit.base.settings import FEW, LONG, MANY, MOST_PROMPTS, SHORT
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import calls, prompts
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.strict import strict_float64
-from growkit.settings import FEW, LONG, MANY, MOST_PROMPTS, SHORT
 from tests.conftest import save_model
 
 LONGEST = 80

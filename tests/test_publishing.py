@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import growkit
-from growkit import InputError, surgery
+from growkit import InputError
 from growkit.checkpoint import atomic, publishing
 from growkit.checkpoint.made import write_manifest
 from growkit.checkpoint.scratch import LOCK, Scratch
-from growkit.cli import app
+from growkit.cli.app import app
+from growkit.pipeline import surgery
 from tests.conftest import folder_bytes, save_model, seeded
 from tests.faults.errors import Errors
 from tests.faults.kills import ANYWHERE, PUBLISHING, Kills
@@ -347,7 +348,7 @@ class TestReports:
             assert self.run(place, *pair, "--report", str(place / file)).exit_code == 2
 
     def test_an_earlier_report_that_is_read(self, place: Path) -> None:
-        from growkit import demo
+        from growkit.cli import demo
 
         source = str(Path(demo.__file__).parent / "model")
         pair = ["verify", source, source, "--prompts", "1", "--length", "8"]

@@ -20,11 +20,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
-from growkit.errors import InputError
-from growkit.inspection import Attention
+from growkit.base.errors import InputError
+from growkit.base.progress import Advance
+from growkit.cli.app import app
+from growkit.pipeline.inspection import Attention
 from growkit.proof.verdict import proof_bytes
-from growkit.report.progress import Advance
 from growkit.report.terminal import show_inspection
 from growkit.results.operation import PlannedTensor
 from growkit.results.result import Result, fields

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import growkit
+from growkit.base.progress import current, shown
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_bytes
-from growkit.cli import app
-from growkit.report.progress import current, shown
+from growkit.cli.app import app
 from tests.conftest import save_model
 from tests.test_ranks import SIZES, plan
 

@@ -23,19 +23,19 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import growkit
+from growkit.base.errors import InputError
+from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint, read_json
-from growkit.cli import app
+from growkit.cli.app import app
+from growkit.cli.demo.story import MODEL
+from growkit.cli.demo.text import held_out_text
 from growkit.conversions.shared_diff.search import RANKS_PER_PASS, smallest_rank
-from growkit.demo.story import MODEL
-from growkit.demo.text import held_out_text
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.planner import plan as plan_recipe
 from growkit.recipe.files import load_recipe
+from growkit.recipe.planner import plan as plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
-from growkit.settings import Settings
 from tests.conftest import folder_bytes, load_strict, relative_error, save_model, seeded
 from tests.test_calibration import TEXT, with_tokenizer
 

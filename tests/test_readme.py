@@ -40,9 +40,9 @@ from transformers import ArceeConfig, Qwen3Config
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
-from growkit.demo.story import MODEL
-from growkit.demo.text import held_out_text
+from growkit.cli.app import app
+from growkit.cli.demo.story import MODEL
+from growkit.cli.demo.text import held_out_text
 from growkit.families.family import families
 from growkit.recipe.files import shipped_recipe
 from tests import reference
@@ -355,7 +355,7 @@ def test_modules_of_the_current_folder(workplace: Workplace, tmp_path: Path) -> 
         Path(f"{name}.py").write_text("raise SystemExit(77)")
     command = tmp_path / "bin" / "growkit"
     command.parent.mkdir()
-    command.write_text("from growkit.cli import main\n\nmain()\n")
+    command.write_text("from growkit.cli.app import main\n\nmain()\n")
     safe = [["-P", "-m", "growkit"]] if sys.version_info >= (3, 11) else []
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     codes = [

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
-from growkit.demo.story import MODEL
-from growkit.errors import InputError
+from growkit.base.errors import InputError
+from growkit.base.settings import Settings
+from growkit.cli.app import app
+from growkit.cli.demo.story import MODEL
 from growkit.recipe.files import load_recipe, parse_recipe, shipped_recipe, shipped_recipes
 from growkit.recipe.recipe import GrowStep, Recipe
-from growkit.settings import Settings
 
 Make = Callable[..., Path]
 GOOD = """

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import prompts
-from growkit.errors import InputError
-from growkit.manifest import read_record
 from growkit.proof.origin import origin_of
+from growkit.recipe.manifest import read_record
 from growkit.report.page import report_page
 from tests.conftest import save_model
 from tests.test_calibration import with_tokenizer

@@ -41,7 +41,11 @@ def test_a_wheel_holds_what_commands_read(built: Path) -> None:
     own = {name for name in names if not name.startswith(f"growkit-{growkit.__version__}.")}
     assert own == below("growkit") | {f"growkit/{name}" for name in below("recipes")}
     assert {f"growkit/recipes/{name}.yaml" for name in shipped_recipes()} <= own
-    assert {"growkit/py.typed", "growkit/report/page.css", "growkit/demo/model/config.json"} <= own
+    assert {
+        "growkit/py.typed",
+        "growkit/report/page.css",
+        "growkit/cli/demo/model/config.json",
+    } <= own
     assert not [name for name in names if "test" in name]
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import growkit
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from tests.conftest import folder_bytes
 
 Make = Callable[..., Path]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import growkit
-from growkit.ahead import plan
-from growkit.catalogue import abilities
 from growkit.families.family import families
 from growkit.inference.inferring import infer
+from growkit.pipeline.ahead import plan
+from growkit.pipeline.catalogue import abilities
 from growkit.results.schema import json_schema
 from growkit.results.story import Story
 

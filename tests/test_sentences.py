@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint import publishing
 from growkit.checkpoint.elsewhere import no_folder, no_model
-from growkit.cli import app
-from growkit.errors import InputError
+from growkit.cli.app import app
 from tests.conftest import save_model
 
 GROW = "grow source out --hidden x2"
@@ -211,7 +211,7 @@ def test_whatever_the_system_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPat
     def look(*arguments: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "source/config.json")
 
-    monkeypatch.setattr("growkit.inspection.inspect", look)
+    monkeypatch.setattr("growkit.pipeline.inspection.inspect", look)
     assert "error: source/config.json: Input/output error; " in refused("inspect source")
 
 

@@ -16,17 +16,17 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 import growkit
+from growkit.base.errors import InputError
+from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint, read_json
+from growkit.cli.demo.story import MODEL
+from growkit.cli.demo.text import held_out_text, training_text
 from growkit.conversions.shared_diff import calibration
 from growkit.conversions.shared_diff.calibration import Calibration
 from growkit.conversions.shared_diff.conversion import SHRINKAGES
-from growkit.demo.story import MODEL
-from growkit.demo.text import held_out_text, training_text
 from growkit.engine import spool
 from growkit.engine.prompts import make_prompts
 from growkit.engine.texts import DOCUMENT_SEPARATOR
-from growkit.errors import InputError
-from growkit.settings import Settings
 from tests.conftest import save_model, seeded
 from tests.test_calibration import as_read, by_hooks, close, windows, with_tokenizer
 from tests.test_ranks import divergence, plan, probabilities

@@ -28,7 +28,7 @@ HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handle
 """As Python begins, unless it runs in the background."""
 
 
-@pytest.mark.parametrize("module", ["growkit.cli", "typer", "growkit.families.llama"])
+@pytest.mark.parametrize("module", ["growkit.cli.app", "typer", "growkit.families.llama"])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_imports_are_ended_without_a_traceback(module: str, signum: signal.Signals) -> None:
     done = ended(HEEDING + DURING.format(module=module, signum=int(signum)))
@@ -52,7 +52,7 @@ def test_the_command_that_is_installed_begins_there() -> None:
     code = "import sys, growkit.__main__ as entry; print(callable(entry.main), *sys.modules)"
     known, *modules = ended(code).stdout.split()
     assert known == "True"
-    assert not {"growkit.cli", "growkit.operations", "typer", "rich"} & {*modules}
+    assert not {"growkit.cli.app", "growkit.recipe.operations", "typer", "rich"} & {*modules}
 
 
 def ended(program: str) -> subprocess.CompletedProcess[str]:

@@ -28,12 +28,12 @@ import growkit
 from growkit.algebra.axes import Pattern
 from growkit.algebra.expansion import filled_up, index_map, padded
 from growkit.algebra.law import grow_moments
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli import app
-from growkit.errors import InputError
+from growkit.cli.app import app
 from growkit.growth import copying
-from growkit.planner import change
 from growkit.recipe.files import load_recipe
+from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
 from growkit.results.proof import VerifyResult
 from tests.conftest import relative_error, save_random, seeded

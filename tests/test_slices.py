@@ -23,10 +23,10 @@ from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config, TensorInfo
 from growkit.checkpoint.weight_file import WeightFile
-from growkit.planner import plan as plan_recipe
 from growkit.planning import plan
 from growkit.planning.lineage import Lineage
 from growkit.recipe.files import parse_recipe
+from growkit.recipe.planner import plan as plan_recipe
 from tests.conftest import folder_bytes, seeded
 from tests.orders import sweep
 from tests.slices import Counts, any_case, look

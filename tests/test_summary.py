@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
-from growkit.errors import InputError
+from growkit.base.errors import InputError
+from growkit.cli.app import app
 from growkit.recipe.files import load_recipe, parse_recipe
 from growkit.report.header import to_do
 from growkit.report.summary import duration, headroom, size, summary, times

@@ -14,8 +14,8 @@ from torch.optim import lr_scheduler
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
+from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from growkit.optimizer.groups import Group
 from growkit.optimizer.schedule import grown_schedule
 from growkit.training import param_groups

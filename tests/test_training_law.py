@@ -19,13 +19,13 @@ import growkit
 from growkit import training
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, in_blocks
+from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli import app
+from growkit.cli.app import app
 from growkit.engine.class_updates import class_updates
 from growkit.planning.transforms import Kept
 from growkit.planning.updates import law_of
 from growkit.proof import training as proof
-from growkit.settings import Settings
 from growkit.training.law import class_name
 from tests.conftest import save_model, seeded
 from tests.training_law import (
@@ -163,8 +163,8 @@ def test_new_layers_stand_still(make: Make, tmp_path: Path) -> None:
     ids=str,
 )
 def test_where_the_law_does_not_reach(steps: list[dict[str, Any]], why: str, make: Make) -> None:
-    from growkit.planner import plan
     from growkit.recipe.files import parse_recipe
+    from growkit.recipe.planner import plan
 
     content = {"source": "a", "output": "b", "steps": steps}
     law = law_of(plan(parse_recipe(content, "recipe"), Checkpoint(make("llama"))).lineage)

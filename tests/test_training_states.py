@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli import app
-from growkit.errors import InputError
-from growkit.manifest import read_record
+from growkit.cli.app import app
 from growkit.proof.states import places_of
+from growkit.recipe.manifest import read_record
 from growkit.training import hidden_matrices
 from tests.conftest import save_model, seeded
 from tests.optimizer_state import batch, grown, save_torch

@@ -17,14 +17,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import growkit
+from growkit.base.errors import LONGEST_SENTENCE, InputError
+from growkit.base.parsing import parse_json
+from growkit.base.strict_yaml import parse_yaml
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli import app
+from growkit.cli.app import app
 from growkit.engine import texts
 from growkit.engine.prompts import make_prompts
-from growkit.errors import LONGEST_SENTENCE, InputError
-from growkit.parsing import parse_json
-from growkit.strict_yaml import parse_yaml
 from tests.conftest import save_model
 
 STEERING = "a\nb\x1b[31m\u202e"

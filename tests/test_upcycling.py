@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from growkit.families.family import families
-from growkit.planner import plan
 from growkit.proof.trainability import Gradients
+from growkit.recipe.planner import plan
 from tests.conftest import load_strict, relative_error, save_random, seeded
 from tests.families import FAMILIES, MOE, softmax
 from tests.upcycling import (

@@ -11,9 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 import growkit
-from growkit.cli import app
+from growkit.base.settings import Settings
+from growkit.cli.app import app
 from growkit.proof import usage
-from growkit.settings import Settings
 from tests.conftest import save_model
 from tests.test_verify import spoil
 

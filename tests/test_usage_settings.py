@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertLMHeadModel
 
 import growkit
-from growkit.errors import InputError
+from growkit.base.errors import InputError
+from growkit.base.settings import Settings
 from growkit.results.sentences import modes_sentence
-from growkit.settings import Settings
 from tests.architectures import save
 from tests.conftest import save_model
 

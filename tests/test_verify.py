@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import growkit
+from growkit.base.errors import InputError
+from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.metrics import Distance
-from growkit.errors import InputError
 from growkit.proof import comparison, parts
 from growkit.results.proof import VerifyResult
-from growkit.settings import Settings
 from tests.conftest import folder_bytes, save_model
 
 QUICK = {"prompts": 2, "length": 12}

@@ -20,13 +20,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.safetensors_file import MOST_HEADER, open_safetensors
 from growkit.checkpoint.torch_file import open_torch_file
 from growkit.checkpoint.weight_file import WeightFile
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from tests.conftest import save_model
 
 Tensors = dict[str, torch.Tensor]

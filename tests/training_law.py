@@ -21,16 +21,16 @@ from torch import Tensor
 from transformers import GPT2Config, MixtralConfig, OPTConfig
 
 import growkit
+from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_updates import class_updates
 from growkit.engine.moments import ORDERS, grown_moments
 from growkit.engine.strict import strict_float64
-from growkit.planner import plan
 from growkit.planning.update import Update
 from growkit.planning.updates import law_of
 from growkit.proof import training as proof
 from growkit.recipe.files import parse_recipe
-from growkit.settings import Settings
+from growkit.recipe.planner import plan
 from growkit.training import param_groups
 from tests.conftest import load_strict, save_model, save_random
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
+from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
-from growkit.manifest import read_record
 from growkit.optimizer.optimizer import written_in
 from growkit.planning.updates import law_of
 from growkit.proof.origin import origin_of
 from growkit.proof.states import Places, States
 from growkit.proof.training import prove_training
+from growkit.recipe.manifest import read_record
 from growkit.results.proof import TrainingProof
-from growkit.settings import Settings
 from tests.conftest import load_strict, save_model
 from tests.optimizer_state import FORMATS, grown, step
 

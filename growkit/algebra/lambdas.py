@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from growkit.limits import within
+from growkit.base.limits import within
 
 ENOUGH = 2.0**-52
 """Relative error of a dot product that is as good as none."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_list import LIST, Listed, Part, read_list
 from growkit.checkpoint.distributed_parts import Parts
 from growkit.checkpoint.folder import Folder
-from growkit.errors import InputError
 
 OPTIMIZER = ("optim", "state.", "param_groups.")
 """How names of states, or of entries that lie flat, begin that are an optimizer's."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, cast
 
+from growkit.base.errors import InputError, reason
 from growkit.checkpoint.elsewhere import LIST as LIST
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import STORED_NAMES
 from growkit.checkpoint.weight_file import MOST_DIMENSIONS, MOST_SIZE
-from growkit.errors import InputError, reason
 
 MOST_BYTES = 1 << 25
 """Size of a list, at most: a hundred thousand parts take half of it."""

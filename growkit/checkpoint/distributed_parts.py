@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_list import LIST, REMEDY, Listed, Part, refusing
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo
 from growkit.checkpoint.torch_file import open_part
 from growkit.checkpoint.weight_file import WeightFile, check_header
-from growkit.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor

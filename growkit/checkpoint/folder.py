@@ -17,10 +17,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
+from growkit.base.errors import InputError, reason
+from growkit.base.parsing import parse_json
+from growkit.base.units import size
 from growkit.checkpoint.elsewhere import no_folder, no_model
-from growkit.errors import InputError, reason
-from growkit.parsing import parse_json
-from growkit.units import size
 
 MOST_BYTES = 1 << 28
 """Size of a file, at most, that is read as a whole; weights are not."""

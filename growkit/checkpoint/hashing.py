@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.atomic import flush
-from growkit.errors import InputError
 
 WORKERS = 2
 """Files that are hashed side by side."""

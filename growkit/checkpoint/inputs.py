@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.folder import MOST_ENTRIES
-from growkit.errors import InputError
 
 Identity = tuple[int, int]
 """Device and inode."""

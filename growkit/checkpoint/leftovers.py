@@ -11,10 +11,10 @@ from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
 
+from growkit.base.errors import plain
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import tidy
 from growkit.checkpoint.scratch import ENDING, MODE, NAMES, dead
-from growkit.errors import plain
 
 _log = getLogger("growkit")
 

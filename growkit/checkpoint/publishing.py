@@ -15,14 +15,14 @@ from contextlib import contextmanager, suppress
 from logging import getLogger
 from pathlib import Path
 
+from growkit.base.errors import InputError, PlaceError, plain
+from growkit.base.units import size
 from growkit.checkpoint.atomic import atomic_swap, flush, flush_tree, move
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import MANIFEST as MANIFEST
 from growkit.checkpoint.made import Contents, contents, is_untouched, made_around, remove
 from growkit.checkpoint.reading import read_json
 from growkit.checkpoint.scratch import Scratch, clear, noted
-from growkit.errors import InputError, PlaceError, plain
-from growkit.units import size
 
 NEW, OLD = "new", "old."
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.carrying import check_companions
 from growkit.checkpoint.distributed_file import DistributedFile
 from growkit.checkpoint.distributed_list import LIST
@@ -15,7 +16,6 @@ from growkit.checkpoint.tensors import FLOAT_BYTES, Config, TensorInfo
 from growkit.checkpoint.torch_file import open_torch_file
 from growkit.checkpoint.weight_file import WeightFile
 from growkit.checkpoint.weight_files import weight_files
-from growkit.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, TypeGuard
 
+from growkit.base.errors import InputError, reason
+from growkit.base.parsing import parse_json
 from growkit.checkpoint.folder import Folder, read
 from growkit.checkpoint.tensors import TensorInfo
 from growkit.checkpoint.weight_file import (
@@ -20,8 +22,6 @@ from growkit.checkpoint.weight_file import (
     check_header,
     row_by_row,
 )
-from growkit.errors import InputError, reason
-from growkit.parsing import parse_json
 
 MOST_HEADER = 1 << 25
 """Bytes; a hundred thousand tensors take a third of it."""

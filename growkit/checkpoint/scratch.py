@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-from growkit.errors import InputError, reason
+from growkit.base.errors import InputError, reason
 
 fcntl: ModuleType | None
 try:

@@ -21,10 +21,10 @@ from pickletools import genops
 from typing import IO, TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
+from growkit.base.errors import InputError, reason
 from growkit.checkpoint.folder import Folder, read
 from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo, cut
 from growkit.checkpoint.weight_file import Place, WeightFile, check_header, row_by_row
-from growkit.errors import InputError, reason
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage

@@ -12,10 +12,10 @@ from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
+from growkit.base.errors import InputError, reason
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.inputs import state_of
 from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo, cut
-from growkit.errors import InputError, reason
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_list import LIST
 from growkit.checkpoint.elsewhere import SINGLE, index_of, told_of_weights
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import Config
-from growkit.errors import InputError
 
 FOLLOWED = {
     "configuration_files": "other configs",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from growkit.base.errors import InputError
+from growkit.base.names import perhaps
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
     FLOAT_BYTES,
@@ -19,8 +21,6 @@ from growkit.checkpoint.tensors import (
     Weights,
     main_dtype,
 )
-from growkit.errors import InputError
-from growkit.names import perhaps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

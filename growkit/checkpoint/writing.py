@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Protocol
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.memory import keep_freed
 from growkit.checkpoint.tensors import (
     FLOAT_BYTES,
@@ -24,7 +25,6 @@ from growkit.checkpoint.tensors import (
     total_bytes,
     total_parameters,
 )
-from growkit.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor

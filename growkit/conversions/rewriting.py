@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights, main_dtype
-from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import variant
 from growkit.families.family import Family

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.conversions.rewriting import OnDiffTransformer
-from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family
 from growkit.planning.layouts import layout_names, write_layout

@@ -8,19 +8,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.carrying import check_carried
 from growkit.checkpoint.outline import outlined
+from growkit.checkpoint.sources.source import find
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.distributed.entries import ANYWHERE, Entries, Entry
 from growkit.distributed.recorded import check_recorded
-from growkit.errors import InputError
 from growkit.families.added import stranger, temporary_family
 from growkit.families.family import family_of
-from growkit.planner import plan
 from growkit.planning.lineage import Lineage
 from growkit.recipe.files import load_recipe, recipe_file
+from growkit.recipe.planner import plan
 from growkit.recipe.recipe import Recipe
-from growkit.sources.source import find
 
 if TYPE_CHECKING:
     from growkit.optimizer.growing import GrownState

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.carrying import GENERATION
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.distributed.entries import Entries
 from growkit.distributed.grown import Grown, entries_of
 from growkit.engine.oracle import lacks_class, parsed
-from growkit.errors import InputError
 from growkit.families.added import temporary_family
 from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage

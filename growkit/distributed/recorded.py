@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.carrying import GENERATION
 from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.made import own_hash
 from growkit.checkpoint.reading import Checkpoint, read_json
-from growkit.errors import InputError
 
 T = TypeVar("T")
 

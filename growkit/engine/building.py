@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
 from growkit.engine.class_weights import ClassWeights
 from growkit.engine.loader import loading
 from growkit.engine.oracle import experts_implementation, fit_experts, parsed, quiet, readable
 from growkit.engine.uninitialised import uninitialised
-from growkit.errors import InputError, foreign
 
 OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 """Config keys that ask for more than logits, and change nothing of these."""

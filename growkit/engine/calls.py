@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from growkit.base.errors import InputError, plain
 from growkit.engine.passing import Arguments, Form
-from growkit.errors import InputError, plain
 
 TOGETHER = 512
 """Tokens of prompts that run as one batch, at most: what a layer computes of them is in memory."""

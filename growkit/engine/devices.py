@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from growkit.errors import InputError
-from growkit.settings import NO_GPU
+from growkit.base.errors import InputError
+from growkit.base.settings import NO_GPU
 
 
 def chosen(name: str) -> torch.device:

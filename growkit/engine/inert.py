@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
-from growkit.errors import InputError
 
 KERNELS = ("attn_implementation", "experts_implementation")
 """How keys end that choose the code of attention or of experts."""

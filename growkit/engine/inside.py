@@ -118,8 +118,8 @@ def _config_inside(checkpoint: Checkpoint) -> Config | None:
     """The config that the language model has alone; None where transformers has no class."""
     from transformers import CONFIG_MAPPING
 
+    from growkit.base.errors import foreign
     from growkit.engine.oracle import parsed, quiet
-    from growkit.errors import foreign
 
     whole, folder = checkpoint.config, checkpoint.folder
     if whole.get("model_type") not in CONFIG_MAPPING:

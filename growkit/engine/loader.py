@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
@@ -30,7 +31,6 @@ from growkit.engine.inert import (
     check_tokenizer_reads_nothing_else,
 )
 from growkit.engine.oracle import lacks_class, parsed, quiet
-from growkit.errors import InputError, foreign
 from growkit.planning.layouts import as_diff_transformer
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")

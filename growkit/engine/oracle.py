@@ -17,12 +17,12 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.engine.inert import check_config_runs_nothing, without_kernels
 from growkit.engine.uninitialised import uninitialised
-from growkit.errors import InputError, foreign
 from growkit.families.family import families
 from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer, read_layout

@@ -13,12 +13,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from growkit.base.errors import InputError
+from growkit.base.settings import Settings
 from growkit.checkpoint.tensors import Config
 from growkit.engine.oracle import longest_context
 from growkit.engine.texts import documents, read_text
 from growkit.engine.tokenizing import ids_of, load_tokenizer
-from growkit.errors import InputError
-from growkit.settings import Settings
 
 T = TypeVar("T")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.tensors import Config
 from growkit.engine.oracle import lacks_class, parsed, quiet
-from growkit.errors import InputError, foreign
 from growkit.families.family import family_of
 from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer

@@ -9,8 +9,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from growkit.base.errors import InputError, reason
 from growkit.checkpoint.scratch import temporary_scratch
-from growkit.errors import InputError, reason
 
 
 class Spool:

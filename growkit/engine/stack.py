@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from growkit.base.errors import InputError, foreign, reason
 from growkit.checkpoint.tensors import Weights
 from growkit.engine.building import blocks, empty_model, persistent_buffers
 from growkit.engine.calls import Call, CallError
 from growkit.engine.lending import Lender
 from growkit.engine.passing import Handed, NoStackError
-from growkit.errors import InputError, foreign, reason
 
 
 class Stack:

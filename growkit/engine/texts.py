@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from growkit.base.errors import InputError, reason
 from growkit.checkpoint.folder import open_regular, read
-from growkit.errors import InputError, reason
 
 MOST_TEXT = 1 << 22
 """Bytes that are read of a text; a million tokens are far more than a proof takes."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fnmatch import fnmatch
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
-from growkit.errors import InputError
 
 TEMPLATES = "additional_chat_templates"
 """The folder of these."""

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.folder import Folder
 from growkit.engine.inert import check_files_run_nothing, check_tokenizer_reads_nothing_else
 from growkit.engine.oracle import quiet
-from growkit.errors import InputError, foreign
 
 PROBES = (
     "The quick brown fox, in 1984: it's “jumped”!",

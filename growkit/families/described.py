@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from growkit.algebra.axes import Axis, Pattern
+from growkit.base.errors import InputError
+from growkit.base.names import did_you_mean
+from growkit.base.strict_yaml import in_yaml, read_yaml
 from growkit.checkpoint.tensors import Config
-from growkit.errors import InputError
 from growkit.families.description import Multiple, Norm, Tensor, always
 from growkit.families.family import LISTS, Family
 from growkit.families.sizes import Axes
-from growkit.names import did_you_mean
-from growkit.strict_yaml import in_yaml, read_yaml
 
 KEYS: dict[str, type] = {
     "family": str,

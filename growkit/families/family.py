@@ -11,8 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 
 from growkit.algebra.axes import Pattern, Role
+from growkit.base.errors import InputError
+from growkit.base.names import perhaps
+from growkit.base.registry import members
 from growkit.checkpoint.tensors import Config, Weights
-from growkit.errors import InputError
 from growkit.families.added import added_family
 from growkit.families.description import (
     COUNTED,
@@ -23,8 +25,6 @@ from growkit.families.description import (
 )
 from growkit.families.experts import Experts
 from growkit.families.sizes import Axes, HasSizes, MultipleError
-from growkit.names import perhaps
-from growkit.registry import members
 
 MOST_ROWS = 1 << 22
 """Of a tensor, or columns, but for those that stand for the vocabulary."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import MOST_DIGITS
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo
-from growkit.errors import InputError
 from growkit.families.family import Family, family_of
 
 if TYPE_CHECKING:

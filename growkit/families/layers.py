@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from growkit.algebra.axes import Pattern, Role
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config
-from growkit.errors import InputError
 from growkit.families.description import Tensor
 from growkit.families.family import Family
 

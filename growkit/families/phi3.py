@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config
-from growkit.errors import InputError
 from growkit.families.description import Tensor
 from growkit.families.llama import ATTENTION, MLP, skeleton
 from growkit.families.llama import FAMILY as LLAMA

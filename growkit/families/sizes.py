@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from growkit.base.errors import InputError
+from growkit.base.names import nearest
 from growkit.checkpoint.tensors import Config
-from growkit.errors import InputError
 from growkit.families.description import Multiple
-from growkit.names import nearest
 
 MOST_LAYERS = 10_000
 """Or experts of a layer."""

@@ -13,8 +13,8 @@ from functools import partial
 
 from growkit.algebra.axes import Role
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights
-from growkit.errors import InputError
 from growkit.families.family import Family, stored_family
 from growkit.growth.expanding import expand
 from growkit.growth.placing import placed_copies

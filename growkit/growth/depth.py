@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights
-from growkit.errors import InputError
 from growkit.families.description import Tensor
 from growkit.families.family import Family, stored_family
 from growkit.families.layers import relayered, writers

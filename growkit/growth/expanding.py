@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.orders import Order
 from growkit.algebra.shares import Shares
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights
-from growkit.errors import InputError
 from growkit.families.description import Tensor as Described
 from growkit.families.family import Family
 from growkit.growth.factors import Factors

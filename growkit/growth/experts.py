@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Role
 from growkit.algebra.shares import Shares
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights
-from growkit.errors import InputError
 from growkit.families.family import Family, stored_family
 from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
 from growkit.growth.routing import EXPERTS, NUMBER, TOP_K, Place, WithExperts, asked_for, places

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern, Role
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config
-from growkit.errors import InputError
 from growkit.families.description import Norm, Tensor
 from growkit.families.family import Family
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config
-from growkit.errors import InputError
 from growkit.families.family import Family
 
 if TYPE_CHECKING:

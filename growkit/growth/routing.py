@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from growkit.algebra.axes import Pattern, Role
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config
-from growkit.errors import InputError
 from growkit.families.description import Tensor
 from growkit.families.family import Family
 from growkit.families.sizes import MOST_EXPERTS

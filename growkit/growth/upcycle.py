@@ -26,8 +26,8 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
-from growkit.errors import InputError
 from growkit.families.experts import NEW, Dense, Experts
 from growkit.families.family import Family, families, stored_family
 from growkit.growth.routing import (

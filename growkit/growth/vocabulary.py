@@ -13,8 +13,8 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import TensorInfo, Weights
-from growkit.errors import InputError
 from growkit.families.family import stored_family
 from growkit.families.sizes import MOST_SIZE
 from growkit.growth.sizes import check_whole, factor

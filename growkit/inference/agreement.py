@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from growkit.algebra.axes import Axis, Pattern
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config
 from growkit.engine.oracle import parsed, quiet
 from growkit.engine.uninitialised import uninitialised
-from growkit.errors import InputError
 from growkit.families.sizes import Axes
 from growkit.inference.classes import ALSO, NAMED, unheard
-from growkit.operations import operations
 from growkit.planning.operation import SizeOption
+from growkit.recipe.operations import operations
 
 VOCABULARY = "vocab_size"
 CONTEXT = "max_position_embeddings"

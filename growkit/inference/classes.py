@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.tensors import Config
 from growkit.engine.oracle import parsed, quiet
-from growkit.errors import InputError, foreign
 from growkit.families.sizes import MOST_LAYERS
 
 NAMED = {

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from growkit.algebra.axes import Pattern
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.errors import InputError
+from growkit.checkpoint.sources.source import find
 from growkit.families.described import described
 from growkit.families.family import family_of
 from growkit.inference.classes import ModelClass
@@ -27,7 +28,6 @@ from growkit.inference.running import see
 from growkit.inference.trial import Trial, Trials
 from growkit.planning.plan import unused_tensors
 from growkit.results.result import Result, versions
-from growkit.sources.source import find
 
 if TYPE_CHECKING:
     from growkit.inference.trial import Trial

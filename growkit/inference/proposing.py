@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from growkit.algebra.axes import Pattern
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from growkit.families.described import TIED
 from growkit.inference.classes import ModelClass
 from growkit.inference.running import Seen

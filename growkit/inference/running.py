@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from growkit.errors import InputError, foreign
+from growkit.base.errors import InputError, foreign
+from growkit.base.limits import within
 from growkit.inference.classes import ModelClass
-from growkit.limits import within
 
 EPS = ("eps", "epsilon", "norm_eps")
 """How keys end that a norm adds to a mean."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from growkit.inference.classes import ModelClass
 
 Terms = dict[tuple[str, ...], int]

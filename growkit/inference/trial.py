@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from growkit.base.errors import InputError, reason
+from growkit.base.limits import within
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.oracle import CPU, load, quiet
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError, reason
 from growkit.inference.classes import ModelClass
-from growkit.limits import within
-from growkit.one_step import grow
+from growkit.pipeline.one_step import grow
 from growkit.results.result import Result
 
 EXACT = 1e-10

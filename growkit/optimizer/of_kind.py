@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights, cut
 from growkit.engine.class_weights import converted, stacks, taken_apart
 from growkit.engine.loader import Conversion
-from growkit.errors import InputError
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.state import ORDERS, State
 

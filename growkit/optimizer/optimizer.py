@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import cast
 
 from growkit.algebra.muon import muon_rate
+from growkit.base.errors import InputError
+from growkit.base.progress import Progress
+from growkit.base.registry import members
 from growkit.checkpoint.outline import outlined
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import FLOAT_BYTES, total_parameters
 from growkit.engine.class_updates import class_updates
-from growkit.errors import InputError
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters, check_class, parameters_of
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
@@ -23,8 +25,6 @@ from growkit.planning.factors import UNCHANGED, Factors
 from growkit.planning.lineage import Lineage
 from growkit.planning.update import Update
 from growkit.planning.updates import Law, law_of
-from growkit.registry import members
-from growkit.report.progress import Progress
 from growkit.results.operation import OptimizerResult
 
 DECOUPLED = "decoupled_weight_decay"

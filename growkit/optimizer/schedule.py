@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from growkit.optimizer.groups import Group
 
 RATES = frozenset({"base_lrs", "_last_lr", "_init_lrs", "min_lrs", "max_lrs"})

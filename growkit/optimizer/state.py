@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import TensorInfo
-from growkit.errors import InputError
 from growkit.optimizer.groups import RATES, Group
 from growkit.optimizer.parameters import Parameters
 

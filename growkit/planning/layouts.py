@@ -20,14 +20,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern
+from growkit.base.errors import InputError
+from growkit.base.limits import within
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
-from growkit.errors import InputError
 from growkit.families.description import DiffForm
 from growkit.families.description import Tensor as Described
 from growkit.families.diff_transformer import DEFAULTS, OF_SOME
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, families, family_of, stored_family
-from growkit.limits import within
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed, reordered
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from growkit.base.errors import InputError
+from growkit.base.names import perhaps
 from growkit.checkpoint.tensors import Config, Weights
-from growkit.errors import InputError
 from growkit.families.family import Family, families
-from growkit.names import perhaps
 from growkit.planning.plan import Plan
 from growkit.results.operation import RankTried
 

@@ -15,8 +15,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import FLOAT_BYTES, Config, TensorInfo, Weights, cut, parts
-from growkit.errors import InputError
 from growkit.families.family import Family
 from growkit.planning.transform import Transform
 from growkit.planning.transforms import Kept

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Role
 from growkit.algebra.shares import Shares
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights
-from growkit.errors import InputError
 from growkit.planning.transform import Slices, Transform
 
 if TYPE_CHECKING:

@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from growkit.base.errors import InputError, PlaceError
+from growkit.base.progress import Advance, Progress
 from growkit.checkpoint.made import is_untouched
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_parameters
 from growkit.engine.oracle import lacks_class, load, quiet
-from growkit.errors import InputError, PlaceError
 from growkit.families.added import temporary_family
+from growkit.pipeline.surgery import run
 from growkit.probing.candidates import Candidate
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
 from growkit.probing.training import Look, Trainee, no_failure, train
 from growkit.probing.work import Work
-from growkit.report.progress import Advance, Progress
-from growkit.surgery import run
 
 
 def flops_of(stored: Any, window: Tensor, device: torch.device) -> int:

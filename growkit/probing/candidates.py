@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 
+from growkit.base.errors import InputError
+from growkit.base.paths import name_of
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import MANIFEST
+from growkit.checkpoint.sources.hub import address_of
+from growkit.checkpoint.sources.source import Source
 from growkit.engine.texts import read_text
-from growkit.errors import InputError
-from growkit.paths import name_of
 from growkit.recipe.files import load_recipe, recipe_file, shipped_recipes
 from growkit.recipe.recipe import Recipe
-from growkit.sources.hub import address_of
-from growkit.sources.source import Source
 
 MOST_CANDIDATES = 50
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-from growkit.limits import within
+from growkit.base.limits import within
 
 CONFIDENCE = 0.95
 """Of all intervals together."""

@@ -13,23 +13,23 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from growkit.base.errors import InputError
+from growkit.base.paths import name_of
+from growkit.base.progress import Noting, Progress, Silent, steps
+from growkit.base.units import size
 from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.sources.source import Source, find
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
 from growkit.engine.tokenizer_files import FILES, is_of_tokenizer
-from growkit.errors import InputError
-from growkit.paths import name_of
 from growkit.probing.candidates import Candidate, candidates_of, inputs_of
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.work import check_work, workplace
 from growkit.recipe.recipe import Recipe
-from growkit.report.progress import Noting, Progress, Silent, steps
 from growkit.results.probe import ProbeResult
 from growkit.results.result import versions
-from growkit.sources.source import Source, find
-from growkit.units import size
 
 if TYPE_CHECKING:
     from growkit.probing.text import Data

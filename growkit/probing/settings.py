@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from growkit.errors import InputError
-from growkit.names import perhaps
-from growkit.settings import DEVICES
+from growkit.base.errors import InputError
+from growkit.base.names import perhaps
+from growkit.base.settings import DEVICES
 
 COMPUTED = ("float32", "bfloat16")
 """What a training computes in; weights and moments are float32."""

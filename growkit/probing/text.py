@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from growkit.base.errors import InputError
 from growkit.engine.oracle import longest_context
 from growkit.engine.texts import documents, read_text
 from growkit.engine.tokenizing import ids_of, load_tokenizer
-from growkit.errors import InputError
 from growkit.probing.settings import ProbeSettings
 
 MOST_TEXT = 1 << 27

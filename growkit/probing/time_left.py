@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import torch
 
-from growkit.errors import InputError
+from growkit.base.errors import InputError
+from growkit.base.units import duration
 from growkit.families.added import temporary_family
 from growkit.probing.arms import Arm, looks_of, trainee_of
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
 from growkit.probing.training import train
 from growkit.probing.work import Work
-from growkit.units import duration
 
 STEPS = 3
 """Steps that are timed; the first one is left out, as it allocates."""

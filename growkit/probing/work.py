@@ -19,12 +19,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.atomic import flush
 from growkit.checkpoint.folder import open_regular, read
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import made_around
 from growkit.checkpoint.scratch import LOCK, held, holding, temporary
-from growkit.errors import InputError
 from growkit.probing.training import Look
 
 JOURNAL = "growkit.probe.jsonl"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
+from growkit.base.errors import InputError
+from growkit.base.settings import NO_GPU, Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
 from growkit.engine.texts import read_text
 from growkit.engine.tokenizer_files import check_tokenizer
-from growkit.errors import InputError
-from growkit.settings import NO_GPU, Settings
 
 
 def check_settings(settings: Settings, source: Checkpoint) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from growkit.base.limits import within, within_each
 from growkit.checkpoint.tensors import TORCH_NAMES, Weights, main_dtype
-from growkit.limits import within, within_each
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from growkit.base.limits import within
 from growkit.engine.calls import Call, CallError
 from growkit.engine.heads import Head, distance_of, logits_in_pieces
 from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import Distance
 from growkit.engine.spool import Spool
-from growkit.limits import within
 from growkit.proof.copies import Copied
 from growkit.proof.fingerprint import Question
 from growkit.proof.modes import PREFILL, Mode, NotAskedError

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from growkit.base.limits import within
 from growkit.engine.metrics import EPSILON, Distance, finite
-from growkit.limits import within
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import Plan
 from growkit.proof.comparison import Compared, Control

@@ -18,19 +18,19 @@ from torch import Tensor, nn
 
 from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.expansion import Index, index_map, side_by_side
+from growkit.base.errors import InputError
+from growkit.base.limits import within
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import lacks_class
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from growkit.families.description import Tensor as Described
 from growkit.families.description import component_of
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, stored_family
 from growkit.growth.placing import placed_copies
-from growkit.limits import within
 from growkit.planning.lineage import Lineage
 from growkit.proof.causes import Part, cause_of, spacing
 from growkit.proof.copies import AsClass, Copied, Copies

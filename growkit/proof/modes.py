@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config
 from growkit.engine.calls import Call
 from growkit.engine.oracle import longest_context
-from growkit.errors import InputError
 from growkit.results.proof import ModeResult
 from growkit.results.sentences import NOT_TRIED
 

@@ -12,16 +12,16 @@ from contextlib import suppress
 from dataclasses import replace
 from shlex import quote
 
+from growkit.base.errors import InputError, plain, reason
 from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.widening import RoundedCheckpoint, Widened
-from growkit.errors import InputError, plain, reason
 from growkit.families.added import stranger, temporary_family
 from growkit.growth.copying import GROUPS
-from growkit.manifest import read_record
-from growkit.planner import plan
 from growkit.planning.operation import SizeOption
 from growkit.proof.findings import Origin
+from growkit.recipe.manifest import read_record
+from growkit.recipe.planner import plan
 from growkit.recipe.recipe import Recipe, Step
 
 NO_FILE = os.path.join(os.devnull, "not read")

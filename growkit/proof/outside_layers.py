@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from growkit.base.limits import within_each
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
-from growkit.limits import within_each
 from growkit.proof.causes import Part, cause_of, factor_said
 from growkit.proof.copies import Copied
 from growkit.proof.localisation import TOKENS

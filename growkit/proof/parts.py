@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
     Config,
@@ -21,7 +22,6 @@ from growkit.engine.heads import TOKENS_FIRST, distance_of
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.stored_gradients import StoredGradients
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError
 from growkit.planning.plan import Plan
 from growkit.proof.causes import spacing
 from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare

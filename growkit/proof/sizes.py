@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_bytes
-from growkit.errors import InputError
 
 
 def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.training import Beginning, Custom
-from growkit.errors import InputError
 from growkit.optimizer.groups import Group
 from growkit.optimizer.optimizer import Optimizer, open_state, written_in
 from growkit.optimizer.parameters import parameters_of

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from growkit.algebra.expansion import IndexMap
 from growkit.algebra.law import zeros_in
-from growkit.limits import within_each
+from growkit.base.limits import within_each
 from growkit.planning.plan import Plan, Rule
 from growkit.planning.sections import Section
 from growkit.planning.transform import Transform

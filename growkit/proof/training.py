@@ -17,6 +17,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from growkit.base.errors import InputError
+from growkit.base.limits import within
+from growkit.base.settings import Settings
+from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TensorInfo, total_parameters
 from growkit.engine.class_updates import class_updates
@@ -26,16 +30,12 @@ from growkit.engine.oracle import load
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, Training
-from growkit.errors import InputError
-from growkit.limits import within
 from growkit.planning.lineage import Lineage
 from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.update import Update
 from growkit.planning.updates import Law, law_of
 from growkit.proof.states import Places, States
 from growkit.results.proof import TrainingProof
-from growkit.settings import Settings
-from growkit.units import size
 
 WINDOWS, LENGTH = 2, 64
 """Windows of text in every batch, and tokens in each if nothing else is said."""

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from growkit.base.errors import InputError, foreign
+from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.tensors import total_parameters
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import load, longest_context, quiet
 from growkit.engine.strict import strict_float64
-from growkit.errors import InputError, foreign
 from growkit.proof.modes import SHORT, result
 from growkit.results.proof import ModeResult
 from growkit.results.sentences import NOT_TRIED
-from growkit.units import size
 
 MOST_BYTES = 1 << 29
 """Memory that whole models may take here: all else that is proved needs no more than a layer."""

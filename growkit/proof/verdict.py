@@ -10,23 +10,25 @@ from typing import Any
 
 import torch
 
+from growkit.base.dates import given, today
+from growkit.base.errors import InputError
+from growkit.base.limits import within
+from growkit.base.progress import Progress, Silent
+from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.sources.source import Source, find, pair
 from growkit.checkpoint.tensors import (
     Weights,
     total_bytes,
     total_parameters,
 )
-from growkit.dates import given, today
 from growkit.engine import devices
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import check_config
 from growkit.engine.prompts import make_prompts
 from growkit.engine.reproducible import reproducible
-from growkit.errors import InputError
 from growkit.families.added import stranger, temporary_family
-from growkit.limits import within
-from growkit.manifest import read_record
 from growkit.proof.files.folder import beside_plan, beside_source, rests_on
 from growkit.proof.findings import (
     Native,
@@ -44,14 +46,12 @@ from growkit.proof.sizes import bytes_of, check_vocabularies, other_vocabulary
 from growkit.proof.states import NOWHERE, places_of
 from growkit.proof.training import check_room, prove_training
 from growkit.proof.usage import used
+from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
-from growkit.report.progress import Progress, Silent
 from growkit.results.advice import FEW
 from growkit.results.proof import LayerError, ModeResult, VerifyResult
 from growkit.results.result import versions
 from growkit.results.sentences import counted, trainability_sentence
-from growkit.settings import Settings
-from growkit.sources.source import Source, find, pair
 
 UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
 

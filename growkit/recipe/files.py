@@ -22,16 +22,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+from growkit.base.errors import InputError
+from growkit.base.names import NOTHING, did_you_mean, nearest, perhaps
+from growkit.base.settings import Settings
+from growkit.base.strict_yaml import in_yaml, read_yaml
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.made import MANIFEST
-from growkit.errors import InputError
 from growkit.families.described import described, load_description
-from growkit.names import NOTHING, did_you_mean, nearest, perhaps
-from growkit.operations import having, operation_of
 from growkit.planning.operation import config_key_aliases
+from growkit.recipe.operations import having, operation_of
 from growkit.recipe.recipe import STEPS, Recipe, Step
-from growkit.settings import Settings
-from growkit.strict_yaml import in_yaml, read_yaml
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.elsewhere import STORE, address_in
 from growkit.checkpoint.inputs import Inputs
-from growkit.errors import InputError
 from growkit.recipe.recipe import Recipe
 
 

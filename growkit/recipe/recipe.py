@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from growkit.base.errors import InputError
+from growkit.base.names import did_you_mean
+from growkit.base.paths import name_of
+from growkit.base.settings import Settings, check_seed
 from growkit.checkpoint.elsewhere import HUB_NAME
 from growkit.checkpoint.folder import check_name
-from growkit.errors import InputError
-from growkit.names import did_you_mean
-from growkit.operations import having, operation_of
-from growkit.paths import name_of
 from growkit.planning.operation import Operation, Value, complete
-from growkit.settings import Settings, check_seed
+from growkit.recipe.operations import having, operation_of
 
 
 @dataclass(frozen=True, init=False)
@@ -83,7 +83,7 @@ class Recipe:
     """Everything that ``growkit run`` needs.
 
     Attributes:
-        source: model folder, or the name of a model on the Hub (``growkit.sources.hub``).
+        source: model folder, or the name of a model on the Hub.
         steps: in order; they run as one pass over the files.
         output: folder to make.
         verify: what the proof compares; None for no proof.

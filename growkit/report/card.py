@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from growkit.errors import plain
+from growkit.base.errors import plain
+from growkit.base.units import size
 from growkit.modeling import OLDEST_TRANSFORMERS
-from growkit.planner import EAGER_EXPERTS
+from growkit.recipe.planner import EAGER_EXPERTS
 from growkit.report.markup import figure
 from growkit.report.summary import native_name, predictions, text_name
 from growkit.results.advice import fault_sentence
 from growkit.results.sentences import NOT_TRIED, trainability_sentence
-from growkit.units import size
 
 Found = Mapping[str, Any]
 

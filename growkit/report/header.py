@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from growkit.limits import within
+from growkit.base.limits import within
 from growkit.report.markup import begun, escape, facts, flowing, is_number
 from growkit.report.summary import summary
 from growkit.results.advice import LEARNING, STUCK, next_step, place, problem, training_problem

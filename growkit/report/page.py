@@ -12,6 +12,7 @@ from pathlib import Path
 from re import sub
 from typing import Any
 
+from growkit.base.units import duration
 from growkit.report import drawing
 from growkit.report.document import document
 from growkit.report.drawing import Bar
@@ -33,7 +34,6 @@ from growkit.report.markup import (
 from growkit.report.summary import native_name, predictions, text_name
 from growkit.results.advice import instead_of
 from growkit.results.sentences import NOT_TRIED, recovered_sentence, trainability_sentence
-from growkit.units import duration
 
 MOST_BINS = 16
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from growkit.errors import shortened
-from growkit.units import duration, size
+from growkit.base.errors import shortened
+from growkit.base.units import duration, size
 
 if TYPE_CHECKING:
     from growkit.results.operation import (

@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from growkit.base.units import duration
 from growkit.report.curves import MOST_LINES, Curve, Interval, curves, intervals
 from growkit.report.document import document
 from growkit.report.header import SIGNS
 from growkit.report.markup import begun, escape, facts, figure, framed, more, section, table
 from growkit.report.probe import HEADS, called, compute, order, told, unit_of, why_not
 from growkit.results.probe import difference_between, leader, nats, probe_next
-from growkit.units import duration
 
 Found = Mapping[str, Any]
 

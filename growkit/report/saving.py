@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import MANIFEST, made_around
 from growkit.checkpoint.publishing import write_whole
-from growkit.errors import InputError
 from growkit.report.page import report_page
 from growkit.report.probe_page import probe_page
 

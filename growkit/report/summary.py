@@ -10,7 +10,9 @@ from pathlib import Path
 from sys import float_info
 from typing import Any
 
-from growkit.limits import within
+from growkit.base.limits import within
+from growkit.base.units import duration as duration
+from growkit.base.units import size as size
 from growkit.report.markup import figure, is_number
 from growkit.results.sentences import (
     NOT_TRIED,
@@ -19,8 +21,6 @@ from growkit.results.sentences import (
     recovered_sentence,
     trainability_sentence,
 )
-from growkit.units import duration as duration
-from growkit.units import size as size
 
 FAR = 1e6
 """Times the limit from which on it does not matter how many."""

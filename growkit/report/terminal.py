@@ -14,22 +14,22 @@ from rich.table import Table
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from growkit.catalogue import table
-from growkit.errors import plain
+from growkit.base.errors import plain
+from growkit.base.progress import Advance
+from growkit.base.units import duration, size
+from growkit.pipeline.catalogue import table
 from growkit.report.markup import figure
 from growkit.report.plan import show_estimate, show_plan, show_ranks
 from growkit.report.probe import show_probe
-from growkit.report.progress import Advance
 from growkit.report.summary import native_name, summary
 from growkit.results.advice import fault_sentence, next_step
 from growkit.results.check import difference_sentence
 from growkit.results.sentences import class_sentence, optimizer_sentence
-from growkit.units import duration, size
 
 if TYPE_CHECKING:
-    from growkit.catalogue import Abilities
     from growkit.families.family import Family
-    from growkit.inspection import Attention, Inspection
+    from growkit.pipeline.catalogue import Abilities
+    from growkit.pipeline.inspection import Attention, Inspection
     from growkit.results.check import CheckResult
     from growkit.results.operation import GrowResult
     from growkit.results.probe import ProbeResult

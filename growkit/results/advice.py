@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from shlex import quote
 from typing import Any
 
-from growkit.limits import within
+from growkit.base.limits import within
 from growkit.results.sentences import fault_place, trainability_sentence
 
 Found = Mapping[str, Any]

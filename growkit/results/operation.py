@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 from growkit.results.proof import VerifyResult
 from growkit.results.result import Result
 

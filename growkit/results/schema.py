@@ -12,9 +12,9 @@ import sys
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from growkit.catalogue import Abilities
 from growkit.inference.inferring import Inference
-from growkit.inspection import Inspection
+from growkit.pipeline.catalogue import Abilities
+from growkit.pipeline.inspection import Inspection
 from growkit.results.check import CheckResult
 from growkit.results.operation import GrowResult, LargePlan
 from growkit.results.probe import ProbeResult

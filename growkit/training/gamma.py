@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 
 
 class GammaRamp(TrainerCallback):

@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 from growkit.algebra.muon import ADJUSTMENTS, muon_rate
-from growkit.errors import InputError
-from growkit.names import perhaps
+from growkit.base.errors import InputError
+from growkit.base.names import perhaps
 from growkit.planning.factors import UNCHANGED, Factors
 from growkit.training.decay import decayed
 from growkit.training.law import found_in, known_of

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import loading
 from growkit.engine.oracle import lacks_class
-from growkit.errors import InputError
 from growkit.planning.factors import Factors
 
 

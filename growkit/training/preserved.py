@@ -26,14 +26,14 @@ from transformers import (
     TrainingArguments,
 )
 
+from growkit.base.errors import InputError
+from growkit.base.limits import within
 from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
-from growkit.errors import InputError
-from growkit.limits import within
-from growkit.manifest import changed_since
 from growkit.proof.fingerprint import COMPUTED, Question, apart, fingerprint_of
 from growkit.proof.sizes import check_vocabulary
+from growkit.recipe.manifest import changed_since
 
 OTHER = "give the folder that it was loaded from"
 

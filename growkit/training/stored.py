@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import STORED_NAMES
 from growkit.engine.class_weights import ClassWeights
 from growkit.engine.loader import loading
 from growkit.engine.oracle import readable
-from growkit.errors import InputError
 
 
 def keep_stored(model: nn.Module, folder: str | Path) -> list[str]:

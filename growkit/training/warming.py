@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 
 
 def rewarming(

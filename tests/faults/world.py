@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.checkpoint import atomic, publishing
-from growkit.errors import InputError
 from tests.conftest import folder_bytes, save_model
 
 DONE, REFUSED, INTERRUPTED, FAULTY = 0, 2, 130, 99

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from growkit.cli import app
+from growkit.cli.app import app
 from tests.fuzz.case import Case
 from tests.fuzz.contents import YAML, damaged, yaml_text
 from tests.fuzz.sources import VARIANTS, Places, shown

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 
 import growkit
-from growkit.settings import Settings
+from growkit.base.settings import Settings
 from tests.conftest import save_random
 from tests.families import FAMILIES
 

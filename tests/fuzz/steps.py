@@ -9,9 +9,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from growkit.errors import InputError
-from growkit.operations import PACKAGES, operations
+from growkit.base.errors import InputError
 from growkit.planning.operation import Operation, Option, SizeOption, Switch
+from growkit.recipe.operations import PACKAGES, operations
 from tests.fuzz.case import Case
 from tests.fuzz.contents import yaml_text
 from tests.fuzz.places import Place

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import pytest
 
-from growkit import inspection
+from growkit.pipeline import inspection
 from tests.fuzz import worker as workers
 from tests.fuzz.case import Case, corpus
 from tests.fuzz.rules import Answer, judge

@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import typer
 
-from growkit.cli import app
+from growkit.cli.app import app
 from growkit.report import page, terminal
 from tests.fuzz.case import Case
 from tests.fuzz.places import SECRET, Place, build, remove, state

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from growkit.base.progress import Advance, nothing
 from growkit.checkpoint.tensors import Weights, main_dtype, total_bytes
 from growkit.engine.calls import Call
 from growkit.engine.heads import distance_of
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.spool import Spool
-from growkit.report.progress import Advance, nothing
 
 WINDOWS = 64
 """Windows of the text from which second moments are taken: 32,768 tokens of 512 each."""

@@ -11,15 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from growkit.base.errors import InputError
+from growkit.base.limits import within
+from growkit.base.progress import current
+from growkit.base.settings import Settings
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, Weights, main_dtype, total_bytes
-from growkit.errors import InputError
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import shared_keys
 from growkit.families.llama import ATTENTION
-from growkit.limits import within
-from growkit.report.progress import current
 from growkit.results.operation import RankTried
-from growkit.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor

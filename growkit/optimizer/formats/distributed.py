@@ -27,11 +27,11 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_list import LIST, REMEDY, Listed, read_list, refusing
 from growkit.checkpoint.distributed_parts import Parts
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.tensors import STORED_NAMES
-from growkit.errors import InputError
 from growkit.optimizer.groups import Group
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import OF_GROUPS, grown_schedule, holds_schedule

@@ -10,10 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.torch_file import Kind, open_saved, room
 from growkit.checkpoint.writing import fill
-from growkit.errors import InputError
 from growkit.optimizer.groups import Group
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule, holds_schedule

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.carrying import code_of
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.scratch import temporary
-from growkit.errors import InputError
 from growkit.families.family import families
 
 GENERATE = "custom_generate/generate.py"

@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.carrying import GENERATION, carried
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.scratch import temporary
@@ -22,7 +23,6 @@ from growkit.engine.tokenizing import (
     first_difference,
     load_tokenizer,
 )
-from growkit.errors import InputError, foreign
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"

@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from itertools import islice
 from typing import Any
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.carrying import GENERATION, carried, code_of
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
@@ -22,9 +23,7 @@ from growkit.checkpoint.widening import RoundedCheckpoint
 from growkit.engine.loader import Loading
 from growkit.engine.resolved import resolved, resolved_as_loaded
 from growkit.engine.tokenizer_files import is_of_tokenizer
-from growkit.errors import InputError
 from growkit.families.family import families, family_of
-from growkit.manifest import changed_since
 from growkit.optimizer.optimizer import outputs
 from growkit.proof.files.code import GENERATE, foreign_code, growkits_code, same_code
 from growkit.proof.files.companions import (
@@ -45,6 +44,7 @@ from growkit.proof.files.config import (
     overruled,
 )
 from growkit.proof.files.layers import copied_layers
+from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import ChangedValue
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from growkit.base.errors import InputError
+from growkit.base.names import did_you_mean
 from growkit.checkpoint.tensors import Weights
-from growkit.errors import InputError
 from growkit.families.example import Example, example
 from growkit.families.family import Family, families, family_of
 from growkit.families.headers import Headers
-from growkit.names import did_you_mean
-from growkit.operations import operations
-from growkit.planner import change
 from growkit.planning.operation import PROMISES, Operation, SizeOption, Value
+from growkit.recipe.operations import operations
+from growkit.recipe.planner import change
 from growkit.recipe.recipe import STEPS
 from growkit.results.result import Result
 

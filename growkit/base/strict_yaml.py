@@ -11,10 +11,10 @@ import yaml
 from yaml.constructor import ConstructorError
 from yaml.reader import ReaderError
 
+from growkit.base.errors import InputError, reason
+from growkit.base.parsing import TOO_DEEP, check_extent
+from growkit.base.units import size
 from growkit.checkpoint.folder import open_regular, read
-from growkit.errors import InputError, reason
-from growkit.parsing import TOO_DEEP, check_extent
-from growkit.units import size
 
 MOST_VALUES = 10_000
 """Values that a text stands for, aliases followed."""

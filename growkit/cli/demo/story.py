@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from growkit.base.progress import Progress, Silent
+from growkit.base.settings import Settings
 from growkit.checkpoint.scratch import temporary
-from growkit.demo.text import held_out_text
-from growkit.one_step import grow
-from growkit.report.progress import Progress, Silent
+from growkit.cli.demo.text import held_out_text
+from growkit.pipeline.one_step import grow
 from growkit.results.story import Story
-from growkit.settings import Settings
 
 MODEL = Path(__file__).parent / "model"
 OPENING = 'The "for" statement is used to'

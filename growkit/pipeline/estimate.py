@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from growkit.base.settings import Settings
 from growkit.checkpoint.tensors import TensorInfo, Weights, total_bytes, total_parameters
 from growkit.checkpoint.writing import WORKERS
 from growkit.planning.plan import SMALL as SMALL_TENSOR
 from growkit.results.operation import Estimate
-from growkit.settings import Settings
 
 ROOM = 1 << 20
 """Bytes set aside on the disk for what growkit writes beside weights, whatever the model."""

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
+from growkit.base.errors import InputError
+from growkit.base.paths import ADDRESS
+from growkit.base.registry import members
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.weight_files import check_names, weight_files
 from growkit.engine.inside import alone
-from growkit.errors import InputError
 from growkit.families.headers import headers_of
-from growkit.paths import ADDRESS
-from growkit.registry import members
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Kind(Protocol):
 
 def kinds() -> list[Kind]:
     """All kinds, found by being there."""
-    return cast("list[Kind]", list(members("growkit.sources", "KIND").values()))
+    return cast("list[Kind]", list(members("growkit.checkpoint.sources", "KIND").values()))
 
 
 def find(given: Path | str, *, weights: bool = True) -> Source:

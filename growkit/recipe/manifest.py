@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from growkit.base.dates import given, today
+from growkit.base.errors import InputError, reason
+from growkit.base.paths import by_name, name_of, without_paths
 from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
-from growkit.dates import given, today
-from growkit.errors import InputError, reason
-from growkit.paths import by_name, name_of, without_paths
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.recipe import Recipe
 from growkit.results.operation import GrowResult, OptimizerResult

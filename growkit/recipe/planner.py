@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
     FLOAT_BYTES,
@@ -20,14 +21,13 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.checkpoint.widening import Widened, rounded
-from growkit.errors import InputError
 from growkit.families.family import family_of, stored_family
-from growkit.operations import operations
 from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage
 from growkit.planning.operation import PROMISES, Change, complete
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.transforms import AS_IT_IS
+from growkit.recipe.operations import operations
 from growkit.recipe.recipe import Recipe, Step
 from growkit.results.operation import ConfigChange, GrowResult, PlannedTensor, RankTried, Updates
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from growkit.catalogue import Answer, possibilities
+from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.sources.source import Source, find
 from growkit.checkpoint.tensors import (
     TORCH_NAMES,
     Config,
@@ -16,17 +17,16 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.engine.inside import Inside
-from growkit.errors import InputError
 from growkit.families.added import temporary_family
 from growkit.families.described import load_description
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_lambda_vectors, variant
 from growkit.families.family import Family, stored_family
-from growkit.operations import DEFAULT_METHOD, operations
+from growkit.pipeline.catalogue import Answer, possibilities
 from growkit.planning.layouts import LAMBDA_VECTORS, as_diff_transformer, is_differential
 from growkit.planning.plan import unused_tensors
+from growkit.recipe.operations import DEFAULT_METHOD, operations
 from growkit.results.result import Result
-from growkit.sources.source import Source, find
 
 
 class Attention(Result):

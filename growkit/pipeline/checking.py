@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from growkit.base.errors import InputError, reason
+from growkit.base.progress import Advance, Progress, Silent
+from growkit.base.units import size
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.made import MANIFEST, own_hash
-from growkit.errors import InputError, reason
-from growkit.report.progress import Advance, Progress, Silent
 from growkit.results.check import CheckResult, Difference, difference
-from growkit.units import size
 
 
 def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from growkit.errors import InputError
-from growkit.names import perhaps
+from growkit.base.errors import InputError
+from growkit.base.names import perhaps
 
 
 def check_seed(seed: int) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from growkit.base.progress import Progress, Silent
+from growkit.base.settings import Settings, settings_of
 from growkit.families.described import load_description
-from growkit.operations import DEFAULT_METHOD
+from growkit.pipeline.surgery import run
 from growkit.planning.operation import Value
+from growkit.recipe.operations import DEFAULT_METHOD
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS, ConvertStep, GrowStep, Recipe
-from growkit.report.progress import Progress, Silent
 from growkit.results.operation import GrowResult
-from growkit.settings import Settings, settings_of
-from growkit.surgery import run
 
 
 def grow(

@@ -16,11 +16,11 @@ from typing import Annotated, Any
 
 import typer
 
-from growkit.answers import also_in, console, print_json, told
-from growkit.commands import Commands, OfMany, command
-from growkit.errors import InputError, plain
-from growkit.operations import DEFAULT_METHOD, operations
-from growkit.options import (
+from growkit.base.errors import InputError, plain
+from growkit.base.settings import DEVICES, Settings
+from growkit.cli.answers import also_in, console, print_json, told
+from growkit.cli.commands import Commands, OfMany, command
+from growkit.cli.options import (
     Answer,
     BaseModel,
     Family,
@@ -38,12 +38,12 @@ from growkit.options import (
     path,
     say,
 )
+from growkit.cli.running import carry_out, check_proved, recipe_of
+from growkit.cli.signals import heed_signals
+from growkit.cli.streams import make_patient, unprinted
 from growkit.probing.settings import ProbeSettings
 from growkit.recipe.files import shipped_recipe, shipped_recipes
-from growkit.running import carry_out, check_proved, recipe_of
-from growkit.settings import DEVICES, Settings
-from growkit.signals import heed_signals
-from growkit.streams import make_patient, unprinted
+from growkit.recipe.operations import DEFAULT_METHOD, operations
 from growkit.version import __version__
 
 app = typer.Typer(
@@ -113,7 +113,7 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what a checkpoint is: family, sizes, heads, ties, dtype."""
-    from growkit.inspection import inspect as look
+    from growkit.pipeline.inspection import inspect as look
     from growkit.report.terminal import show_inspection
 
     if infer:
@@ -149,7 +149,7 @@ def list_families(
     as_json: Json = False,
 ) -> None:
     """List the families, and what can be done to the models of one, or of all."""
-    from growkit.catalogue import catalogue, model_types
+    from growkit.pipeline.catalogue import catalogue, model_types
     from growkit.report.terminal import show_abilities, show_catalogue, show_families
 
     if name and every:
@@ -244,11 +244,11 @@ def verify(
     """Prove that OUT computes what SRC computes: logits in strict float64 and in its own dtype."""
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
+    from growkit.checkpoint.sources.source import find, pair
     from growkit.proof.beforehand import check_settings
     from growkit.proof.sizes import check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
-    from growkit.sources.source import find, pair
 
     reads = [each for each in (settings.text, optimizer) if each]
     one, other = find(source), find(target)
@@ -279,7 +279,7 @@ def check(
     as_json: Json = False,
 ) -> int:
     """Check OUT against the hashes in its manifest: on any later day, wherever it was copied."""
-    from growkit.checking import check as hold
+    from growkit.pipeline.checking import check as hold
     from growkit.report.terminal import Bars, show_check
 
     result = hold(folder, progress=Bars())
@@ -312,8 +312,8 @@ def run(
     optimizer: Optimizer = None,
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
+    from growkit.checkpoint.sources.source import leads_to_folder
     from growkit.recipe.files import load_recipe, recipe_file
-    from growkit.sources.source import leads_to_folder
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)
@@ -350,7 +350,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
-    from growkit.ahead import plan as look_ahead
+    from growkit.pipeline.ahead import plan as look_ahead
     from growkit.recipe.files import load_recipe
     from growkit.report.plan import show_large
 
@@ -435,7 +435,7 @@ def demo(
     as_json: Json = False,
 ) -> int:
     """The whole story on the model that ships with growkit: grow it, prove it, let it write."""
-    from growkit.demo.story import tell
+    from growkit.cli.demo.story import tell
     from growkit.report.terminal import Bars, show_demo
 
     story = tell(output, hidden, signal_heads, overwrite, Bars())

@@ -13,35 +13,35 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from growkit.base.dates import given
+from growkit.base.errors import InputError
+from growkit.base.progress import Progress, Silent, shown
+from growkit.base.settings import Settings, settings_of
 from growkit.checkpoint.carrying import carried, carried_bytes, carry_over, check_carried
 from growkit.checkpoint.distributed_writing import distributed_shards, write_list
 from growkit.checkpoint.hashing import Hashes, hashing
 from growkit.checkpoint.leftovers import sweep
 from growkit.checkpoint.publishing import check_output, check_space, rejected_name, staged, writing
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.sources.source import Source, find, pair
 from growkit.checkpoint.writing import Shard, parse_bytes, shards_of, write_index, write_shards
-from growkit.companions import without_weights, write_config, write_documents
-from growkit.dates import given
 from growkit.engine.class_names import class_names
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
-from growkit.errors import InputError
-from growkit.estimate import disk_needed, estimate
 from growkit.families.added import stranger, temporary_family
 from growkit.families.family import family_of
-from growkit.manifest import manifest_of
-from growkit.planner import Prepared, describe, plan, planned_tensors, trained
+from growkit.pipeline.companions import without_weights, write_config, write_documents
+from growkit.pipeline.estimate import disk_needed, estimate
 from growkit.planning.lineage import Lineage
 from growkit.proof.beforehand import check_settings, preflight
 from growkit.proof.sizes import bytes_of
 from growkit.recipe.files import load_recipe, recipe_file
+from growkit.recipe.manifest import manifest_of
 from growkit.recipe.places import inputs_of, output_path
+from growkit.recipe.planner import Prepared, describe, plan, planned_tensors, trained
 from growkit.recipe.recipe import Recipe
-from growkit.report.progress import Progress, Silent, shown
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
-from growkit.settings import Settings, settings_of
-from growkit.sources.source import Source, find, pair
 
 if TYPE_CHECKING:
     from growkit.optimizer.optimizer import Optimizer

@@ -16,13 +16,13 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from growkit.errors import InputError, reason
-from growkit.names import did_you_mean
-from growkit.operations import operations
-from growkit.options import expanded, say
+from growkit.base.errors import InputError, reason
+from growkit.base.names import did_you_mean
+from growkit.cli.options import expanded, say
+from growkit.cli.signals import INTERRUPTED, begin_command
+from growkit.cli.streams import unprinted
 from growkit.planning.operation import config_key_aliases
-from growkit.signals import INTERRUPTED, begin_command
-from growkit.streams import unprinted
+from growkit.recipe.operations import operations
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
 """The error of a command line that is not understood: of typer or of click, by typer's version."""

@@ -12,14 +12,14 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from growkit.base.errors import InputError, plain
+from growkit.base.settings import DEVICES, FEW, LONG, MANY, SHORT, Settings
 from growkit.checkpoint.folder import check_name
 from growkit.checkpoint.tensors import TORCH_NAMES
-from growkit.errors import InputError, plain
-from growkit.operations import operations
 from growkit.planning.operation import SizeOption, Switch
 from growkit.probing.settings import COMPUTED, ProbeSettings
+from growkit.recipe.operations import operations
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS
-from growkit.settings import DEVICES, FEW, LONG, MANY, SHORT, Settings
 
 
 def say(message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime, timezone
 
-from growkit.errors import InputError
+from growkit.base.errors import InputError
 
 GIVEN = "SOURCE_DATE_EPOCH"
 """https://reproducible-builds.org/specs/source-date-epoch/"""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from growkit.answers import also_in, console, print_json, told
-from growkit.errors import InputError
-from growkit.options import Answer, Running, Writing
+from growkit.base.errors import InputError
+from growkit.base.settings import Settings
+from growkit.cli.answers import also_in, console, print_json, told
+from growkit.cli.options import Answer, Running, Writing
 from growkit.recipe.recipe import Recipe, Step
-from growkit.settings import Settings
 
 
 def recipe_of(
@@ -69,11 +69,11 @@ def carry_out(recipe: Recipe, running: Running, answer: Answer, reads: Sequence[
         InputError: it cannot be carried out, or its result not be written.
     """
     from growkit.checkpoint.publishing import rejected_name
+    from growkit.pipeline.surgery import run
     from growkit.recipe.places import inputs_of, output_path
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_growth, show_verdict
     from growkit.results.advice import training_hint
-    from growkit.surgery import run
 
     if answer.report is not None:
         check_proved("report", recipe.verify)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import cast
 
+from growkit.base.errors import InputError
+from growkit.base.names import did_you_mean, nearest
+from growkit.base.registry import members
 from growkit.conversions.storing import storings
-from growkit.errors import InputError
-from growkit.names import did_you_mean, nearest
 from growkit.planning.operation import Operation, config_key_aliases
-from growkit.registry import members
 
 DEFAULT_METHOD = "hypercloning"
 """The method of ``growkit grow`` that need not be named."""

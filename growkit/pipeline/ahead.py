@@ -7,6 +7,7 @@ from pathlib import Path
 
 from growkit.checkpoint.carrying import carried_bytes
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.sources.source import find
 from growkit.checkpoint.tensors import (
     TORCH_NAMES,
     Weights,
@@ -15,13 +16,18 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.checkpoint.writing import parse_bytes, shards_of
-from growkit.estimate import BASIS, disk_needed, memory_needed, proof_seconds, seconds_to_write
 from growkit.families.added import temporary_family
-from growkit.planner import plan as planned
+from growkit.pipeline.estimate import (
+    BASIS,
+    disk_needed,
+    memory_needed,
+    proof_seconds,
+    seconds_to_write,
+)
 from growkit.recipe.files import load_recipe, recipe_file
+from growkit.recipe.planner import plan as planned
 from growkit.recipe.recipe import Recipe
 from growkit.results.operation import LargePlan
-from growkit.sources.source import find
 
 
 def plan(recipe: Recipe | str | Path, *, bandwidth: str | None = None) -> LargePlan:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from growkit.errors import InputError
-from growkit.options import say
-from growkit.streams import unprinted
+from growkit.base.errors import InputError
+from growkit.cli.options import say
+from growkit.cli.streams import unprinted
 
 if TYPE_CHECKING:
     from rich.console import Console

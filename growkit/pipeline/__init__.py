@@ -1,0 +1,1 @@
+"""From a request to a published checkpoint: plan, write, prove, publish."""
