@@ -37,34 +37,52 @@ def _commands(
 
 
 def options() -> str:
-    """The generated part of the page."""
-    return HEADING + "".join(_section(words, each) for words, each in commands().items())
+    """The generated part of the page; an option that several commands share is described once."""
+    known: dict[str, str] = {}
+    return HEADING + "".join(_section(words, each, known) for words, each in commands().items())
 
 
-def _section(words: str, command: typer.core.TyperCommand) -> str:
+def _section(words: str, command: typer.core.TyperCommand, known: dict[str, str]) -> str:
+    """The section of a command.
+
+    Args:
+        words: the command.
+        command: the command.
+        known: the first command of every row so far; gets those of this command.
+    """
     arguments = [each for each in command.params if isinstance(each, typer.core.TyperArgument)]
     named = "".join(
         f" {_value(each)}" if each.required else f" [{_value(each)}]" for each in arguments
     )
-    lines = [f"\n### {words}{named}\n", f"{inspect.cleandoc(command.help or '')}\n"]
-    shown = [
-        each
-        for each in command.params
-        if isinstance(each, typer.core.TyperOption) and not each.hidden
+    lines = [f"\n### {words}{named}\n", f"{inspect.cleandoc(command.help or '')}"]
+    rows, same = [], dict[str, list[str]]()
+    for each in command.params:
+        if isinstance(each, typer.core.TyperOption) and not each.hidden:
+            row = _row(each)
+            if known.setdefault(row, words) == words:
+                rows.append(row)
+            else:
+                same.setdefault(known[row], []).append(f"`{_names(each)[0]}`")
+    if rows:
+        lines += ["\n| option | what it does |", "| --- | --- |", *rows]
+    lines += [
+        f"\nAs for `{first.removeprefix('growkit ')}`: {', '.join(names)}."
+        for first, names in same.items()
     ]
-    if shown:
-        lines += ["| option | value | what it does |", "| --- | --- | --- |"]
-    for each in shown:
-        names = ", ".join(
-            f"`{name}`" for name in [*each.opts, *each.secondary_opts] if name.strip()
-        )
-        value = "" if each.is_flag else f"`{_value(each)}`".replace("|", r"\|")
-        usual = each.default is not None and not each.is_flag and not each.required
-        values = each.default if isinstance(each.default, tuple) else (each.default,)
-        default = f" Default: {', '.join(map(str, values))}." if usual else ""
-        needed = " Required." if each.required else ""
-        lines.append(f"| {names} | {value} | {each.help}{default}{needed} |")
     return "\n".join(lines) + "\n"
+
+
+def _row(option: typer.core.TyperOption) -> str:
+    value = "" if option.is_flag else f" {_value(option)}".replace("|", r"\|")
+    usual = option.default is not None and not option.is_flag and not option.required
+    values = option.default if isinstance(option.default, tuple) else (option.default,)
+    default = f" Default: {', '.join(map(str, values))}." if usual else ""
+    needed = " Required." if option.required else ""
+    return f"| `{', '.join(_names(option))}{value}` | {option.help}{default}{needed} |"
+
+
+def _names(option: typer.core.TyperOption) -> list[str]:
+    return [name for name in [*option.opts, *option.secondary_opts] if name.strip()]
 
 
 def _value(parameter: typer.core.TyperOption | typer.core.TyperArgument) -> str:

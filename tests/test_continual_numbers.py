@@ -209,13 +209,13 @@ def test_the_page_is_made_of_lines_alone(tmp_path: Path) -> None:
             results.append(tmp_path / "growth.jsonl", line)
     stranger = line_of(experiment, "1:1", 1, 1e-3, 0.0) | {"settings": "other"}
     results.append(tmp_path / "growth.jsonl", stranger)
-    write(tmp_path, tmp_path / "page.md")
-    page = (tmp_path / "page.md").read_text("utf-8")
+    write(tmp_path, tmp_path / "page.md", tmp_path / "tables.md")
+    page = "".join((tmp_path / name).read_text("utf-8") for name in ("page.md", "tables.md"))
     assert "| 1:1 | 0.001 (edge) | 8.500 (−1.000 ± 0.000)" in page
     # at a loss that is lower by one it needs half the FLOPs
     assert "| 1:1 | 40 | 4G | 4G | 2.00 |" in page
     cited = "[2409.12903](https://arxiv.org/abs/2409.12903)"
-    assert f"at twice the source's compute ({cited}) | test loss | −1.000 ± 0.000 | yes |" in page
+    assert f"at twice the source's compute ({cited}) | −1.000 ± 0.000 | yes |" in page
     assert "**Unfinished:** 9 of 33 runs are done." in page
     assert "1 runs of other settings are left out" in page
     assert "abc" in page
@@ -246,13 +246,18 @@ def pairs(text: str) -> list[tuple[float, float]]:
 
 
 def test_the_published_page_is_that_of_the_published_lines(tmp_path: Path) -> None:
-    write(LINES, tmp_path / "results.md")
-    published = ROOT / "docs" / "results.md"
-    assert (tmp_path / "results.md").read_text("utf-8") == published.read_text("utf-8")
-    summary, tables = published.read_text("utf-8").split("\n## Claims\n")
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)  # as deep as the committed file
+    (tmp_path / "docs").mkdir()
+    made = (tmp_path / "docs" / "results.md", tmp_path / "a" / "b" / "c" / "tables.md")
+    write(LINES, *made)
+    published = (ROOT / "docs" / "results.md", LINES / "tables.md")
+    page, tables = (file.read_text("utf-8") for file in made)
+    assert [page, tables] == [file.read_text("utf-8") for file in published]
+    summary, claims = page.split("\n## What holds\n")
+    tables += claims
     assert not unfounded(summary, tables)
     assert unfounded(summary.replace("0.39 ± 0.03", "0.49 ± 0.03"), tables) == ["0.49 ± 0.03"]
-    charts = {file.name: file.read_text("utf-8") for file in (tmp_path / "results").iterdir()}
+    charts = {file.name: file.read_text("utf-8") for file in made[0].with_suffix("").iterdir()}
     shown = {file.name: file.read_text("utf-8") for file in (ROOT / "docs" / "results").iterdir()}
     assert charts == shown
 
@@ -298,8 +303,8 @@ def test_the_page_takes_runs_that_began_with_the_best_source(
         going_on = line_of(growth, "source goes on", 0, rate, 8.0)
         results.append(tmp_path / "growth.jsonl", going_on | {"source_rate": began_with})
     results.append(tmp_path / "depth.jsonl", line_of(depth, "from scratch", 0, 1e-3, 9.0))
-    write(tmp_path, tmp_path / "page.md")
-    page = (tmp_path / "page.md").read_text("utf-8")
+    write(tmp_path, tmp_path / "page.md", tmp_path / "tables.md")
+    page = (tmp_path / "tables.md").read_text("utf-8")
     page = page[page.index("## depth, tiny") : page.index("## growth, tiny")]
     assert ("4 of these runs are those of *growth*" in page) == taken
     assert ("2 of these runs are those of *growth*" in page) == (not taken)

@@ -404,7 +404,7 @@ def test_all_commands_are_in_the_table() -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     named = [
-        cell.split()[1].rstrip("`") for cell in table("reference.md", "| command | what for |")
+        cell.split()[1].rstrip("`") for cell in table("reference.md", "| command | purpose |")
     ]
     assert {*named} == {*group.commands}
 
@@ -413,7 +413,7 @@ def test_the_reference_is_that_of_the_command_line() -> None:
     """``python -m tests.reference`` writes it."""
     assert PAGES["reference.md"].endswith(reference.options())
     assert len(reference.commands()) > 5
-    assert "| `--hidden` | `xN\\|SIZE` | Hidden size. |" in reference.options()
+    assert "| `--hidden xN\\|SIZE` | Hidden size. |" in reference.options()
 
 
 def test_switches_of_the_table_are_those_of_the_config() -> None:

@@ -8,7 +8,7 @@ command goes on, with the same numbers. Started twice, two processes share the r
 are lines of ``benchmarks/results/continual/EXPERIMENT.jsonl``; checkpoints and models lie in
 ``--work``, which may be deleted once an experiment is done.
 
-``report`` makes ``docs/results.md`` and its charts from these lines, and from nothing else.
+``report`` makes ``docs/results.md``, its charts and ``tables.md`` from these lines alone.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def report(chosen: argparse.Namespace) -> None:
     """Make the page and its charts."""
     from benchmarks.continual.report import write
 
-    write(chosen.results, chosen.page)
-    print(f"wrote {chosen.page}, and charts beside it")
+    write(chosen.results, chosen.page, chosen.tables)
+    print(f"wrote {chosen.page}, its charts, and {chosen.tables}")
 
 
 def main() -> None:
@@ -78,6 +78,7 @@ def main() -> None:
     other = commands.add_parser("report", help="make tables and charts of all results")
     other.add_argument("--results", type=Path, default=LINES)
     other.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md")
+    other.add_argument("--tables", type=Path, default=LINES / "tables.md")
     other.set_defaults(call=report)
     chosen = parser.parse_args()
     chosen.call(chosen)

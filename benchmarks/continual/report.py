@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,36 +20,29 @@ from benchmarks.continual.results import Line
 from benchmarks.continual.wording import count, signed
 
 TITLE = "# What growing is worth\n"
+TABLES = "# All experiments\n"
 SUMMARY = "summary.md"
 """Beside the lines: what they mean, in words."""
 
-HOW_IT_IS_MADE = """## How this page is made
+HOW_TO_READ = """## How to read it
 
-Tables and charts are what `python -m benchmarks.continual report` makes of the runs in
-[benchmarks/results/continual](../benchmarks/results/continual), and of nothing else. One command
-carries out an experiment, or continues it after a kill:
+- A **source** is trained first. **Arms** then spend extra compute: on the source, on what growkit made of it, or on
+  new weights. Budgets are FLOPs by the formula in [compute.py](../benchmarks/continual/compute.py), with attention.
+- The learning rate warms up, stays, and decays to zero in the last fifth of each budget. Losses are taken after that.
+- Each arm uses the rate with the lowest validation loss at its last point, on the first seed. For smaller budgets
+  another rate may be better. Reported losses are of other files, in nats per token.
+- ± is half of a 95 % confidence interval over seeds (Student's t), of differences between arms with the same seed.
+  *Noise* means that the interval contains zero. Seeds are few, so intervals are wide. Each claim is judged alone: of
+  twenty that have no effect, one is expected to show one.
+
+[All losses, rates and budgets](../benchmarks/results/continual/tables.md) are made from the
+[committed lines of the runs](../benchmarks/results/continual), and so is this page. One command runs an experiment,
+or continues it after a kill:
 
 ```sh
 python -m benchmarks.continual run growth
 python -m benchmarks.continual report
 ```
-"""
-
-HOW_TO_READ = """## How to read it
-
-- A **source** is trained first. **Arms** spend extra compute: they go on with the source, with what
-  growkit made of it, or begin with new weights. Budgets are FLOPs, by the formula in
-  [compute.py](../benchmarks/continual/compute.py), attention included.
-- The rate is warmed up, stays, and decays to zero in the last fifth of every budget. All losses in
-  tables are taken after it has decayed.
-- Every arm was tried with the same learning rates, on the first seed, and the best by the loss on
-  validation files at the last point of all was taken for all seeds and all points: for a smaller
-  budget another rate may be better. Reported is the loss on other files, which chose nothing, in
-  nats per token.
-- ± is half of the 95 % confidence interval over seeds (Student's t), of differences between arms
-  with the same seed. A difference is **noise** where the interval holds zero. Seeds are few, so
-  the intervals are wide; and each claim is judged by itself, so that of many that say nothing one
-  in twenty seems to.
 """
 
 
@@ -84,12 +78,13 @@ class Section:
         return {name: self.made[name] for name in self.experiment.arms if name in self.made}
 
 
-def write(lines: Path, page: Path) -> None:
-    """Write the page, with a folder of charts of the same name.
+def write(lines: Path, page: Path, all_tables: Path) -> None:
+    """Write the page, a folder of charts of the same name, and the tables of all experiments.
 
     Args:
         lines: folder of result files, and of the summary that leads the page.
         page: Markdown file to write.
+        all_tables: Markdown file to write.
     """
     sections = [each for name in names() for each in _sections(name, lines)]
     if not sections:
@@ -98,10 +93,15 @@ def write(lines: Path, page: Path) -> None:
     charts.mkdir(parents=True, exist_ok=True)
     summary = lines / SUMMARY
     parts = [TITLE, *([summary.read_text("utf-8")] if summary.exists() else [])]
-    parts += [*_in_short(sections, charts), HOW_TO_READ, HOW_IT_IS_MADE]
-    for section in sections:
-        parts += _section(section, charts)
-    page.write_text("\n".join(parts).rstrip() + "\n", "utf-8")
+    _save(page, [*parts, *_claims(sections, charts), HOW_TO_READ])
+    link = os.path.relpath(charts, all_tables.parent)
+    _save(
+        all_tables, [TABLES, *(part for each in sections for part in _section(each, charts, link))]
+    )
+
+
+def _save(file: Path, parts: Sequence[str]) -> None:
+    file.write_text("\n".join(parts).rstrip() + "\n", "utf-8")
 
 
 def _sections(name: str, folder: Path) -> Iterator[Section]:
@@ -123,25 +123,18 @@ def _sections(name: str, folder: Path) -> Iterator[Section]:
         yield Section(experiment, [*fit.values()], left_out, outcomes(experiment, fit))
 
 
-def _in_short(sections: Sequence[Section], charts: Path) -> Iterator[str]:
-    """All claims, before anything else is said."""
-    yield "## Claims\n"
-    claims = [judged(section.experiment, section.arms) for section in sections]
-    found = [each for some in claims for each in some if each.found and each.of == "test"]
-    if found:
-        title = "What is said, and what appeared"
+def _claims(sections: Sequence[Section], charts: Path) -> Iterator[str]:
+    """What appeared, and what did not."""
+    found = [each for section in sections for each in judged(section.experiment, section.arms)]
+    drawn = [_row(each) for each in found if each.found and each.of == "test"]
+    if drawn:
+        title = "Published claims, and what appeared"
         said = "difference of the test loss, nats per token; left of 0 is as claimed"
-        chart = dot_chart(title, said, [_row(each) for each in found])
-        (charts / "claims.svg").write_text(chart, "utf-8")
+        (charts / "claims.svg").write_text(dot_chart(title, said, drawn), "utf-8")
         yield f"![{title}]({charts.name}/claims.svg)\n"
-    for section, some in zip(sections, claims, strict=True):
-        yield f"**[{section.title}](#{_anchor(section.title)}).** {section.experiment.question}\n"
-        yield tables.claims(some)
-
-
-def _anchor(title: str) -> str:
-    """Of a heading, as GitHub makes it."""
-    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+    for title, appeared in (("What holds", True), ("What does not hold", False)):
+        yield f"## {title}\n"
+        yield tables.claims([each for each in found if (each.verdict == "yes") is appeared])
 
 
 def _row(claim: Judged) -> Row:
@@ -150,9 +143,10 @@ def _row(claim: Judged) -> Row:
     return Row(name, claim.found.values, claim.found.margin, claim.verdict)
 
 
-def _section(section: Section, charts: Path) -> Iterator[str]:
+def _section(section: Section, charts: Path, link: str) -> Iterator[str]:
     experiment, shown = section.experiment, section.arms
     yield f"## {section.title}\n"
+    yield f"{experiment.question}\n"
     yield _state(section)
     if not section.runs:
         return
@@ -161,7 +155,7 @@ def _section(section: Section, charts: Path) -> Iterator[str]:
     if baseline is None:
         yield "The baseline is not done yet, so nothing is compared.\n"
         return
-    yield from _charts(section, baseline, charts)
+    yield from _charts(section, baseline, charts, link)
     yield tables.losses(experiment, shown, baseline)
     for goal in experiment.goals or (experiment.baseline,):
         if goal in shown:
@@ -218,7 +212,7 @@ def _setting(section: Section) -> str:
     return "\n".join([*said, f"- {hours:.1f} hours of one process in all.\n"])
 
 
-def _charts(section: Section, baseline: Outcome, folder: Path) -> Iterator[str]:
+def _charts(section: Section, baseline: Outcome, folder: Path, link: str) -> Iterator[str]:
     experiment, shown = section.experiment, section.arms
     for number, (title, arms) in enumerate(experiment.charts.items(), 1):
         of = {arm: shown[arm] for arm in arms if arm in shown}
@@ -230,7 +224,7 @@ def _charts(section: Section, baseline: Outcome, folder: Path) -> Iterator[str]:
             panels.append(_panel(of, level, "the source's and extra compute, FLOPs", True))
         file = folder / f"{section.file_name}-{number}.svg"
         file.write_text(line_chart(title, panels), "utf-8")
-        yield f"![{title}: test loss by compute]({folder.name}/{file.name})\n"
+        yield f"![{title}: test loss by compute]({link}/{file.name})\n"
     rows = []
     for arm, outcome in shown.items():
         found = differences(outcome.at(outcome.last), baseline.at(outcome.last))
@@ -241,7 +235,7 @@ def _charts(section: Section, baseline: Outcome, folder: Path) -> Iterator[str]:
         file = folder / f"{section.file_name}-differences.svg"
         said = "nats per token at equal extra compute; left of 0 is better"
         file.write_text(dot_chart(title, said, rows), "utf-8")
-        yield f"![{title}]({folder.name}/{file.name})\n"
+        yield f"![{title}]({link}/{file.name})\n"
 
 
 def _level(section: Section, arms: Mapping[str, Outcome]) -> dict[str, float]:

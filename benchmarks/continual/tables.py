@@ -117,17 +117,12 @@ def _with_margin(found: Spread) -> str:
 
 
 def claims(all_of_them: Sequence[Judged]) -> str:
-    """What is said, and whether it appears here."""
-    rows = [
-        [
-            each.says,
-            "test loss" if each.of == "test" else each.of,
-            signed(each.found) if each.found else "",
-            each.verdict,
-        ]
-        for each in all_of_them
-    ]
-    return table(["what is said", "measured", "difference here", "does it appear?"], rows)
+    """Claims, and the differences that were measured."""
+    rows = []
+    for each in all_of_them:
+        found = signed(each.found) if each.found else ""
+        rows.append([each.says, found + f" ({each.of})" * (each.of != "test"), each.verdict])
+    return table(["claim", "difference here", "does it appear?"], rows)
 
 
 def rates(experiment: Experiment, made: Mapping[str, Outcome]) -> str:
