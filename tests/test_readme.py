@@ -403,9 +403,7 @@ def table(page: str, heading: str) -> list[str]:
 def test_all_commands_are_in_the_table() -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
-    named = [
-        cell.split()[1].rstrip("`") for cell in table("reference.md", "| command | purpose |")
-    ]
+    named = [cell.split()[1].rstrip("`") for cell in table("reference.md", "| command | purpose |")]
     assert {*named} == {*group.commands}
 
 

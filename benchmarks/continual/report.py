@@ -24,27 +24,6 @@ TABLES = "# All experiments\n"
 SUMMARY = "summary.md"
 """Beside the lines: what they mean, in words."""
 
-HOW_TO_READ = """## How to read it
-
-- A **source** is trained first. **Arms** then spend extra compute: on the source, on what growkit made of it, or on
-  new weights. Budgets are FLOPs by the formula in [compute.py](../benchmarks/continual/compute.py), with attention.
-- The learning rate warms up, stays, and decays to zero in the last fifth of each budget. Losses are taken after that.
-- Each arm uses the rate with the lowest validation loss at its last point, on the first seed. For smaller budgets
-  another rate may be better. Reported losses are of other files, in nats per token.
-- ± is half of a 95 % confidence interval over seeds (Student's t), of differences between arms with the same seed.
-  *Noise* means that the interval contains zero. Seeds are few, so intervals are wide. Each claim is judged alone: of
-  twenty that have no effect, one is expected to show one.
-
-[All losses, rates and budgets](../benchmarks/results/continual/tables.md) are made from the
-[committed lines of the runs](../benchmarks/results/continual), and so is this page. One command runs an experiment,
-or continues it after a kill:
-
-```sh
-python -m benchmarks.continual run growth
-python -m benchmarks.continual report
-```
-"""
-
 
 @dataclass(frozen=True)
 class Section:
@@ -93,7 +72,7 @@ def write(lines: Path, page: Path, all_tables: Path) -> None:
     charts.mkdir(parents=True, exist_ok=True)
     summary = lines / SUMMARY
     parts = [TITLE, *([summary.read_text("utf-8")] if summary.exists() else [])]
-    _save(page, [*parts, *_claims(sections, charts), HOW_TO_READ])
+    _save(page, [*parts, *_claims(sections, charts)])
     link = os.path.relpath(charts, all_tables.parent)
     _save(
         all_tables, [TABLES, *(part for each in sections for part in _section(each, charts, link))]
