@@ -182,7 +182,7 @@ def look(case: Case, folder: Path, chance: Random, each: int, counts: Counts) ->
         whole = written[name]
         where = [slice(*sorted(chance.choices(range(n + 1), k=2))) for n in whole.shape]
         with reading(checkpoint) as read:
-            part = lineage.part(name, where)
+            part = lineage.target.read(name, *where)
         _same(part, whole[tuple(where)], f"{case}: {name} {where}")
         counts.slices += 1
         needed = needed_of(lineage, name, where)
@@ -219,15 +219,14 @@ def reading(checkpoint: Checkpoint) -> Iterator[Places]:
     found: Places = {}
     read = Checkpoint.read
 
-    def noted(
-        self: Checkpoint, name: str, rows: slice | None = None, columns: slice | None = None
-    ) -> Tensor:
+    def noted(self: Checkpoint, name: str, *where: slice | None) -> Tensor:
         length, width = (*self.tensors[name].shape, 1, 1)[:2]
+        rows, columns = (*where, None, None)[:2]
         chosen = range(width)[columns or slice(None)]
         found.setdefault(name, set()).update(
             (row, column) for row in range(length)[rows or slice(None)] for column in chosen
         )
-        return read(self, name, rows, columns)
+        return read(self, name, *where)
 
     with mock.patch.object(Checkpoint, "read", noted):
         yield found

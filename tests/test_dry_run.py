@@ -180,8 +180,8 @@ def test_estimates_grow_with_what_they_are_of(tmp_path: Path) -> None:
                 f"layers.{n}.w": TensorInfo((width, width), "BF16") for n in range(layers)
             }
 
-        def by_rows(self, name: str) -> bool:
-            return True
+        def cuts(self, name: str) -> int:
+            return 1
 
     def of(layers: int, width: int, **settings: Any) -> Any:
         asked = growkit.Settings(**settings)

@@ -125,7 +125,7 @@ def test_any_slice_of_any_map(seed: int) -> None:
         width = shape[1] if len(shape) > 1 else 1
         chosen = range(width)[columns or slice(None)]
         read.append({(i, j) for i in range(wanted.start, wanted.stop) for j in chosen})
-        return cut(weight, wanted, columns)
+        return cut(weight, (wanted, columns))
 
     grown = grow(rows, maps, "name", shares, [slice(0, len(each)) for each in maps])
     assert grown.dtype == weight.dtype

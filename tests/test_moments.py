@@ -43,8 +43,8 @@ class InMemory:
     def where(self, name: str | None = None) -> str:
         return "memory"
 
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        return cut(self._contents[name], rows, columns)
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        return cut(self._contents[name], where)
 
 
 def gathered(folder: Path) -> dict[str, dict[str, Tensor]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from growkit.base.errors import InputError
 from growkit.checkpoint.distributed_list import LIST, REMEDY, Listed, Part, refusing
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo
+from growkit.checkpoint.tensors import ANYWHERE, STORED_NAMES, TensorInfo, Weights, full
 from growkit.checkpoint.torch_file import open_part
 from growkit.checkpoint.weight_file import WeightFile, check_header
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
 
 
-class Parts:
+class Parts(Weights):
     """Some tensors of a folder.
 
     Args:
@@ -48,23 +48,19 @@ class Parts:
             self.tensors[name] = TensorInfo(entry.shape, dtype)
         self._opened: dict[tuple[str, int], WeightFile] = {}
 
-    def by_rows(self, name: str) -> bool:
-        """Some rows of a tensor are had without the others."""
-        return True
+    def cuts(self, name: str) -> int:
+        """All dimensions."""
+        return ANYWHERE
 
-    def read(self, name: str, rows: slice | None, columns: slice | None = None) -> Tensor:
+    def read(self, name: str, *where: slice | None) -> Tensor:
         """See ``WeightFile.read``."""
         import torch
 
         info = self.tensors[name]
-        asked = [slice(0, size) for size in info.shape]
-        for dimension, some in enumerate((rows, columns)):
-            if some is not None:
-                begin, end, _ = some.indices(info.shape[dimension])
-                asked[dimension] = slice(begin, max(begin, end))
+        asked = full(info.shape, where)
         parts = [part for part in self._entries[name].parts if _meets(part, asked)]
         if len(parts) == 1 and parts[0].sizes == info.shape:
-            return self._open(name, parts[0]).read(name, rows, columns)
+            return self._open(name, parts[0]).read(name, *where)
         shape = [each.stop - each.start for each in asked]
         with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
             found = torch.empty(shape, dtype=getattr(torch, STORED_NAMES[info.dtype]))
@@ -74,8 +70,7 @@ class Parts:
                     first, last = max(each.start, begin), min(each.stop, begin + size)
                     here.append(slice(first - begin, last - begin))
                     there.append(slice(first - each.start, last - each.start))
-                across = here[1] if len(here) > 1 else None
-                found[tuple(there)] = self._open(name, part).read(name, here[0], across)
+                found[tuple(there)] = self._open(name, part).read(name, *here)
         return found
 
     def _open(self, name: str, part: Part) -> WeightFile:

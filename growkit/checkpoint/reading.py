@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from growkit.checkpoint.distributed_file import DistributedFile
 from growkit.checkpoint.distributed_list import LIST
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.safetensors_file import open_safetensors
-from growkit.checkpoint.tensors import FLOAT_BYTES, Config, TensorInfo
+from growkit.checkpoint.tensors import FLOAT_BYTES, Config, Weights, full
 from growkit.checkpoint.torch_file import open_torch_file
 from growkit.checkpoint.weight_file import WeightFile
 from growkit.checkpoint.weight_files import weight_files
@@ -26,7 +25,7 @@ MOST_DIGITS = 18
 """Of a whole number in a config: more do not fit into 64 bits."""
 
 
-class Checkpoint:
+class Checkpoint(Weights):
     """A model folder: ``config.json`` and its weights, of which only headers are read at first.
 
     Weights are ``model.safetensors``, or the shards that ``model.safetensors.index.json`` lists,
@@ -54,11 +53,11 @@ class Checkpoint:
         files = [self._open(name) for name in names]
         self.files = [path for file in files for path in file.paths]
         self.distributed = names == [LIST]
-        self.tensors: dict[str, TensorInfo] = {}
         self._file_of: dict[str, _File] = {}
         self._known_finite: dict[str, int] = {}  # how many rows from the first on
         for file in files:
             self._add(file)
+        self.tensors = {name: file.tensors[name] for name, file in self._file_of.items()}
         for tensor, name in listed.items():
             if tensor not in self._file_of or self._file_of[tensor].path.name != name:
                 raise InputError(
@@ -88,33 +87,33 @@ class Checkpoint:
         return (open_torch_file if name.endswith(".bin") else open_safetensors)(self.opened, name)
 
     def _add(self, file: _File) -> None:
-        for name, info in file.tensors.items():
+        for name in file.tensors:
             if name in self._file_of:
                 raise InputError(
                     f"tensor {name} is in both {self._file_of[name].path} and {file.path}; remove "
                     "one, one of the shards may be left over from another model"
                 )
-            self.tensors[name] = info
             self._file_of[name] = file
 
     def where(self, name: str | None = None) -> str:
         """The file that holds a tensor; the folder, if none is named."""
         return str(self._file_of[name].path if name else self.folder)
 
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """A tensor in its storage dtype, or some consecutive rows of it, or of these columns.
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """A part of a tensor, in the dtype in which it is stored.
 
         Raises:
-            InputError: they hold NaN or infinity, or the file can no longer be read.
+            InputError: it holds NaN or infinity, or the file can no longer be read.
         """
         file = self._file_of[name]
-        tensor, shape = file.read(name, rows, columns), file.tensors[name].shape
-        count = shape[0] if shape else 1
-        begin, end, _ = (rows or slice(None)).indices(count)
+        tensor, shape = file.read(name, *where), file.tensors[name].shape
+        rows, *rest = where or (None,)
+        begin, end, _ = (rows or slice(None)).indices(shape[0] if shape else 1)
         known = self._known_finite.get(name, 0)
         if end > known:
             check_finite(tensor, name, self.where(name))
-        if columns is None and begin <= known < end:  # a proof reads every tensor several times
+        whole = full(shape[1:], rest) == full(shape[1:])
+        if whole and begin <= known < end:  # a proof reads every tensor several times
             self._known_finite[name] = end
         return tensor
 
@@ -122,13 +121,9 @@ class Checkpoint:
         """A model that transformers has loaded from the folder, with the weights of this."""
         return model
 
-    def by_rows(self, name: str) -> bool:
-        """Whether its numbers lie in order; else it is read as a whole."""
-        return self._file_of[name].by_rows(name)
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """The tensor, whole."""
-        yield self.read(name)
+    def cuts(self, name: str) -> int:
+        """See ``WeightFile``."""
+        return self._file_of[name].cuts(name)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
 Config = dict[str, Any]
@@ -64,6 +62,15 @@ STORED_NAMES = TORCH_NAMES | {
 AT_ONCE = 1 << 24
 """Elements of a tensor that are looked at a time, where it need not be whole."""
 
+AT_A_TIME = 1 << 20
+"""Elements of a tensor that are made at a time: few enough to stay in a core's cache."""
+
+ANYWHERE = 1 << 10
+"""Number of dimensions that can be cut where all of them can."""
+
+Where = Sequence[slice | None]
+"""A part of a tensor, in one dimension after the other; None, or fewer, for all of it."""
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -89,45 +96,84 @@ def _bits(dtype: str) -> int:
     return int(found[0]) if found else 8
 
 
-class Weights(Protocol):
-    """A checkpoint, on disk or yet to be computed: what is known from headers, and the tensors."""
+class Weights:
+    """Tensors by name, on disk or yet to be computed: headers, and any part when asked.
 
-    @property
-    def config(self) -> Config:
-        """The contents of ``config.json``."""
-        ...
+    Everything that has tensors to be read is one of these: files, plans, states of optimizers.
 
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The header of every tensor, by name."""
-        ...
+    Attributes:
+        config: the contents of ``config.json``.
+        tensors: the header of every tensor, by name.
+    """
+
+    config: Config
+    tensors: Mapping[str, TensorInfo]
 
     def where(self, name: str | None = None) -> str:
         """The file that a tensor comes from, or the folder they all come from; for messages."""
-        ...
+        raise NotImplementedError
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """A part of a tensor.
+
+        Args:
+            name: of the tensor.
+            *where: the part; see ``Where``.
+        """
+        raise NotImplementedError
+
+    def cuts(self, name: str) -> int:
+        """How many dimensions, from the first on, can be cut so that a part is had by itself."""
+        return 0
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A tensor, as consecutive blocks along dimension 0."""
-        ...
-
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """A whole tensor, or some of its rows, or of these some columns (of dimension 1)."""
-        ...
-
-    def by_rows(self, name: str) -> bool:
-        """Whether some rows of a tensor are had without the others."""
-        ...
+        for part in slabs(self.tensors[name].shape, min(1, self.cuts(name))):
+            yield self.read(name, *part)
 
 
-def cut(tensor: Tensor, rows: slice | None, columns: slice | None = None) -> Tensor:
-    """Some rows, and of these some columns; None for all of them."""
-    some = tensor if rows is None else tensor[rows]
-    return some if columns is None else some[:, columns]
+def full(shape: Sequence[int], where: Where = ()) -> list[slice]:
+    """A part of a tensor by begin and end in every dimension."""
+    pairs = zip(shape, (*where, *[None] * len(shape)), strict=False)
+    found = ((each or slice(None)).indices(size)[:2] for size, each in pairs)
+    return [slice(begin, max(begin, end)) for begin, end in found]
+
+
+def cut(tensor: Tensor, where: Where) -> Tensor:
+    """A part of a tensor."""
+    if not any(where):
+        return tensor
+    return tensor[tuple(each or slice(None) for each in where[: tensor.dim()])]
 
 
 def total_bytes(tensors: Mapping[str, TensorInfo]) -> int:
     """Size of the data of all tensors."""
     return sum(info.bytes for info in tensors.values())
+
+
+def slabs(
+    shape: Sequence[int], cuts: int, most: int = AT_A_TIME, where: Where = ()
+) -> Iterator[list[slice]]:
+    """Walk through a tensor, or a part of it, in blocks of a bounded size.
+
+    Args:
+        shape: of the tensor.
+        cuts: see ``Weights.cuts``; a block is larger where that is too few.
+        most: elements of a block.
+        where: the part.
+    """
+    whole = full(shape, where)
+    sizes = [each.stop - each.start for each in whole]
+    if not cuts or prod(sizes) <= most:
+        if 0 not in sizes:
+            yield whole
+        return
+    (first, *rest), inner = whole, shape[1:]
+    step = max(1, most // prod(sizes[1:]))
+    for begin in range(first.start, first.stop, step):
+        rows = slice(begin, min(begin + step, first.stop))
+        for others in slabs(inner, cuts - 1, most, rest) if step == 1 else [rest]:
+            yield [rows, *others]
 
 
 def parts(weights: Weights, name: str, elements: int | None = None) -> list[slice]:
@@ -139,10 +185,9 @@ def parts(weights: Weights, name: str, elements: int | None = None) -> list[slic
         elements: how many are looked at for the whole of it, if they are not only its own.
     """
     info = weights.tensors[name]
-    rows = info.shape[0] if info.shape else 1
-    each = -(-(elements or info.elements) // max(rows, 1))
-    count = max(1, AT_ONCE // max(1, each)) if weights.by_rows(name) else max(rows, 1)
-    return [slice(begin, min(begin + count, rows)) for begin in range(0, rows, count)]
+    most = max(1, AT_ONCE * info.elements // max(1, elements or info.elements))
+    found = slabs(info.shape or (1,), min(1, weights.cuts(name)), most)
+    return [rows for rows, *_ in found]
 
 
 def total_parameters(tensors: Mapping[str, TensorInfo]) -> int:

@@ -166,11 +166,11 @@ def _is_archive(stream: IO[bytes], path: Path) -> bool:
 class LegacyFile(WeightFile):
     """A file from before torch 1.6."""
 
-    def by_rows(self, name: str) -> bool:
+    def cuts(self, name: str) -> int:
         """It is read as a whole."""
-        return False
+        return 0
 
-    def read(self, name: str, rows: slice | None, columns: slice | None = None) -> Tensor:
+    def read(self, name: str, *where: slice | None) -> Tensor:
         """See ``WeightFile.read``."""
         with self._folder.open(self.path.name) as stream, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -181,7 +181,7 @@ class LegacyFile(WeightFile):
                 raise InputError(
                     f"tensor {name} cannot be read from {self.path} ({reason(error)})"
                 ) from None
-        return cut(whole, rows, columns)
+        return cut(whole, where)
 
 
 def _load(stream: IO[bytes]) -> dict[str, Tensor]:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
 
 from growkit.base.errors import InputError, reason
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.inputs import state_of
-from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo, cut
+from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo, Weights, cut, full
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,54 +81,7 @@ def check_header(path: Path | str, name: str, shape: tuple[int, ...], dtype: str
         )
 
 
-class Bytes(Protocol):
-    """Gives pieces of a file."""
-
-    def __call__(self, name: str, begin: int, size: int, count: int = 1, step: int = 0) -> Tensor:
-        """So many pieces of a size, one after the other, which begin so many bytes apart.
-
-        ``name`` is that of the tensor, for messages. The result is uint8, [size · count].
-        """
-        ...
-
-
-def read_place(
-    pieces: Bytes, name: str, place: Place, rows: slice | None, columns: slice | None
-) -> Tensor:
-    """A tensor in its storage dtype, or some rows of it, or of these some columns.
-
-    Args:
-        pieces: of its file.
-        name: of the tensor.
-        place: where it lies.
-        rows: consecutive ones; None for all.
-        columns: of these rows; None for all.
-    """
-    import torch
-
-    element = ELEMENT_BYTES[place.info.dtype]
-    dtype: torch.dtype = getattr(torch, STORED_NAMES[place.info.dtype])
-    if not place.in_order:
-        data = pieces(name, place.begin, place.extent * element)
-        whole = data.view(dtype).as_strided(place.info.shape, place.strides).contiguous()
-        return cut(whole, rows, columns)
-    shape, begin = place.info.shape, 0
-    if rows is not None:
-        begin, end, _ = rows.indices(shape[0])
-        shape = (max(end - begin, 0), *shape[1:])
-    row = prod(place.info.shape[1:]) * element
-    first = place.begin + begin * row
-    if columns is None or row <= PAGE:
-        data = pieces(name, first, prod(shape) * element)
-        return cut(data.view(dtype).view(shape), None, columns)
-    left, right, _ = columns.indices(shape[1])
-    shape = (shape[0], max(right - left, 0), *shape[2:])
-    column = prod(shape[2:]) * element
-    data = pieces(name, first + left * column, shape[1] * column, shape[0], row)
-    return data.view(dtype).view(shape)
-
-
-class WeightFile:
+class WeightFile(Weights):
     """An open file of weights, whose header has been read.
 
     Args:
@@ -143,6 +96,7 @@ class WeightFile:
     ) -> None:
         self.path = folder.path / name
         self.places = places
+        self.tensors = {name: place.info for name, place in places.items()}
         self._folder = folder
         self._stamp = state_of(os.fstat(stream.fileno()))
 
@@ -151,27 +105,38 @@ class WeightFile:
         """Of all files that are read."""
         return [self.path]
 
-    @property
-    def tensors(self) -> dict[str, TensorInfo]:
-        """What the header says of every tensor."""
-        return {name: place.info for name, place in self.places.items()}
+    def cuts(self, name: str) -> int:
+        """Rows and columns, if they are in order in the file."""
+        return 2 if self.places[name].in_order else 0
 
-    def by_rows(self, name: str) -> bool:
-        """Whether some rows of a tensor are had without the others."""
-        return self.places[name].in_order
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """A part of a tensor, in the dtype in which it is stored.
 
-    def read(self, name: str, rows: slice | None, columns: slice | None = None) -> Tensor:
-        """A tensor in its storage dtype, or some consecutive rows of it, or of these columns.
-
-        Of rows that are longer than what a file system reads at least, only these columns are read.
+        Of rows that are longer than what a file system reads at least, only some columns are read.
 
         Raises:
             InputError: the file is another one by now, or cannot be read.
         """
         import torch
 
+        place = self.places[name]
+        shape, element = place.info.shape, ELEMENT_BYTES[place.info.dtype]
+        dtype: torch.dtype = getattr(torch, STORED_NAMES[place.info.dtype])
         with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
-            return read_place(self._bytes, name, self.places[name], rows, columns)
+            if not place.in_order:
+                data = self._bytes(name, place.begin, place.extent * element)
+                return cut(data.view(dtype).as_strided(shape, place.strides).contiguous(), where)
+            if not shape:
+                return self._bytes(name, place.begin, element).view(dtype).view(())
+            rows, *rest = full(shape, where)
+            count, row = rows.stop - rows.start, prod(shape[1:]) * element
+            begin = place.begin + rows.start * row
+            if rest[:1] in ([], [slice(0, *shape[1:2])]) or row <= PAGE:
+                data = self._bytes(name, begin, count * row)
+                return cut(data.view(dtype).view(count, *shape[1:]), (None, *where[1:]))
+            wide, column = rest[0].stop - rest[0].start, prod(shape[2:]) * element
+            data = self._bytes(name, begin + rest[0].start * column, wide * column, count, row)
+            return cut(data.view(dtype).view(count, wide, *shape[2:]), (None, None, *where[2:]))
 
     def _bytes(self, name: str, begin: int, size: int, count: int = 1, step: int = 0) -> Tensor:
         """So many pieces of a size, one after the other, which begin so many bytes apart."""

@@ -6,7 +6,6 @@ rounded source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
@@ -61,7 +60,7 @@ def rounded(source: Weights, dtype: str | None) -> str | None:
     return dtype if dtype in names and rounds(main_dtype(source.tensors), names[dtype]) else None
 
 
-class Widened:
+class Widened(Weights):
     """The tensors of a checkpoint in another dtype; single ones that are wider than most stay so.
 
     Args:
@@ -110,12 +109,8 @@ class Widened:
         """Where the tensor comes from."""
         return self._source.where(name)
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """The tensor, whole."""
-        yield self.read(name)
-
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """The tensor in its new dtype, or some rows of it, or of these some columns.
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """A part of a tensor in its new dtype.
 
         Raises:
             InputError: a number is too large for the new dtype.
@@ -125,7 +120,7 @@ class Widened:
         dtype: torch.dtype = getattr(torch, STORED_NAMES[self.tensors[name].dtype])
         before = self._source.tensors[name].dtype
         with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
-            found = self._source.read(name, rows, columns).to(dtype)
+            found = self._source.read(name, *where).to(dtype)
         narrower = before in FLOAT_BYTES and rounds(before, self.tensors[name].dtype)
         if narrower and not found.isfinite().all():
             raise InputError(
@@ -134,9 +129,9 @@ class Widened:
             )
         return found
 
-    def by_rows(self, name: str) -> bool:
+    def cuts(self, name: str) -> int:
         """As the tensor before."""
-        return self._source.by_rows(name)
+        return self._source.cuts(name)
 
 
 class RoundedCheckpoint(Checkpoint):
@@ -166,13 +161,9 @@ class RoundedCheckpoint(Checkpoint):
         """See ``Widened``."""
         return self._cast.where(name)
 
-    def by_rows(self, name: str) -> bool:
+    def read(self, name: str, *where: slice | None) -> Tensor:
         """See ``Widened``."""
-        return self._cast.by_rows(name)
-
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """See ``Widened``."""
-        return self._cast.read(name, rows, columns)
+        return self._cast.read(name, *where)
 
     def as_read(self, model: nn.Module) -> nn.Module:
         """See ``Checkpoint``."""

@@ -15,19 +15,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Protocol
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.memory import keep_freed
 from growkit.checkpoint.tensors import (
     FLOAT_BYTES,
     TensorInfo,
+    Weights,
     total_bytes,
     total_parameters,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 WORKERS = 2
 """Tensors made side by side: one computes while another is on its way to the disk."""
@@ -36,19 +33,6 @@ KEPT = 48 << 20
 """Bytes that are kept for the next blocks."""
 
 SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-class Streamed(Protocol):
-    """Tensors by name, of which one block after the other is made."""
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The header of every tensor, by name."""
-        ...
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor, as consecutive blocks along dimension 0."""
-        ...
 
 
 def parse_bytes(text: str, what: str = "shard size") -> int:
@@ -112,7 +96,7 @@ def shards_of(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard
 
 
 def write_shards(
-    weights: Streamed,
+    weights: Weights,
     folder: Path,
     shards: Iterable[Shard],
     advance: Callable[[int], None],
@@ -172,7 +156,7 @@ def write_index(shards: Sequence[Shard], folder: Path) -> None:
 
 
 def fill(
-    weights: Streamed, places: Mapping[str, tuple[Path, int]], advance: Callable[[int], None]
+    weights: Weights, places: Mapping[str, tuple[Path, int]], advance: Callable[[int], None]
 ) -> None:
     """Write tensors to where they belong, several side by side, each block as soon as it exists.
 
@@ -187,7 +171,7 @@ def fill(
 
 
 def _fill(
-    weights: Streamed,
+    weights: Weights,
     places: Iterator[tuple[str, Path, int]],
     advance: Callable[[int], None],
     written: Callable[[str, Path], None] = lambda tensor, file: None,
@@ -254,7 +238,7 @@ def _one_thread() -> None:
 
 
 def _write_tensor(
-    weights: Streamed,
+    weights: Weights,
     name: str,
     file: Path,
     offset: int,

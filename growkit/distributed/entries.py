@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterator, Mapping
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo
-from growkit.planning.plan import AT_A_TIME
+from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights, slabs
 from growkit.planning.transform import Slices
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-ANYWHERE = 1 << 10
-"""Dimensions that may be cut, where all of them may."""
 
+class Entry(NamedTuple):
+    """A tensor, and what makes it."""
 
-@dataclass(frozen=True)
-class Entry:
-    """A tensor.
+    weights: Weights
+    name: str
 
-    Attributes:
-        info: its shape and dtype.
-        make: gives a part of it, by begin and end in every dimension.
-        cuts: how many dimensions, from the first on, can be cut so that a part is made without the
-            rest; none of what is computed as a whole.
-    """
-
-    info: TensorInfo
-    make: Callable[[Slices], Tensor]
-    cuts: int = ANYWHERE
+    @property
+    def info(self) -> TensorInfo:
+        """Its shape and dtype."""
+        return self.weights.tensors[self.name]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -44,9 +34,9 @@ class Entry:
         return found
 
     @property
-    def everything(self) -> list[slice]:
-        """Begin and end of the whole."""
-        return [slice(0, size) for size in self.info.shape]
+    def cuts(self) -> int:
+        """See ``Weights``."""
+        return self.weights.cuts(self.name)
 
 
 class Entries(Mapping[str, Entry]):
@@ -56,7 +46,7 @@ class Entries(Mapping[str, Entry]):
     the other, and kept until another is.
     """
 
-    def __init__(self, entries: Iterable[tuple[str, Entry]]) -> None:
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = dict(entries)
         self._whole: tuple[str, Tensor] | None = None
         self._lock = Lock()  # transformers reads in several threads
@@ -80,10 +70,10 @@ class Entries(Mapping[str, Entry]):
         if not entry.cuts:
             into.copy_(self._made(name, entry)[tuple(where)])
             return
-        for slab in slabs(where, entry.cuts):
+        for slab in slabs(entry.info.shape, entry.cuts, where=where):
             inside = zip(slab, where, strict=True)
             place = tuple(slice(s.start - w.start, s.stop - w.start) for s, w in inside)
-            into[place].copy_(entry.make(slab))
+            into[place].copy_(entry.weights.read(entry.name, *slab))
 
     def part(self, name: str, where: Slices) -> Tensor:
         """A part of a tensor; see ``fill``."""
@@ -98,27 +88,5 @@ class Entries(Mapping[str, Entry]):
         with self._lock:
             if self._whole is None or self._whole[0] != name:
                 self._whole = None  # never are two of them in memory
-                self._whole = (name, entry.make(entry.everything))
+                self._whole = name, entry.weights.read(entry.name)
             return self._whole[1]
-
-
-def slabs(where: Slices, cuts: int = ANYWHERE, most: int = AT_A_TIME) -> Iterator[Sequence[slice]]:
-    """Parts of a part, of at most so many elements where that can be had.
-
-    Args:
-        where: begin and end in every dimension.
-        cuts: how many dimensions, from the first on, may be cut.
-        most: elements of a slab.
-    """
-    sizes = [each.stop - each.start for each in where]
-    if 0 in sizes:
-        return
-    if prod(sizes) <= most or not cuts:
-        yield where
-        return
-    first, *others = where
-    step = max(1, most // prod(sizes[1:]))
-    for begin in range(first.start, first.stop, step):
-        rows = slice(begin, min(begin + step, first.stop))
-        for rest in slabs(others, cuts - 1, most) if step == 1 else [others]:
-            yield [rows, *rest]

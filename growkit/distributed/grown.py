@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,11 +13,10 @@ from growkit.checkpoint.carrying import check_carried
 from growkit.checkpoint.outline import outlined
 from growkit.checkpoint.sources.source import find
 from growkit.checkpoint.tensors import Config, Weights
-from growkit.distributed.entries import ANYWHERE, Entries, Entry
+from growkit.distributed.entries import Entries, Entry
 from growkit.distributed.recorded import check_recorded
 from growkit.families.added import stranger, temporary_family
 from growkit.families.family import family_of
-from growkit.planning.lineage import Lineage
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.planner import plan
 from growkit.recipe.recipe import Recipe
@@ -70,7 +69,7 @@ class Grown:
             self._check()
             named = family_of(self.target.config, self.recipe.output).named(self.target.config)
             self.config: Config = dict(named)
-        self.entries = Entries(entries_of(self.lineage))
+        self.entries = entries_of(self.target)
 
     @property
     def target(self) -> Weights:
@@ -116,15 +115,9 @@ class Grown:
             for name in model.state_dict():
                 of = stored(name)  # of tied parameters, files hold one
                 if of in weights.tensors:
-                    found[name] = self._of_class(weights, of)
-        return Entries(found.items())
-
-    def _of_class(self, weights: Any, name: str) -> Entry:
-        plain = weights.stored_as(name)
-        if plain:
-            return self.entries[plain]
-        cuts = 1 if weights.by_rows(name) else 0
-        return Entry(weights.tensors[name], partial(_rows, weights, name), cuts)
+                    plain = weights.stored_as(of)
+                    found[name] = self.entries[plain] if plain else Entry(weights, of)
+        return Entries(found)
 
     @cached_property
     def optimizer(self) -> GrownState | None:
@@ -145,22 +138,9 @@ class Grown:
     def moments(self) -> Mapping[str, Entry]:
         """The optimizer's tensors, by the name ``parameter.kind``."""
         state = self.optimizer
-        if state is None:
-            return {}
-        return {
-            name: Entry(info, partial(state.part, name), 1 if state.by_rows(name) else 0)
-            for name, info in state.tensors.items()
-        }
+        return {} if state is None else entries_of(state)
 
 
-def entries_of(lineage: Lineage) -> Iterator[tuple[str, Entry]]:
-    """Every tensor that a lineage makes."""
-    for name, info in lineage.target.tensors.items():
-        cuts = ANYWHERE if lineage.target.by_rows(name) else 0
-        yield name, Entry(info, partial(lineage.part, name), cuts)
-
-
-def _rows(weights: Weights, name: str, where: Any) -> Any:
-    rows, *others = where
-    rest = (slice(None), *others)
-    return weights.read(name, rows)[rest]
+def entries_of(weights: Weights) -> Entries:
+    """All tensors, by their own names."""
+    return Entries({name: Entry(weights, name) for name in weights.tensors})

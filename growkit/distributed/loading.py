@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.carrying import GENERATION
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, full, main_dtype
 from growkit.distributed.entries import Entries
 from growkit.distributed.grown import Grown, entries_of
 from growkit.engine.oracle import lacks_class, parsed
@@ -37,11 +37,8 @@ class Lazy:
         return self.entries[self.name].info.dtype
 
     def __getitem__(self, index: Any) -> Tensor:
-        where = self.entries[self.name].everything
-        chosen = index if isinstance(index, tuple) else (index,)
-        for dimension, each in enumerate(chosen if index is not ... else ()):
-            where[dimension] = slice(*each.indices(where[dimension].stop)[:2])
-        return self.entries.part(self.name, where)
+        chosen = index if isinstance(index, tuple) else () if index is ... else (index,)
+        return self.entries.part(self.name, full(self.entries[self.name].info.shape, chosen))
 
 
 def load(
@@ -84,7 +81,7 @@ def load(
             f"{folder} becomes a model of type {config.model_type}, which transformers has no "
             "causal language model for; write it with growkit.run"
         )
-    entries = Entries(entries_of(lineage))
+    entries = entries_of(lineage.target)
     options.setdefault("dtype", config.dtype or TORCH_NAMES[main_dtype(lineage.target.tensors)])
     if distributed_config is not None:
         options["distributed_config"] = distributed_config

@@ -64,7 +64,7 @@ class GrownStorageReader(HuggingFaceStorageReader):
         every |= {under + name: entry for name, entry in self.grown.entries.items()}
         for name, entry in self.grown.moments().items():
             every[f"{state}state.{name}"] = entry
-        self._entries = Entries(every.items())
+        self._entries = Entries(every)
         self._values = {f"{state}{name}": value for name, value in _options(self.grown).items()}
 
     def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:

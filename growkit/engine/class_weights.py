@@ -7,7 +7,6 @@ here when a parameter is needed, on its own tensors alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import copy
 from functools import reduce
 
@@ -15,14 +14,14 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo, cut
+from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo, Weights, cut
 from growkit.engine.loader import Conversion, the_tensor
 
 NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
 """The safetensors name of every dtype, by torch's."""
 
 
-class ClassWeights:
+class ClassWeights(Weights):
     """A checkpoint, tensors of which are what transformers would make of those in its files.
 
     Args:
@@ -50,26 +49,23 @@ class ClassWeights:
         """The file with the first tensor that a parameter is made of; the folder if none is."""
         return self._checkpoint.where(self._conversions[name].sources[0] if name else None)
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """The tensor, whole."""
-        yield self.read(name)
-
-    def by_rows(self, name: str) -> bool:
-        """Whether some rows are had without the others: of a tensor as it is stored, of experts."""
+    def cuts(self, name: str) -> int:
+        """As a tensor that is stored; experts one by one."""
         conversion = self._conversions[name]
         if conversion.transform is None:
-            return self._checkpoint.by_rows(conversion.sources[0])
-        return stacks(conversion)
+            return self._checkpoint.cuts(conversion.sources[0])
+        return int(stacks(conversion))
 
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """A parameter in the dtype in which it is stored, or some rows of it, or some columns."""
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """A part of a parameter, in the dtype in which it is stored."""
         conversion = self._conversions[name]
         if conversion.transform is None:
-            return cut(self._checkpoint.read(conversion.sources[0], rows), None, columns)
+            return self._checkpoint.read(conversion.sources[0], *where)
         with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
             if stacks(conversion):
-                return cut(self._stacked(name, conversion, rows), None, columns)
-            return cut(self._made(name, conversion, conversion.tensors), rows, columns)
+                rows, *rest = where or (None,)
+                return cut(self._stacked(name, conversion, rows), (None, *rest))
+            return cut(self._made(name, conversion, conversion.tensors), where)
 
     def _stacked(self, name: str, conversion: Conversion, rows: slice | None) -> Tensor:
         """Some rows, each made of tensors of its own: never are all in memory twice."""

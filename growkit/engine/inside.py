@@ -59,13 +59,13 @@ class Inside(Checkpoint):
         """See ``Checkpoint``."""
         return self._checkpoint.where(name and self._stored.get(name, name))
 
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
+    def read(self, name: str, *where: slice | None) -> Tensor:
         """See ``Checkpoint``."""
-        return self._checkpoint.read(self._stored[name], rows, columns)
+        return self._checkpoint.read(self._stored[name], *where)
 
-    def by_rows(self, name: str) -> bool:
+    def cuts(self, name: str) -> int:
         """See ``Checkpoint``."""
-        return self._checkpoint.by_rows(self._stored[name])
+        return self._checkpoint.cuts(self._stored[name])
 
     @property
     def dropped(self) -> dict[str, str]:

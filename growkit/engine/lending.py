@@ -158,7 +158,7 @@ class Lender:
         return _torch_dtype(self._info(name)) != self._dtype
 
     def _stored_rows(self, name: str) -> Rows:
-        if self._device.type == "cpu" and self._weights.by_rows(self._stored(name)):
+        if self._device.type == "cpu" and self._weights.cuts(self._stored(name)):
             return partial(self.tensor, name)
         return self._ready(name, None).__getitem__
 

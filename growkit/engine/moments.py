@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Config, TensorInfo, Weights, cut
+from growkit.checkpoint.tensors import ANYWHERE, Config, TensorInfo, Weights, cut
 from growkit.engine.class_weights import converted
 from growkit.engine.loader import loading
 from growkit.engine.oracle import lacks_class
@@ -23,7 +23,7 @@ State = dict[str, dict[str, Tensor]]
 """The moments of every parameter, by their names in the class and in ``ORDERS``."""
 
 
-class _InMemory:
+class _InMemory(Weights):
     """Tensors that are read like those of a checkpoint."""
 
     def __init__(self, contents: Mapping[str, Tensor], config: Config) -> None:
@@ -34,14 +34,11 @@ class _InMemory:
     def where(self, name: str | None = None) -> str:
         return "the optimizer's state"
 
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        return cut(self._contents[name], rows, columns)
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        return cut(self._contents[name], where)
 
-    def blocks(self, name: str) -> object:
-        return iter([self._contents[name]])
-
-    def by_rows(self, name: str) -> bool:
-        return True
+    def cuts(self, name: str) -> int:
+        return ANYWHERE
 
 
 def grown_moments(
@@ -78,7 +75,7 @@ def _grown(plan: Plan, current: Mapping[str, Tensor], order: int) -> dict[str, T
         if moments is None or not all(name in current for name in moments.sources):
             made[rule.target] = torch.zeros(rule.info.shape, dtype=torch.float64)
         else:
-            weights: Weights = source  # type: ignore[assignment]
+            weights: Weights = source
             where = [slice(0, size) for size in rule.info.shape]
             made[rule.target] = moments.part(weights, where).double()
     return made

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import MOST_DIGITS
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo
+from growkit.checkpoint.tensors import ANYWHERE, TORCH_NAMES, Config, TensorInfo, Weights
 from growkit.families.family import Family, family_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Headers:
+class Headers(Weights):
     """A model of which there are no numbers: every tensor that its family expects.
 
     Args:
@@ -30,7 +30,7 @@ class Headers:
         self._family, self._where = family, where
 
     @cached_property
-    def tensors(self) -> Mapping[str, TensorInfo]:
+    def tensors(self) -> Mapping[str, TensorInfo]:  # type: ignore[override]
         """See ``growkit.checkpoint.tensors.Weights``; all in the dtype of the config."""
         dtypes = {torch_name: name for name, torch_name in TORCH_NAMES.items()}
         said = self.config.get("dtype") or self.config.get("torch_dtype") or "float32"
@@ -48,17 +48,13 @@ class Headers:
         """What messages call it."""
         return self._where
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
+    def read(self, name: str, *where: slice | None) -> Tensor:
         """There are no numbers."""
         raise self.lacking(name)
 
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """There are no numbers."""
-        raise self.lacking(name)
-
-    def by_rows(self, name: str) -> bool:
-        """There are no numbers."""
-        return True
+    def cuts(self, name: str) -> int:
+        """See ``Weights``."""
+        return ANYWHERE
 
     def lacking(self, name: str) -> Exception:
         """What is said where a tensor is asked for its numbers."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
-from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights
+from growkit.checkpoint.tensors import ANYWHERE, TORCH_NAMES, TensorInfo, Weights, full
 from growkit.engine.class_weights import ClassWeights
 from growkit.optimizer.groups import Group, split
 from growkit.optimizer.of_kind import OfKind, moments_dtype
 from growkit.optimizer.parameters import Parameters
-from growkit.optimizer.state import ORDERS, STEP, State
+from growkit.optimizer.state import ORDERS, STEP, Grown, State
 from growkit.planning.factors import Factors
 from growkit.planning.lineage import Lineage
-from growkit.planning.plan import AT_A_TIME, Plan, Planned, Rule
-from growkit.planning.transform import Slices
+from growkit.planning.plan import Plan, Planned, Rule
 from growkit.planning.transforms import Constant
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 OF_COMPUTED = "moments do not go through what is computed"
 
 
-class GrownState:
+class GrownState(Grown):
     """The state of a grown model's optimizer, computed while it is written.
 
     Args:
@@ -86,43 +84,36 @@ class GrownState:
         import torch
 
         parameter, _, kind = name.rpartition(".")
-        info = self.tensors[name]
-        if kind == STEP:
-            yield torch.tensor(self.steps[parameter])
-        elif parameter in self.reset:
-            dtype = getattr(torch, TORCH_NAMES[info.dtype])
-            rows, *others = info.shape
-            count = max(1, AT_A_TIME // max(1, prod(others)))
-            for begin in range(0, rows, count):
-                yield torch.zeros(min(count, rows - begin), *others, dtype=dtype)
+        if kind == STEP or parameter in self.reset:
+            yield from super().blocks(name)
         else:
-            dtype = getattr(torch, TORCH_NAMES[info.dtype])
+            dtype = getattr(torch, TORCH_NAMES[self.tensors[name].dtype])
             weights, stored = self._made(parameter, kind)
             for block in weights.blocks(stored):
                 yield block.to(dtype)
 
-    def part(self, name: str, where: Slices) -> Tensor:
-        """A part of a tensor, by begin and end in every dimension."""
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """A part of a tensor."""
         import torch
 
         parameter, _, kind = name.rpartition(".")
-        dtype = getattr(torch, TORCH_NAMES[self.tensors[name].dtype])
+        info = self.tensors[name]
+        dtype = getattr(torch, TORCH_NAMES[info.dtype])
         if kind == STEP:
             return torch.tensor(self.steps[parameter])
         if parameter in self.reset:
-            return torch.zeros([each.stop - each.start for each in where], dtype=dtype)
+            sizes = [each.stop - each.start for each in full(info.shape, where)]
+            return torch.zeros(sizes, dtype=dtype)
         weights, stored = self._made(parameter, kind)
-        rows, columns, *_ = (*where, None, None)
-        rest = (slice(None), slice(None), *where[2:]) if len(where) > 2 else ...
-        return weights.read(stored, rows, columns)[rest].to(dtype)
+        return weights.read(stored, *where).to(dtype)
 
-    def by_rows(self, name: str) -> bool:
-        """Whether some rows are made without the others."""
+    def cuts(self, name: str) -> int:
+        """As those of what it is made from."""
         parameter, _, kind = name.rpartition(".")
         if kind == STEP or parameter in self.reset:
-            return True
+            return ANYWHERE
         weights, stored = self._made(parameter, kind)
-        return weights.by_rows(stored)
+        return weights.cuts(stored)
 
     def _made(self, parameter: str, kind: str) -> tuple[Weights, str]:
         """What makes a parameter's moments, and what they are called there."""

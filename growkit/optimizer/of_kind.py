@@ -7,7 +7,7 @@ moments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ def moments_dtype(dtype: str) -> str:
 
 
 @dataclass(frozen=True)
-class OfKind:
+class OfKind(Weights):
     """A checkpoint of moments; see ``growkit.checkpoint.tensors.Weights``.
 
     Attributes:
@@ -45,7 +45,7 @@ class OfKind:
     weights: Weights
 
     @property
-    def config(self) -> Config:
+    def config(self) -> Config:  # type: ignore[override]
         """That of the model."""
         return self.weights.config
 
@@ -62,7 +62,7 @@ class OfKind:
         }
 
     @cached_property
-    def tensors(self) -> dict[str, TensorInfo]:
+    def tensors(self) -> Mapping[str, TensorInfo]:  # type: ignore[override]
         """The header of each."""
         numbers, weights = self.state.numbers.tensors, self.weights.tensors
         return {
@@ -77,25 +77,21 @@ class OfKind:
         """The file or folder of the state."""
         return str(self.state.where)
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor, whole."""
-        yield self.read(name)
-
-    def by_rows(self, name: str) -> bool:
-        """Whether some rows are had without the others."""
+    def cuts(self, name: str) -> int:
+        """As the state's, where the class has the tensor as it is."""
         conversion = self._conversions[name]
-        plain = conversion.transform is None
-        return plain and self.state.numbers.by_rows(self._key(next(iter(conversion.shapes))))
+        key = self._key(next(iter(conversion.shapes)))
+        return self.state.numbers.cuts(key) if conversion.transform is None else 0
 
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """A tensor, or some of its rows, or of these some columns.
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """A part of a tensor.
 
         Raises:
             InputError: it holds what such moments cannot be.
         """
         conversion = self._conversions[name]
         if conversion.transform is None:
-            return self._numbers(next(iter(conversion.shapes)), rows, columns)
+            return self._numbers(next(iter(conversion.shapes)), *where)
         if stacks(conversion):
             number = next(n.index(name) for n in conversion.tensors.values() if name in n)
             own = {pattern: [names[number]] for pattern, names in conversion.tensors.items()}
@@ -107,15 +103,13 @@ class OfKind:
         found = taken_apart(alone, made)
         again = converted(alone, {p: [found[n] for n in names] for p, names in own.items()})
         assert all(again[each].equal(made[each]) for each in made), f"{name} has no way back"
-        return cut(found[name], rows, columns)
+        return cut(found[name], where)
 
     def _key(self, parameter: str) -> str:
         return f"{parameter}.{self.kind}"
 
-    def _numbers(
-        self, parameter: str, rows: slice | None = None, columns: slice | None = None
-    ) -> Tensor:
-        found = self.state.numbers.read(self._key(parameter), rows, columns)
+    def _numbers(self, parameter: str, *where: slice | None) -> Tensor:
+        found = self.state.numbers.read(self._key(parameter), *where)
         wrong = "NaN or infinity" if not found.isfinite().all() else ""
         if not wrong and ORDERS[self.kind] == 2 and found.numel() and found.min() < 0:
             wrong = "negative squares"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import TensorInfo
+from growkit.checkpoint.tensors import Weights
 from growkit.optimizer.groups import RATES, Group
 from growkit.optimizer.parameters import Parameters
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 ORDERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "momentum_buffer": 1}
 """The power in which gradients stand in every kind of tensor that grows with the weights."""
@@ -72,23 +72,6 @@ WITHOUT_RATES = (
 ONLY = "growkit grows that of AdamW, with or without amsgrad, and of Muon"
 
 
-class Numbers(Protocol):
-    """The tensors of a state, to be read by the name ``parameter.kind``."""
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The header of each."""
-        ...
-
-    def by_rows(self, name: str) -> bool:
-        """Whether some rows of a tensor are had without the others."""
-        ...
-
-    def read(self, name: str, rows: slice | None, columns: slice | None = None) -> Tensor:
-        """A tensor, or some of its rows, or of these some columns."""
-        ...
-
-
 @dataclass(frozen=True)
 class State:
     """The state of an optimizer.
@@ -99,7 +82,7 @@ class State:
         files: all files that are read.
         groups: of parameters, by their names in the class.
         steps: that every parameter has taken; none where the optimizer does not count them.
-        numbers: its tensors.
+        numbers: its tensors, by the name ``parameter.kind``.
         rest: what the format hands on from reading to writing.
         beside: what else of a training lies there, by its name, and what becomes of it.
         schedules: what may hold schedules of rates, by the file or folder that it comes from.
@@ -111,7 +94,7 @@ class State:
     files: tuple[Path, ...]
     groups: Sequence[Group]
     steps: Mapping[str, float]
-    numbers: Numbers
+    numbers: Weights
     rest: Any = None
     beside: Mapping[str, str] = field(default_factory=dict)
     schedules: Mapping[str, Any] = field(default_factory=dict)
@@ -127,27 +110,18 @@ class State:
         return {parameter: frozenset(kinds) for parameter, kinds in found.items()}
 
 
-class Grown(Protocol):
-    """The state of the optimizer of a grown model, computed while it is written."""
+class Grown(Weights):
+    """The state of the optimizer of a grown model, computed while it is written.
 
-    @property
-    def groups(self) -> Sequence[Group]:
-        """Its groups."""
-        ...
+    Its tensors have names like ``parameter.kind``; a step is one of them.
 
-    @property
-    def steps(self) -> Mapping[str, float]:
-        """See ``State``."""
-        ...
+    Attributes:
+        groups: its groups.
+        steps: see ``State``.
+    """
 
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The header of every tensor, by the name ``parameter.kind``; a step is one of them."""
-        ...
-
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """A tensor, as consecutive blocks along dimension 0."""
-        ...
+    groups: Sequence[Group]
+    steps: Mapping[str, float]
 
 
 class Format(Protocol):

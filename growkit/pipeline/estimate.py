@@ -98,7 +98,7 @@ def memory_needed(source: Weights, target: Weights, proof: Settings | None) -> i
         proof: what is compared; None for no proof.
     """
     largest = max((info.bytes for info in source.tensors.values()), default=0)
-    in_parts = all(target.by_rows(name) for name in target.tensors)
+    in_parts = all(target.cuts(name) for name in target.tensors)
     memory = LOADED + WORKERS * (min(largest, SMALL_TENSOR) if in_parts else largest)
     if proof is not None:
         parameters = total_parameters(source.tensors) + total_parameters(target.tensors)

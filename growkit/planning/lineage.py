@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import Weights
 from growkit.planning.plan import Plan, Planned, Rule
-from growkit.planning.transform import Slices, Transform
+from growkit.planning.transform import Transform
 from growkit.planning.transforms import Kept, Mapped
 
 if TYPE_CHECKING:
@@ -116,13 +116,6 @@ class Lineage:
             else:
                 found = plan.layers or found
         return found
-
-    def part(self, target: str, where: Slices) -> Tensor:
-        """A part of a tensor that the last step makes, by begin and end in every dimension.
-
-        Of the source it needs only what it copies, where every step allows that.
-        """
-        return self.plans[-1].by_target[target].transform.part(self.stages[-2], where)
 
     def check_duplicates(self) -> None:
         """Hold tensors that must equal others against them, in every step.

@@ -10,13 +10,22 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import zip_longest
 from math import prod
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import FLOAT_BYTES, Config, TensorInfo, Weights, cut, parts
+from growkit.checkpoint.tensors import (
+    ANYWHERE,
+    AT_A_TIME,
+    FLOAT_BYTES,
+    Config,
+    TensorInfo,
+    Weights,
+    cut,
+    full,
+    parts,
+)
 from growkit.families.family import Family
 from growkit.planning.transform import Transform
 from growkit.planning.transforms import Kept
@@ -26,9 +35,6 @@ if TYPE_CHECKING:
 
     from growkit.results.proof import Spectrum
 
-
-AT_A_TIME = 1 << 20
-"""Elements of a tensor that are made at a time: few enough to stay in a core's cache."""
 
 SMALL = 1 << 26
 """Bytes of a source tensor that is read once, rather than in parts as they are needed."""
@@ -145,7 +151,7 @@ class Plan:
         assert all(used.issuperset(check.sources) for check in self.checks), "a check of nothing"
 
 
-class Planned:
+class Planned(Weights):
     """A checkpoint that a plan makes out of another one, computed when it is read.
 
     It can be written, or be the source of the next plan: several steps are one pass over the
@@ -179,37 +185,29 @@ class Planned:
             period = rows
         made = []
         for begin in range(0, max(period, 1), step):
-            block = self._rows(source, rule, slice(begin, min(begin + step, period)))
+            where = full(rule.info.shape, [slice(begin, min(begin + step, period))])
+            block = rule.transform.part(source, where)
             if period < rows:
                 made.append(block)
             yield block
         for _ in range(1, rows // max(period, 1)):
             yield from made
 
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """Make the whole tensor, or some of its rows, or of these some columns."""
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """Make a part of a tensor."""
+        if any(where):
+            rule = self._rules[name]
+            return rule.transform.part(self._source, full(rule.info.shape, where))
+        import torch
+
+        made = list(self.blocks(name))
+        return made[0] if len(made) == 1 else torch.cat(made)
+
+    def cuts(self, name: str) -> int:
+        """As the tensors that it is made from, if a part needs only parts of these."""
         rule = self._rules[name]
-        if columns is not None:
-            return self._rows(self._source, rule, rows or slice(None), columns)
-        if rows is None:
-            import torch
-
-            made = list(self.blocks(name))
-            return made[0] if len(made) == 1 else torch.cat(made)
-        return self._rows(self._source, rule, rows)
-
-    def by_rows(self, name: str) -> bool:
-        """Whether some rows are made without the others."""
-        rule = self._rules[name]
-        return rule.transform.local and all(self._source.by_rows(each) for each in rule.sources)
-
-    def _rows(
-        self, source: Weights, rule: Rule, rows: slice, columns: slice | None = None
-    ) -> Tensor:
-        wanted = (rows, columns or slice(None))
-        where = zip_longest(rule.info.shape, wanted[: len(rule.info.shape)])
-        ends = ((each or slice(None)).indices(size)[:2] for size, each in where)
-        return rule.transform.part(source, [slice(*end) for end in ends])
+        cuts = (self._source.cuts(each) for each in rule.sources)
+        return min(cuts, default=ANYWHERE) if rule.transform.local else 0
 
     def check_duplicates(self, of: Collection[str]) -> None:
         """Hold what must equal some tensors of the source against them.
@@ -231,22 +229,23 @@ class Planned:
             )
 
 
-class _Once:
+class _Once(Weights):
     """A checkpoint whose small tensors are read once, for all parts that are made from them."""
 
     def __init__(self, source: Weights) -> None:
         self._source = source
         self.config, self.tensors = source.config, source.tensors
-        self.where, self.blocks, self.by_rows = source.where, source.blocks, source.by_rows
         self._read: dict[str, Tensor] = {}
 
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Tensor:
-        """See ``growkit.checkpoint.Weights``."""
-        if self.by_rows(name) and self.tensors[name].bytes > SMALL:
-            return self._source.read(name, rows, columns)
+    def where(self, name: str | None = None) -> str:
+        return self._source.where(name)
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        if self._source.cuts(name) and self.tensors[name].bytes > SMALL:
+            return self._source.read(name, *where)
         if name not in self._read:
             self._read[name] = self._source.read(name)
-        return cut(self._read[name], rows, columns)
+        return cut(self._read[name], where)
 
 
 def taken_over(name: str, info: TensorInfo, of: str | None = None) -> Rule:

@@ -70,13 +70,7 @@ class Kept(_Holding):
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
-        rows, *columns = where
-        whole = source.tensors[self.source].shape
-        narrow = bool(columns) and columns[0] != slice(0, whole[1])
-        found = source.read(self.source, rows, columns[0] if narrow else None)
-        if len(columns) > 1:
-            rest = (slice(None), slice(None), *columns[1:])
-            found = found[rest]
+        found = source.read(self.source, *where)
         return _multiplied(found, self.factor, source.where(self.source))
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:

@@ -8,6 +8,7 @@ limits for other dtypes follow from their spacing.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -113,7 +114,7 @@ def apart(expected: Tensor, found: Tensor, scale: float) -> float:
     return float((expected - found).square().mean().sqrt()) / scale if scale else math.nan
 
 
-def computed_in(tensors: dict[str, TensorInfo]) -> str:
+def computed_in(tensors: Mapping[str, TensorInfo]) -> str:
     """The torch name of the dtype in which a stored model is computed."""
     name = TORCH_NAMES[main_dtype(tensors)]
     return "bfloat16" if name.startswith("float8") else name

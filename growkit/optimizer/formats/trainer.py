@@ -154,9 +154,9 @@ class _Trainer:
             options.append({k: v for k, v in read.items() if k not in ("params", "param_names")})
         for key in [key for key in numbers.places if key.endswith(f".{STEP}")]:
             steps[key.removesuffix(f".{STEP}")] = float(numbers.read(key, None))
-        numbers.places = {
-            key: place
-            for key, place in numbers.places.items()
+        numbers.tensors = {
+            key: info
+            for key, info in numbers.tensors.items()
             if not (_is_option(key) or key.endswith(f".{STEP}"))
         }
         groups = [
