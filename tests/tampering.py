@@ -29,7 +29,7 @@ from growkit.base.errors import InputError
 from growkit.proof import usage
 from tests.conftest import randomise, save_model
 
-DEMO = Path(growkit.__file__).parent / "demo" / "model"
+DEMO = Path(growkit.__file__).parent / "cli" / "demo" / "model"
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 EVIL = "open('ran', 'w')\nclass LlamaForCausalLM: pass\n"
 

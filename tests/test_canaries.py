@@ -20,7 +20,7 @@ import growkit
 from growkit.cli.app import app
 from tests.conftest import save_model
 
-DEMO = Path(growkit.__file__).parent / "demo" / "model"
+DEMO = Path(growkit.__file__).parent / "cli" / "demo" / "model"
 MODULES = (
     *("modeling_canary", "configuration_canary", "tokenization_canary", "processing_canary"),
     *("sitecustomize", "usercustomize", "conftest", "setup", "torch", "yaml", "hubconf", "handler"),

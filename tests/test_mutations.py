@@ -36,7 +36,7 @@ QUICK: dict[str, Any] = {"prompts": 1, "length": 12}
 VOCABULARY = 29
 HEAD = 4
 """``head_dim`` of all models here."""
-DEMO = Path(growkit.__file__).parent / "demo" / "model"
+DEMO = Path(growkit.__file__).parent / "cli" / "demo" / "model"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 TEXT = "Growing keeps what was learned."
 

@@ -19,9 +19,10 @@ from growkit.cli.app import app
 from growkit.recipe.files import load_recipe, parse_recipe
 from growkit.report.header import to_do
 from growkit.report.summary import duration, headroom, size, summary, times
-from growkit.results.advice import fault_sentence, next_step
+from growkit.results.advice import fault_sentence, name_result, next_step
+from growkit.results.proof import Finding, VerifyResult
 from tests.conftest import save_model
-from tests.test_report import full, measured
+from tests.test_report import finding, full, measured
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 12}
 
@@ -179,37 +180,44 @@ def test_times_in_units_that_fit(seconds: float, said: str) -> None:
 
 
 GOOD: dict[str, Any] = {
+    "changed_values": [],
     "first_lost_tensor": None,
     "weights_recovered": True,
     "fault": None,
     "strict_float64": measured(relative=1e-15, tolerance=1e-12),
     "modes": [],
 }
-NEXT: list[tuple[dict[str, Any], str]] = [
-    ({"negative_control_caught": False}, "--text FILE"),
-    ({"first_lost_tensor": "a"}, "copy the target's weights again"),
-    ({"changed": ["config.json: rope_theta"]}, "put config.json: rope_theta back"),
-    ({"weights_recovered": None, "strict_float64": measured(relative=1.0, tolerance=0.1)}, "keep"),
-    ({"native": measured(relative=2.0, tolerance=0.1)}, "--dtype float32"),
-    ({"promise": "bounded", "max_kl": 1e-9}, "--max-kl"),
-    ({"trainability": full()["trainability"] | {"trainable": False}}, "--symmetry break"),
-    ({"modes": [{"name": "generate", "note": "", "kept": False}]}, "avoid generate"),
-    ({"training": {"kept": False, "control_caught": False}}, "--steps"),
+NEXT: list[tuple[str, dict[str, Any], str]] = [
+    ("negative_control", {}, "--text FILE"),
+    ("weights", {}, "copy the target's weights again"),
+    ("files", {"changed": ["config.json: rope_theta"]}, "put config.json: rope_theta back"),
+    ("strict_float64", {"weights_recovered": None}, "keep growkit.json with it"),
+    ("native", {}, "--dtype float32"),
+    ("max_kl", {}, "--max-kl"),
+    ("trainability", {}, "--symmetry break"),
+    ("generate", {}, "avoid generate"),
+    ("training", {"training": {"control_caught": False}}, "--steps"),
     (
-        {"training": {"kept": False, "relative": 0.0, "tolerance": 0.1, "control_caught": True}},
+        "training",
+        {"training": {"relative": 0.0, "tolerance": 0.1, "control_caught": True}},
         "the state of the source's optimizer",
     ),
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), NEXT)
-def test_every_failure_says_what_to_do_next(changes: dict[str, Any], said: str) -> None:
-    found = next_step(full(**(GOOD | changes)))
-    assert found
-    assert said in found
-    others = [next_step(full(**(GOOD | each))) or "" for each, _ in NEXT if each != changes]
+def advice(name: str, changes: dict[str, Any]) -> str:
+    result = VerifyResult(**full(**(GOOD | changes)))
+    result.findings = [Finding(**finding(name))]
+    return next_step(name_result(result, "source", "target")) or ""
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), NEXT)
+def test_every_failure_says_what_to_do_next(name: str, changes: dict[str, Any], said: str) -> None:
+    assert said in advice(name, changes)
+    others = [advice(other, more) for other, more, _ in NEXT if (other, more) != (name, changes)]
     assert not any(said in other for other in others)
-    assert next_step(full(**(GOOD | changes), kept=True)) is None
+    kept = VerifyResult(**full(findings=[finding(name, kept=True)]))
+    assert next_step(kept) is None
 
 
 def test_the_terminal_begins_with_the_verdict(place: Path, tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def test_more_than_rounding_in_the_storage_dtype_is_not_preserved(
     result = growkit.verify(pair / "source", pair / "target", **QUICK)
     assert result["strict_float64"]["relative"] < 1e-12
     assert not result["kept"]
-    assert "not preserved in float32" in result["reason"]
+    assert "not preserved: in float32" in result["reason"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)

@@ -250,6 +250,7 @@ def _prove(
     if recipe.verify is None:
         return None
     from growkit.proof.verdict import prove
+    from growkit.results.advice import name_result
 
     source, written = pair(found, find(folder))
     with progress.bytes("proving", bytes_of(source, written)) as advance:
@@ -260,6 +261,4 @@ def _prove(
     ]
     # A rejected output goes to OUT.rejected.
     rejected = str(rejected_name(output_path(recipe)))
-    verdict["source"] = found.name
-    verdict["target"] = recipe.output if verdict["kept"] else rejected
-    return verdict
+    return name_result(verdict, found.name, recipe.output if verdict["kept"] else rejected)

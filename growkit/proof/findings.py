@@ -1,4 +1,4 @@
-"""What the parts of a proof found, and the verdict on it in a sentence."""
+"""The findings of a proof in the order in which they decide, and the verdict that follows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,26 @@ from growkit.planning.lineage import Lineage
 from growkit.planning.plan import Plan
 from growkit.proof.comparison import Compared, Control
 from growkit.proof.modes import PREFILL
-from growkit.results.proof import CopyDistance, Measured, ModeResult, Spectrum, Trainability
-from growkit.results.sentences import counted, recovered_sentence, too_much
+from growkit.results.advice import failed as failed_finding
+from growkit.results.proof import (
+    CopyDistance,
+    Finding,
+    Measured,
+    ModeResult,
+    Spectrum,
+    Trainability,
+    TrainingProof,
+)
+from growkit.results.sentences import (
+    counted,
+    recovered_sentence,
+    too_much,
+    trainability_sentence,
+)
 from growkit.version import __version__
+
+FEW = 100
+"""Predictions below which the verdict reports how few they are."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,11 @@ class Origin:
     def lost(self) -> str:
         """What the promise leaves out, in one line; empty if nothing."""
         return self.lineage.lost if self.lineage else ""
+
+    @property
+    def by_rounding(self) -> bool:
+        """Whether nothing but rounding to a narrower dtype makes the target another function."""
+        return bool(self.lineage and self.lineage.by_rounding) and self.promise != "exact"
 
 
 @dataclass(frozen=True)
@@ -80,12 +102,6 @@ class Recovered:
         if self.unknown or self.by_plan:
             return f"is not what it is in the source{self.instead}"
         return f"is not what growkit {__version__} writes{self.instead}"
-
-    @property
-    def told(self) -> str:
-        """How a verdict ends: with what it does not cover."""
-        weights = [f"weights were not compared, because {self.unknown}"] if self.unknown else []
-        return "".join(f"; {note}" for note in (*weights, *self.notes))
 
     @property
     def settled(self) -> bool:
@@ -150,25 +166,23 @@ class Strict:
         )
 
     @property
-    def worst_mode(self) -> str:
-        """The inference mode that shows the largest difference; a NaN is larger than all."""
-        found = self.compared.distances.items()
-        return max(found, key=lambda m: (not math.isfinite(m[1].relative), m[1].relative))[0]
+    def worst(self) -> tuple[str, float]:
+        """The inference mode with the largest relative difference, and that; NaN is largest."""
+        found = [(name, each.relative) for name, each in self.compared.distances.items()]
+        return max(found, key=lambda mode: (not math.isfinite(mode[1]), mode[1]))
 
     @property
     def kept(self) -> bool:
-        """Nothing differs by more than rounding, however the models are asked."""
-        found = self.compared.distances.values()
-        return all(within(each.relative, self.tolerance) for each in found)
+        """Whether every inference mode differs by no more than rounding."""
+        return self.kept_within(self.tolerance)
 
     def kept_within(self, limit: float | None) -> bool:
-        """Whether nothing differs by more than may be, however the models are asked.
+        """Whether every inference mode is within a limit.
 
         Args:
-            limit: relative to the scale of the logits; None for any number.
+            limit: relative to the scale of the logits; None for any finite difference.
         """
-        found = [each.relative for each in self.compared.distances.values()]
-        return all(within(each, limit) for each in found)
+        return all(within(each.relative, limit) for each in self.compared.distances.values())
 
     @property
     def caught(self) -> bool:
@@ -217,7 +231,7 @@ class Native:
     @property
     def largest(self) -> float:
         """The largest relative difference of a logit; NaN where one is not finite."""
-        return max(self._relative, key=lambda each: (math.isnan(each), each))
+        return max(self._relative, key=lambda each: (math.isnan(each), each), default=math.nan)
 
     @property
     def _relative(self) -> list[float]:
@@ -229,6 +243,16 @@ class Native:
         found = self.compared.prefill
         return finite((found.loss_target if target else found.loss_source) / found.predictions)
 
+    @property
+    def sentence(self) -> str:
+        """The finding in words."""
+        if self.tolerance is None:
+            return f"in {self.dtype} the source itself computes no usable logits"
+        return (
+            f"in {self.dtype} the logits differ by {self.largest:.1e} of their scale, rounding "
+            f"explains {self.tolerance:.1e}"
+        )
+
     def measured(self, exact: bool) -> Measured:
         """The figures, as they are reported; without a tolerance if nothing exact is promised."""
         tolerance = self.tolerance if exact else None
@@ -237,119 +261,213 @@ class Native:
         )
 
 
-def within_limit(distance: Distance, max_kl: float | None) -> tuple[bool, str]:
-    """Whether no more is lost than may be, and that in words; a NaN is more than any limit."""
-    kl = distance.kl_per_token
-    if max_kl is None or within(kl, max_kl):
-        return True, ""
-    return False, too_much(kl, max_kl)
+VERDICTS = {
+    "max_kl": "not as asked",
+    "training": "preserved, but it does not learn as its source does",
+    "trainability": "preserved, but it cannot train as asked",
+}
+"""Verdicts on exact promises by the finding that failed, where that is not the promise itself."""
+
+AFTERWARDS = ("max_kl", "training", "trainability")
+"""Findings on a target that has kept its promise, which the sentence reports as well."""
 
 
-def other_reason(
+def judge(
+    origin: Origin,
     weights: Recovered,
     strict: Strict,
-    lineage: Lineage,
-    limit: float | None,
-    dtype: str,
+    native: Native,
+    modes: Sequence[ModeResult],
     max_kl: float | None,
-) -> str:
-    """The verdict on what was asked to be another function.
+) -> list[Finding]:
+    """Everything that was compared, in the order in which it decides.
 
     Args:
+        origin: how the target was made.
         weights: what the algebra half found.
-        strict: what the comparison found.
-        lineage: how the target was made.
-        limit: what the logits may differ by, relative to their scale; None for any number.
-        dtype: whose rounding explains as much.
-        max_kl: nats per token of KL that are allowed; None for any number.
+        strict: the comparison in strict float64.
+        native: the comparison in the storage dtype.
+        modes: the inference modes.
+        max_kl: allowed nats per token of KL; None for any number.
     """
-    if weights.lost:
-        return f"not as asked: tensor {weights.lost} is not what the recipe makes"
-    if weights.changed:
-        return f"not as asked: {weights.changed} is not what growkit wrote{weights.told}"
-    if not strict.caught:
-        return f"no verdict: the negative control ({strict.control.fault}) was not noticed"
-    distance = strict.distance
-    if not math.isfinite(distance.relative):
-        return "not usable: the new model computes NaN or infinite logits"
-    if not strict.kept_within(limit):
-        return (
-            f"not as asked: the logits differ by {_strict_error(strict)}; what rounding to {dtype} "
-            f"does to the source itself explains {limit:.1e}"
-        )
-    unchecked = f"; {weights.unchecked} tensors could not be checked" if weights.unchecked else ""
-    low, found_kl = within_limit(distance, max_kl)
-    verdict = "changed as requested" if max_kl is None else "within the limit"
-    if not low:
-        verdict = f"not as asked: {found_kl}; changed"
-    return (
-        f"{verdict} ({lineage.lost}): the loss goes from "
-        f"{distance.loss_source / distance.predictions:.4f} to "
-        f"{distance.loss_target / distance.predictions:.4f} nats per token over "
-        f"{counted(distance.predictions, 'prediction')}, "
-        f"{distance.agreeing / distance.tokens:.1%} of the likeliest next tokens are the same, "
-        f"{distance.kl_per_token:.3g} nats per token of KL{unchecked}{weights.told}"
+    exact, distance = origin.promise == "exact", strict.distance
+    limit = strict.tolerance if exact else native.tolerance if origin.by_rounding else None
+    kept = strict.kept_within(limit)
+    control = f"the negative control ({strict.control.fault})"
+    found = [
+        *_files_and_weights(weights, kept=kept, exact=exact),
+        finding(
+            "strict_float64",
+            kept,
+            _strict_sentence(strict, limit, native.dtype, kept=kept, exact=exact),
+            place=strict.difference.module,
+            measured=strict.worst[1],
+            limit=limit,
+        ),
+        finding(
+            "negative_control",
+            strict.caught,
+            f"{control} was {'noticed' if strict.caught else 'not noticed'}",
+            measured=strict.control.distance.relative,
+        ),
+        finding(
+            "native",
+            native.kept if exact and native.tolerance is not None else None,
+            native.sentence,
+            measured=native.largest,
+            limit=native.tolerance if exact else None,
+        ),
+    ]
+    if max_kl is not None:
+        kl = distance.kl_per_token
+        low = within(kl, max_kl)
+        amount = f"{kl:.3g} of at most {max_kl:g} nats per token of KL"
+        said = amount if low else too_much(kl, max_kl)
+        found.append(finding("max_kl", low, said, measured=kl, limit=max_kl))
+    for mode in modes:
+        said, place = f"{mode.name}: {mode.note}", mode.name if mode.kept is False else None
+        found.append(finding(mode.name, mode.kept, said, place, mode.relative, mode.tolerance))
+    if distance.predictions < FEW:
+        few = f"on {counted(distance.predictions, 'prediction')} alone"
+        found.append(finding("amount", None, few, measured=distance.predictions, limit=FEW))
+    return found
+
+
+def judge_training(training: TrainingProof | None) -> list[Finding]:
+    """The finding on source and target trained side by side; none if they were not."""
+    if training is None:
+        return []
+    kept, measured = training.kept, training.relative
+    return [finding("training", kept, training.reason, None, measured, training.tolerance)]
+
+
+def judge_trainability(found: Trainability | None, *, wanted: bool) -> list[Finding]:
+    """The finding on the new capacity; it decides only where it was asked for."""
+    if found is None:
+        return []
+    kept = bool(found.trainable) if wanted else None
+    return [finding("trainability", kept, trainability_sentence(found))]
+
+
+def finding(
+    name: str,
+    kept: bool | None,
+    sentence: str,
+    place: str | None = None,
+    measured: float | None = None,
+    limit: float | None = None,
+) -> Finding:
+    """A finding without advice; numbers that are not finite become None."""
+    return Finding(
+        name=name,
+        kept=kept,
+        sentence=sentence,
+        place=place,
+        measured=None if measured is None else finite(measured),
+        limit=limit,
+        advice=None,
     )
 
 
-def exact_reason(
-    weights: Recovered, strict: Strict, native: Native, in_use: Sequence[ModeResult]
+def verdict_of(promise: str, findings: Sequence[Finding], max_kl: float | None) -> str:
+    """The verdict in a few words, which follow from the first finding that failed."""
+    failed = failed_finding(findings)
+    if failed is None and promise == "exact":
+        return "preserved"
+    if failed is None:
+        return "changed as requested" if max_kl is None else "within the limit"
+    if failed.name == "negative_control":
+        return "no verdict"
+    return VERDICTS.get(failed.name, "not preserved") if promise == "exact" else "not as asked"
+
+
+def reason_of(
+    verdict: str, promise: str, lost: str, findings: Sequence[Finding], notes: Sequence[str]
 ) -> str:
-    """The verdict on what was promised to be the same function."""
-    failed = [way for way in in_use if way["kept"] is False]
-    if not strict.kept:
-        return _where_it_differs(weights, strict)
-    if weights.lost or weights.changed:
-        return _what_was_changed(weights)
-    if not strict.caught:
-        return f"no verdict: the negative control ({strict.control.fault}) was not noticed"
-    if not native.kept:
-        return (
-            f"not preserved in {native.dtype}: the logits differ by "
-            f"{native.largest:.1e} of their scale, rounding explains {native.tolerance:.1e}"
-        )
+    """The verdict in a sentence.
+
+    Args:
+        verdict: in a few words.
+        promise: ``exact``, ``bounded`` or ``different``.
+        lost: what the promise leaves out.
+        findings: in the order in which they decide.
+        notes: what the verdict does not cover.
+    """
+    by_name = {each.name: each for each in findings}
+    weights, strict = by_name["weights"], by_name["strict_float64"]
+    failed = failed_finding(findings)
+    parts = []
     if failed:
-        return f"not preserved: {failed[0]['name']}: {failed[0]['note']}"
-    half = "" if weights.unknown else "every weight is recovered, and "
-    if weights.recovered and weights.recovered[0] < weights.recovered[1]:
-        half = f"{recovered_sentence(*weights.recovered)}, and "
-    verdict = f"preserved: {half}the logits {_at_most(strict)}"
-    if native.tolerance is None:
-        verdict += f"; but in {native.dtype} the source itself computes no usable logits"
-    return verdict + weights.told
+        # Weights, files and logits explain one another; one of all other failures is enough.
+        together = [weights, by_name["files"], strict]
+        shown = [each for each in together if each.kept is False] or [failed]
+        parts = [each.sentence for each in shown]
+    if failed is None or failed.name in AFTERWARDS:
+        exact, native = promise == "exact", by_name["native"]
+        recovered = f"{weights.sentence}, and " if exact and weights.kept else ""
+        parts.append(recovered + strict.sentence)
+        parts += [f"but {native.sentence}"] if exact and native.kept is None else []
+        if failed != (training := by_name.get("training")) and training:
+            parts.append(training.sentence)
+    parts += [weights.sentence] if weights.kept is None else []
+    parts += notes
+    parts += [by_name["amount"].sentence] if "amount" in by_name else []
+    given_up = f" ({lost})" if lost and failed is None else ""
+    return f"{verdict}{given_up}: {'; '.join(parts)}"
 
 
-def _what_was_changed(weights: Recovered) -> str:
-    if weights.lost:
-        return (
-            f"not preserved: tensor {weights.lost} does not give the source's weights back, "
-            "although no logit of these prompts shows it"
-        )
+def _files_and_weights(weights: Recovered, *, kept: bool, exact: bool) -> list[Finding]:
+    """The algebra half and the files next to the weights.
+
+    Args:
+        weights: what was found.
+        kept: whether no logit shows a difference.
+        exact: whether the source's function is promised.
+    """
+    unseen = ", although no logit of these prompts shows it" if kept and exact else ""
+    whole, said = True if not weights.unknown else None, "every weight is recovered"
+    if weights.unknown:
+        said = f"weights were not compared, because {weights.unknown}"
+    elif weights.lost:
+        whole, does_not = False, "does not give the source's weights back"
+        said = f"tensor {weights.lost} {does_not if exact else 'is not what the recipe makes'}"
+    elif weights.unchecked:
+        whole, said = None, f"{weights.unchecked} tensors could not be checked"
+    elif weights.recovered and weights.recovered[0] < weights.recovered[1]:
+        said = recovered_sentence(*weights.recovered)
+    files = "the files next to the weights are as they should be"
+    if weights.changed:
+        files = f"{weights.changed} {weights.is_not}{unseen}"
+    return [
+        finding("weights", whole, said + (unseen if whole is False else ""), weights.lost),
+        finding("files", weights.changed is None, files, weights.changed),
+    ]
+
+
+def _strict_sentence(
+    strict: Strict, limit: float | None, dtype: str, *, kept: bool, exact: bool
+) -> str:
+    """How far logits are apart; of another function, how much it loses."""
+    distance, (mode, error) = strict.distance, strict.worst
+    way = "" if mode == PREFILL or not kept else f" ({mode})"
+    differ = f"{error:.1e} of the logit scale in strict float64{way}"
+    if exact and kept:
+        if all(each.largest == 0 for each in strict.compared.distances.values()):
+            return "the logits are identical in strict float64"
+        return f"the logits differ by at most {differ}"
+    if exact:
+        module = strict.difference.module
+        where = f"; the first difference is in {module}" if module else ""
+        return f"the logits differ by {differ}{where}"
+    if not math.isfinite(distance.relative):
+        return "the new model computes NaN or infinite logits"
+    if not kept:
+        explained = f"what rounding to {dtype} does to the source itself explains {limit:.1e}"
+        return f"the logits differ by {differ}; {explained}"
+    count = distance.predictions
     return (
-        f"not preserved: {weights.changed} {weights.is_not}, although no logit of these prompts "
-        f"shows it{weights.told}"
-    )
-
-
-def _where_it_differs(weights: Recovered, strict: Strict) -> str:
-    module = strict.difference.module
-    where = f"; the first difference is in {module}" if module else ""
-    if weights.lost:
-        where += f", and tensor {weights.lost} is not what it should be"
-    elif weights.changed:
-        where += f", and {weights.changed} {weights.is_not}"
-    return f"not preserved: the logits differ by {_strict_error(strict)}{where}{weights.told}"
-
-
-def _at_most(strict: Strict) -> str:
-    if all(each.largest == 0 for each in strict.compared.distances.values()):
-        return "are identical in strict float64"
-    return f"differ by at most {_strict_error(strict)}"
-
-
-def _strict_error(strict: Strict) -> str:
-    mode = strict.worst_mode
-    error = strict.compared.distances[mode].relative
-    return f"{error:.1e} of the logit scale in strict float64" + (
-        "" if mode == PREFILL or strict.kept else f" ({mode})"
+        f"the loss goes from {distance.loss_source / count:.4f} to "
+        f"{distance.loss_target / count:.4f} nats per token over {counted(count, 'prediction')}, "
+        f"{distance.agreeing / distance.tokens:.1%} of the likeliest next tokens are the same, "
+        f"{distance.kl_per_token:.3g} nats per token of KL"
     )

@@ -42,7 +42,7 @@ from growkit.proof.modes import Mode, NotAskedError
 from growkit.proof.outside_layers import find_fault_before_layers, find_fault_behind_layers
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import compare_weights
-from growkit.results.advice import instead_of
+from growkit.results.advice import value_sentence
 from growkit.results.proof import Fault, Fingerprint
 
 NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "training"})
@@ -156,7 +156,7 @@ class Parts:
         origin, after = self.origin, self.after
         changed = next(iter(beside.changed), None)
         values = next((v for v in beside.values if v["name"] == changed), None)
-        instead = f" ({instead_of(values)})" if values else ""
+        instead = f" ({value_sentence(values)})" if values else ""
         if origin.lineage is None:
             return Recovered(unknown=origin.unknown, changed=changed, instead=instead, notes=notes)
         compared = compare_weights(origin.lineage, after)

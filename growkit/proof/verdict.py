@@ -34,9 +34,11 @@ from growkit.proof.findings import (
     Native,
     Origin,
     Strict,
-    exact_reason,
-    other_reason,
-    within_limit,
+    judge,
+    judge_trainability,
+    judge_training,
+    reason_of,
+    verdict_of,
 )
 from growkit.proof.fingerprint import question
 from growkit.proof.modes import Mode, modes, result
@@ -48,10 +50,10 @@ from growkit.proof.training import check_room, prove_training
 from growkit.proof.usage import used
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
-from growkit.results.advice import FEW
+from growkit.results.advice import failed, name_result
 from growkit.results.proof import LayerError, ModeResult, VerifyResult
 from growkit.results.result import versions
-from growkit.results.sentences import counted, trainability_sentence
+from growkit.results.sentences import fault_place
 
 UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
 
@@ -147,8 +149,7 @@ def verify_found(
 
         verdict = prove(before, after, settings, record.recipe, both, optimizer)
     verdict["kl_by_rank"] = list(record.kl_by_rank)
-    verdict["source"], verdict["target"] = source.name, target.name
-    return verdict
+    return name_result(verdict, source.name, target.name)
 
 
 def prove(
@@ -221,56 +222,39 @@ def _proved(
     asked, strict = proof.asked(modes(prompts.windows, before.config, after.config))
     native = proof.native(asked, strict)
     in_use = list(used(before, after, prompts.windows[0], place, exact))
-    failed = [result(way.name, way.note, kept=False) for way in asked if way.failed]
-    by_rounding = not exact and origin.lineage is not None and origin.lineage.by_rounding
-    if exact:
-        kept = strict.kept and native.kept and all(way["kept"] is not False for way in in_use)
-        kept = kept and not failed
-        reason = exact_reason(weights, strict, native, [*failed, *in_use])
-    else:
-        assert origin.lineage is not None
-        limit = native.tolerance if by_rounding else None
-        kept = strict.kept_within(limit)
-        reason = other_reason(weights, strict, origin.lineage, limit, native.dtype, settings.max_kl)
-    if origin.unknown and proof.more_tokens and not strict.kept_within(native.tolerance):
-        raise other_vocabulary(before, after, f"they are {reason}")
-    learns = strict.trainability
-    sound = kept and weights.kept and strict.caught
+    tried = [*_mode_results(asked, strict, native, exact), *in_use]
+    findings = judge(origin, weights, strict, native, tried, settings.max_kl)
     training = None
-    if sound and origin.lineage and settings.steps is not None:
+    if not failed(findings) and origin.lineage and settings.steps is not None:
         training = prove_training(before, after, origin.lineage, settings, place, states)
-    learns_alike = not training or training["kept"] is not False
-    able = not (settings.trainability and learns and not learns["trainable"])
-    if learns and kept and weights.kept and strict.caught and not able:
-        reason = f"not able to learn: {trainability_sentence(learns)}; but {reason}"
-    fault = proof.fault(strict, weights, asked)
-    distance = strict.distance
-    low_kl, found_kl = within_limit(distance, settings.max_kl)
-    if exact and sound and not low_kl:
-        reason = f"not as asked: {found_kl}; {reason}"
-    if training and sound and able and low_kl:
-        joined = (
-            (reason, training["reason"]) if learns_alike else (training["reason"], f"but {reason}")
-        )
-        reason = "; ".join(joined)
-    reason += "".join(f"; {note}" for note in strict.notes)
-    if distance.predictions < FEW:
-        reason += f"; on {counted(distance.predictions, 'prediction')} alone"
+    findings += judge_training(training)
+    findings += judge_trainability(strict.trainability, wanted=settings.trainability)
+    if origin.unknown and proof.more_tokens and not strict.kept_within(native.tolerance):
+        raise other_vocabulary(before, after, f"they are {findings[2].sentence}")
+    verdict = verdict_of(origin.promise, findings, settings.max_kl)
+    notes = [*weights.notes, *strict.notes]
+    fault, distance = proof.fault(strict, weights, asked), strict.distance
+    logits = next(each for each in findings if each.name == "strict_float64")
+    if fault and logits.kept is False:
+        logits.place = fault_place(fault) or logits.place
     shown = native.compared if exact else strict.compared
     return VerifyResult(
         promise=origin.promise,
-        kept=sound and able and low_kl and learns_alike,
-        reason=reason,
+        kept=not failed(findings),
+        verdict=verdict,
+        reason=reason_of(verdict, origin.promise, origin.lost, findings, notes),
+        findings=findings,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
         changed=list(beside.changed),
         changed_values=list(beside.values),
-        notes=[*weights.notes, *strict.notes],
+        notes=notes,
         unknown_files=list(beside.unknown),
         strict_float64=distance.measured(
             "float64",
             devices.called(place),
-            *_limit(strict, native, exact=exact, by_rounding=by_rounding),
+            logits.limit,
+            None if logits.limit is None else strict.why if exact else native.why,
         ),
         native=native.measured(exact),
         rounding=native.own.measured(native.dtype, native.device, None, None),
@@ -284,7 +268,7 @@ def _proved(
         first_difference=strict.difference.module,
         fault=fault,
         by_layer=[LayerError(module=m, relative=finite(e)) for m, e in strict.compared.by_layer],
-        modes=[*_mode_results(asked, strict, native, exact), *in_use],
+        modes=tried,
         kl_by_position=shown.prefill.kl_by_position(),
         tokens_by_position=shown.prefill.tokens_by_position(),
         logit_sample=native.compared.sample,
@@ -313,17 +297,6 @@ def _proved(
         seconds=0.0,
         versions=versions(),
     )
-
-
-def _limit(
-    strict: Strict, native: Native, *, exact: bool, by_rounding: bool
-) -> tuple[float | None, str | None]:
-    """What logits may differ by in strict float64, and why."""
-    if exact:
-        return strict.tolerance, strict.why
-    if by_rounding and native.tolerance is not None:
-        return native.tolerance, native.why
-    return None, None
 
 
 def preflight(settings: Settings, source: Checkpoint, target: Weights) -> None:

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from growkit.base.limits import within
-from growkit.report.markup import begun, escape, facts, flowing, is_number
+from growkit.report.markup import begun, escape, facts, flowing
 from growkit.report.summary import summary
-from growkit.results.advice import LEARNING, STUCK, next_step, place, problem, training_problem
-from growkit.results.sentences import too_much
+from growkit.results.advice import failed, next_step
 
 Found = Mapping[str, Any]
 
@@ -21,13 +19,6 @@ PROMISES = {
 }
 SIGNS = {"good": "✓", "warn": "!", "bad": "✗"}
 
-FAILED = {
-    "kl": "Not as asked",
-    STUCK: "Preserved, but cannot train as asked",
-    LEARNING: "Preserved, but does not learn as its source does",
-}
-"""Verdicts on what computes what its source does, by what is wrong all the same."""
-
 KEPT = {
     "exact": "Nothing is left to be done: use it or train it in the place of its source.",
     "bounded": "If too much is lost, choose options that lose less; --max-kl sets a limit.",
@@ -37,16 +28,12 @@ KEPT = {
 
 
 def verdict_of(result: Found) -> tuple[str, str]:
-    """Its colour and its words."""
-    promise, found = result.get("promise"), problem(result)
-    if found == "control":
-        return "warn", "No verdict"
-    if found:
-        return "bad", FAILED.get(found, "Not preserved") if promise == "exact" else "Not as asked"
-    if promise == "exact":
-        return "good", "Preserved"
-    within = result.get("max_kl") is not None
-    return "warn", "Within the limit" if within else "Changed as requested"
+    """The color of a verdict, and its words."""
+    words = str(result.get("verdict") or ("kept" if result.get("kept") else "not kept"))
+    kind = "good" if result.get("promise") == "exact" else "warn"
+    if not result.get("kept"):
+        kind = "warn" if words == "no verdict" else "bad"
+    return kind, words.capitalize()
 
 
 def header(result: Found, manifest: Found, steps: Sequence[str] = ()) -> str:
@@ -63,7 +50,7 @@ def header(result: Found, manifest: Found, steps: Sequence[str] = ()) -> str:
     to_be_done = to_do(result)
     listed = {"Next": to_be_done["Next"]} if result.get("kept") else to_be_done
     lost = _lost(result) if result.get("kept") else ""
-    told = "".join(f'<p class="reason">{each}.</p>' for each in _reasons(result, verdict))
+    told = "".join(f'<p class="reason">{each}.</p>' for each in _reasons(result))
     return (
         f'<header><div class="verdict {kind}"><p>{_tried(result, steps)}</p>'
         f'<h1><span aria-hidden="true">{SIGNS[kind]}</span> '
@@ -123,27 +110,15 @@ def _glance(result: Found) -> str:
     return f'<dl class="glance">{rows}</dl>' if rows else ""
 
 
-def _reasons(result: Found, verdict: str) -> list[str]:
-    """The verdict's sentences, without what the heading and what is to be done say."""
-    reason, lost = str(result.get("reason")), result.get("lost")
-    why = to_do(result)["Why"]
-    training = (result.get("training") or {}).get("reason")
-    kl = (result.get("strict_float64") or {}).get("kl_nats_per_token")
-    if training and not training_problem(result):
-        reason = reason.replace(f"; {training}", "")
-    elif training:
-        training = None
-    beginnings = (
-        *(f"{verdict.lower()}: ", f"{verdict.lower()} ({lost}): "),
-        *("not as asked: ", "not able to learn: ", f"{training_problem(result)}; but ", f"{why}; "),
-        *("preserved: ", f"changed ({lost}): "),
-    )
-    for beginning in beginnings:
-        reason = reason.removeprefix(beginning)
-    reason = reason.replace(f", and {why}", "") if why else reason
-    if why and is_number(kl):
-        reason = reason.replace(f", {kl:.3g} nats per token of KL", "")
-    return [begun(each) for each in (reason, training) if each]
+def _reasons(result: Found) -> list[str]:
+    """The sentences below the verdict."""
+    findings = result.get("findings") or []
+    shown = [each for each in findings if each["kept"] is False]
+    if not shown:
+        named = ("weights", "files", "strict_float64", "training")
+        shown = [each for each in findings if each["name"] in named]
+    sentences = [*(each["sentence"] for each in shown), *(result.get("notes") or [])]
+    return [begun(each) for each in sentences]
 
 
 def _lost(result: Found) -> str:
@@ -154,23 +129,10 @@ def _lost(result: Found) -> str:
 
 def to_do(result: Found) -> dict[str, Any]:
     """Where it failed, why, and what to do next; what is not known is None."""
-    fault = result.get("fault") or {}
-    measured, most = result.get("strict_float64") or {}, result.get("max_kl")
-    kl = measured.get("kl_nats_per_token")
-    passed = None
-    if is_number(kl) and is_number(most) and not within(kl, most):
-        passed = too_much(kl, most)
-    training = training_problem(result)
+    found = failed(result.get("findings") or [])
     return {
-        "Where": place(result),
-        "Why": fault.get("cause")
-        or passed
-        # What would let them train is said next.
-        or (
-            training.removeprefix("new capacity: ").partition("; --symmetry")[0]
-            if training
-            else None
-        ),
+        "Where": found and found["place"],
+        "Why": (result.get("fault") or {}).get("cause"),
         "Lost": result.get("lost"),
         "Next": next_step(result),
     }

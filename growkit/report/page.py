@@ -32,7 +32,7 @@ from growkit.report.markup import (
     table,
 )
 from growkit.report.summary import native_name, predictions, text_name
-from growkit.results.advice import instead_of
+from growkit.results.advice import value_sentence
 from growkit.results.sentences import NOT_TRIED, recovered_sentence, trainability_sentence
 
 MOST_BINS = 16
@@ -202,7 +202,7 @@ def _difference(result: Found) -> str:
         "changed files and keys": ", ".join(result.get("changed") or []) or None,
     }
     for values in result.get("changed_values") or []:
-        found[escape(values["name"])] = instead_of(values)
+        found[escape(values["name"])] = value_sentence(values)
     told = "The first module whose output is not the source's, and what is known of the reason."
     return section("Where and why it differs", told, facts(found))
 

@@ -1,73 +1,49 @@
-"""What is wrong with a target, by the fields of its proof, and what to do about it."""
+"""What to do about a failed finding, and with a finished output."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import Any
 
 from growkit.base.limits import within
-from growkit.results.sentences import fault_place, trainability_sentence
+from growkit.results.proof import Finding, VerifyResult
 
 Found = Mapping[str, Any]
-
-FEW = 100
-"""Predictions below which a verdict says how few there were."""
 
 MORE = (
     "prove it on more: real text (--text FILE), more windows (--prompts) or longer ones (--length)"
 )
-LEARNING, STUCK = "learning", "stuck"
 
 
-def problem(result: Found) -> str | None:
-    """What is wrong with a target, of a ``growkit.VerifyResult``; None if it is kept."""
-    if result.get("kept"):
-        return None
-    return next((name for name, holds in _PROBLEMS.items() if holds(result)), "unknown")
-
-
-def place(result: Found) -> str | None:
-    """Where a target is not what it should be; None if that is not known."""
-    changed = ", ".join(map(str, result.get("changed") or []))
-    inside = fault_place(result.get("fault") or {}), result.get("first_difference")
-    # Where every weight gives the source's back, what was changed beside them is at fault.
-    first = (changed, *inside) if problem(result) == "changed" else (*inside, changed)
-    failed = ", ".join(str(mode.get("name")) for mode in _failed(result))
-    return next((str(each) for each in (*first, failed) if each), None)
-
-
-def fault_sentence(result: Found) -> str:
-    """Where two models part, and why (a ``growkit.VerifyResult`` with a fault)."""
-    cause = f"; {result['fault']['cause']}" if result["fault"]["cause"] else ""
-    return f"at fault: {place(result) or 'not known'}{cause}"
-
-
-def training_problem(result: Found) -> str | None:
-    """Why a target that computes what was promised was rejected all the same; else None."""
-    found = problem(result)
-    if found == LEARNING:
-        return str(result["training"]["reason"])
-    return trainability_sentence(result["trainability"]) if found == STUCK else None
+def failed(findings: Sequence[Finding]) -> Finding | None:
+    """The finding that decides against a target; None if the target is kept."""
+    return next((each for each in findings if each["kept"] is False), None)
 
 
 def next_step(result: Found) -> str | None:
-    """What to do about a target (a ``growkit.VerifyResult``).
+    """What to do about a target (a ``growkit.VerifyResult``), without a full stop; None: nothing.
 
-    Returns:
-        A sentence without its full stop; None if there is nothing to be done.
+    Advice on a failed finding comes before advice on a kept one.
     """
-    if result.get("kept"):
-        return MORE if _few(result) else None
-    return _STEPS[problem(result) or "unknown"](result)
+    findings = result.get("findings") or []
+    first = failed(findings)
+    return first["advice"] if first else next((f["advice"] for f in findings if f["advice"]), None)
+
+
+def name_result(result: VerifyResult, source: str, target: str) -> VerifyResult:
+    """Set the published names of both folders, and the advice, which mentions them."""
+    result.source, result.target = source, target
+    for finding in result.findings:
+        if finding.kept is False or finding.name == "amount":
+            finding.advice = _advice(finding.name, result)
+    return result
 
 
 def training_hint(result: Found) -> str | None:
-    """What to do with an output (a ``growkit.GrowResult``) that is as it was promised.
+    """How to train an output (a ``growkit.GrowResult``), without a full stop.
 
-    Returns:
-        A sentence without its full stop; None if nothing was written, or something else comes
-        first.
+    None if nothing was written, or its proof gives other advice.
     """
     updates, proof = result.get("updates"), result.get("verification")
     if not updates or (proof and next_step(proof)):
@@ -79,119 +55,86 @@ def training_hint(result: Found) -> str | None:
     )
 
 
-def _few(result: Found) -> bool:
-    predictions = result.get("predictions")
-    return isinstance(predictions, int) and predictions < FEW
+def fault_sentence(result: Found) -> str:
+    """Where two models differ first, and why (a ``growkit.VerifyResult`` with a fault)."""
+    found, fault = failed(result["findings"]), result["fault"]
+    cause = f"; {fault['cause']}" if fault["cause"] else ""
+    return f"at fault: {(found and found['place']) or 'not known'}{cause}"
 
 
-def _beyond(found: Found) -> bool:
-    """Whether logits differ by more than they may."""
-    relative, tolerance = found.get("relative"), found.get("tolerance")
-    return bool(found) and not within(relative, tolerance)
-
-
-def _failed(result: Found) -> list[Any]:
-    return [mode for mode in result.get("modes") or [] if mode.get("kept") is False]
-
-
-def _too_far(result: Found) -> bool:
-    kl = (result.get("strict_float64") or {}).get("kl_nats_per_token")
-    most = result.get("max_kl")
-    return most is not None and not within(kl, most)
-
-
-# The first that holds is what the verdict says.
-_PROBLEMS: dict[str, Callable[[Found], bool]] = {
-    "lost": lambda result: bool(result.get("first_lost_tensor")),
-    "changed": lambda result: bool(result.get("changed")),
-    "strict": lambda result: _beyond(result.get("strict_float64") or {}),
-    "control": lambda result: result.get("negative_control_caught") is False,
-    "native": lambda result: _beyond(result.get("native") or {}),
-    "kl": _too_far,
-    "mode": lambda result: bool(_failed(result)),
-    LEARNING: lambda result: (result.get("training") or {}).get("kept") is False,
-    STUCK: lambda result: (result.get("trainability") or {}).get("trainable") is False,
-}
-
-
-def _again(result: Found) -> str:
-    """How to make the target once more, with the names that are known."""
-    if result.get("weights_recovered") is None:
-        return "make the target again from its source"
-    source, target = (str(result.get(key)) for key in ("source", "target"))
-    file, other = f"{target}/growkit.json", f"{target.removesuffix('.rejected')}-again"
-    return (
-        f"make the target again from its growkit.json (growkit run {quote(file)} --source "
-        f"{quote(source)} --output {quote(other)}); if that is rejected too, please report it "
-        "with this proof"
-    )
-
-
-def _changed_back(result: Found) -> str:
-    name = result["changed"][0]
-    values = next((v for v in result.get("changed_values") or [] if v["name"] == name), None)
-    if values is None:
-        return f"put {name} back as it was; or {_again(result)}"
-    if values["expected"] is None:
-        return f"put {name} back as it was (it is {_value(values['found'])}); or {_again(result)}"
-    found, expected = _value(values["found"]), values["expected"]
-    return f"set {name} back to {expected} (it is {found}); or {_again(result)}"
-
-
-def instead_of(values: Found) -> str:
-    """What a key of a config is and should be (a ``growkit.results.proof.ChangedValue``)."""
-    return f"{_value(values['found'])} in place of {_value(values['expected'])}"
+def value_sentence(values: Found) -> str:
+    """The value of a config key and the expected one (``growkit.results.proof.ChangedValue``)."""
+    found, expected = (_value(values[key]) for key in ("found", "expected"))
+    return f"{found} in place of {expected}"
 
 
 def _value(text: str | None) -> str:
     return "another" if text is None else text
 
 
-def _by_logits(result: Found) -> str:
-    if result.get("promise") == "exact" and result.get("weights_recovered") is None:
+def _advice(name: str, result: VerifyResult) -> str:
+    again = _make_again(result)
+    known = {
+        "weights": "copy the target's weights again, in case they were damaged on the way; or "
+        + again,
+        "strict_float64": again,
+        "negative_control": MORE,
+        "amount": MORE,
+        "native": "store the target in a wider dtype, such as --dtype float32",
+        "max_kl": "choose options that lose less, such as a higher --rank, or allow more "
+        "(--max-kl)",
+    }
+    if name == "strict_float64" and result.promise == "exact" and result.weights_recovered is None:
         return (
             "check that this is the model the target was made from, and that the target was not "
             "trained since; keep growkit.json with it, so that the tensor at fault can be named"
         )
-    return _again(result)
+    if name == "files":
+        return f"{_restore(result)}; or {again}"
+    if name == "training":
+        return _training_advice(result.training or {}, again)
+    if name == "trainability":
+        return _trainability_advice(result.trainability or {})
+    return known.get(name, f"avoid {name} with this target, or {again}")
 
 
-def _to_learn(result: Found) -> str:
-    training = result["training"]
-    relative, tolerance = training.get("relative"), training.get("tolerance")
+def _make_again(result: VerifyResult) -> str:
+    """How to make the target once more."""
+    if result.weights_recovered is None:
+        return "make the target again from its source"
+    output = f"{result.target.removesuffix('.rejected')}-again"
+    file = f"{result.target}/growkit.json"
+    return (
+        f"make the target again from its growkit.json (growkit run {quote(file)} --source "
+        f"{quote(result.source)} --output {quote(output)}); if that is rejected too, please report "
+        "it with this proof"
+    )
+
+
+def _restore(result: VerifyResult) -> str:
+    """How to undo the first change next to the weights."""
+    name = result.changed[0]
+    values = next((each for each in result.changed_values if each["name"] == name), None)
+    if values is None:
+        return f"put {name} back as it was"
+    if values["expected"] is None:
+        return f"put {name} back as it was (it is {_value(values['found'])})"
+    return f"set {name} back to {values['expected']} (it is {_value(values['found'])})"
+
+
+def _training_advice(training: Found, again: str) -> str:
     if training.get("control_caught") is False:
         return "train both for longer (--steps), so that a deliberate fault shows"
-    if tolerance is not None and within(relative, tolerance):
+    tolerance = training.get("tolerance")
+    if tolerance is not None and within(training.get("relative"), tolerance):
         return "grow the target again together with the state of the source's optimizer"
-    return _again(result)
+    return again
 
 
-def _to_train(result: Found) -> str:
-    found = result["trainability"]
+def _trainability_advice(found: Found) -> str:
     if found.get("silent_parameters") and not found.get("identical_gradients"):
         return (
             "prove it on other text (--text FILE), which may reach these parameters; or do without "
             "--trainability, if they need not train"
         )
     return "let copies part in training: make the target with --symmetry break"
-
-
-_STEPS: dict[str, Callable[[Found], str]] = {
-    "control": lambda result: MORE,
-    "lost": lambda result: (
-        "copy the target's weights again, in case they were damaged on the way; or "
-        + _again(result)
-    ),
-    "changed": _changed_back,
-    "strict": _by_logits,
-    "native": lambda result: "store the target in a wider dtype, such as --dtype float32",
-    "kl": lambda result: (
-        "choose options that lose less, such as a higher --rank, or allow more (--max-kl)"
-    ),
-    "mode": lambda result: (
-        f"avoid {_failed(result)[0].get('name')} with this target, or " + _again(result)
-    ),
-    LEARNING: _to_learn,
-    STUCK: _to_train,
-    "unknown": _again,
-}

@@ -262,13 +262,39 @@ class Fingerprint(Result):
     limits: dict[str, float]
 
 
+class Finding(Result):
+    """One comparison of a proof. The first that failed decides the verdict.
+
+    Attributes:
+        name: ``weights``, ``files``, ``strict_float64``, ``negative_control``, ``native``,
+            ``max_kl``, the name of an inference mode, ``training``, ``trainability`` or ``amount``.
+        kept: whether the measured value is within its limit; null if nothing is promised, or it
+            was not tried.
+        sentence: the finding in words, without a full stop.
+        place: the module, tensor, file, key or mode that differs; null if none does.
+        measured: the measured value; null if there is none, or it is not finite.
+        limit: the largest allowed value; null if there is none.
+        advice: what to do, without a full stop; null if there is nothing to be done.
+    """
+
+    name: str
+    kept: bool | None
+    sentence: str
+    place: str | None
+    measured: float | None
+    limit: float | None
+    advice: str | None
+
+
 class VerifyResult(Result):
     """The verdict, as ``growkit verify --json`` prints it. Numbers that are not finite are null.
 
     Attributes:
         promise: what the target is held to: ``exact``, ``bounded`` or ``different``.
-        kept: whether the promise was kept.
+        kept: whether the promise was kept: no finding failed.
+        verdict: ``preserved``, ``changed as requested``, ``within the limit``, or what failed.
         reason: the verdict in a sentence.
+        findings: everything that was compared, in the order in which it decides.
         weights_recovered: whether the target's weights give the source's back, every element of
             every tensor, bit for bit; null if it is not known how the target was made, so that
             the verdict rests on logits and on what the files beside the weights do.
@@ -330,7 +356,9 @@ class VerifyResult(Result):
 
     promise: str
     kept: bool
+    verdict: str
     reason: str
+    findings: list[Finding]
     weights_recovered: bool | None
     first_lost_tensor: str | None
     changed: list[str]
