@@ -20,9 +20,9 @@ from transformers import (
 from transformers.utils import logging
 
 from growkit.checkpoint import tensors
-from growkit.engine import experts, in_blocks, lending
+from growkit.engine import lending
+from growkit.engine.oracle import uninitialised
 from growkit.engine.strict import strict_float64
-from growkit.engine.uninitialised import uninitialised
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.proof import verdict
@@ -99,7 +99,7 @@ def save_random(
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     """Tensors of more elements than this are large: they are read and cast in parts."""
     elements = 128
-    for module in (tensors, in_blocks, experts, lending):
+    for module in (tensors, lending):
         monkeypatch.setattr(module, "AT_ONCE", elements)
     return elements
 

@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.building import empty_model, persistent_buffers
-from growkit.engine.class_weights import ClassWeights
+from growkit.engine.class_weights import ClassWeights, empty_model, persistent_buffers
 from growkit.engine.lending import Lender
 from growkit.engine.loader import loading
 from growkit.engine.oracle import CPU
@@ -52,7 +51,7 @@ def lent(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     lender = Lender(weights, stored, dtype, CPU)
     buffers = persistent_buffers(model)
     found = {
-        name: lender.buffer(name, buffer.dtype) if stored(name) in weights.tensors else buffer
+        name: lender.whole(name, buffer.dtype) if stored(name) in weights.tensors else buffer
         for name, buffer in buffers.items()
     }
     for path, module in model.named_modules(remove_duplicate=False):

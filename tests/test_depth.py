@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GPT2Config
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.base.errors import InputError
-from growkit.engine import in_blocks, lending
+from growkit.engine import lending
 from growkit.families.family import families
 from growkit.growth import depth
 from growkit.growth.depth import arrangement
@@ -361,14 +361,13 @@ def test_a_first_step_of_large_matrices(
 ) -> None:
     """What is cast in blocks is lent with its step as well."""
     source, found = make("llama"), []
-    for at_once in (in_blocks.AT_ONCE, 64):
+    for at_once in (lending.AT_ONCE, 64):
         seen: dict[str, torch.Tensor] = {}
 
         def look(self: Any, name: str, gradient: torch.Tensor, kept: Any = seen) -> None:
             kept[name] = gradient.clone()
 
-        for module in (in_blocks, lending):
-            monkeypatch.setattr(module, "AT_ONCE", at_once)
+        monkeypatch.setattr(lending, "AT_ONCE", at_once)
         monkeypatch.setattr(Gradients, "look", look)
         out = tmp_path / str(at_once)
         growkit.grow(source, out, method="depth", layers=3, verify=QUICK)

@@ -12,8 +12,8 @@ from torch.nn import functional
 import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
-from growkit.engine.experts import Experts
 from growkit.engine.layerwise import Layerwise
+from growkit.engine.lending import Stored
 from growkit.engine.oracle import CPU, load
 from growkit.engine.spool import Spool
 from growkit.engine.strict import strict_float64
@@ -64,12 +64,18 @@ def test_only_experts_that_are_asked_for_are_cast(
 ) -> None:
     """Llama 4 multiplies with all of them together."""
     folder, together = save(kind, tmp_path / "model"), []
-    whole, cast = Experts.whole, Experts.cast
-    indices: set[int] = set()
-    monkeypatch.setattr(Experts, "whole", lambda self: together.append(self) or whole(self))
-    monkeypatch.setattr(Experts, "cast", lambda self, i: indices.add(i) or cast(self, i))
+    counts: set[int] = set()
+    whole, cast = Stored.whole, Stored.cast
+    monkeypatch.setattr(
+        Stored, "whole", lambda self: (self.ndim == 3 and together.append(self)) or whole(self)
+    )
+    monkeypatch.setattr(
+        Stored,
+        "cast",
+        lambda self, rows, **o: counts.add(rows.stop - rows.start) or cast(self, rows, **o),
+    )
     run(folder)
-    assert indices
+    assert 1 in counts
     assert bool(together) == all_at_once
 
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
-from growkit.engine.tokenizing import load_tokenizer
+from growkit.engine.prompts import load_tokenizer
 from growkit.families.family import family_of
 from growkit.proof.files.companions import (
     different_tokenizers,

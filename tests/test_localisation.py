@@ -13,7 +13,7 @@ from transformers import GemmaConfig, GPT2Config, MixtralConfig, PreTrainedConfi
 
 import growkit
 from growkit.algebra.expansion import following, padded, uneven
-from growkit.engine import stored_gradients
+from growkit.engine import class_weights
 from growkit.engine.calls import CallError
 from growkit.engine.class_weights import converted
 from growkit.families.description import component_of
@@ -166,7 +166,7 @@ def test_gradients_that_cannot_be_had_are_told(
     def doubled(*args: Any) -> Any:
         return {name: 2 * made for name, made in converted(*args).items()}
 
-    monkeypatch.setattr(stored_gradients, "converted", doubled)
+    monkeypatch.setattr(class_weights, "converted", doubled)
     result = growkit.verify(source, out, **QUICK, trainability=True)
     told = "gradients of 12 tensors were not looked at"
     assert any(told in note for note in result["notes"])

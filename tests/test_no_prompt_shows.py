@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer
 
 import growkit
 from growkit.checkpoint.folder import Folder
-from growkit.engine.resolved import resolved
+from growkit.engine.oracle import resolved
 from growkit.families.added import temporary_family
 from growkit.families.family import families
 from growkit.proof.files.companions import same_ids

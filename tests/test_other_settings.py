@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine import resolved
+from growkit.engine import oracle
 from growkit.proof.files import folder
 from growkit.proof.files.folder import beside_plan
 from growkit.proof.files.layers import follows
@@ -126,7 +126,7 @@ def test_what_a_class_assumes_goes_along(name: str, tmp_path: Path) -> None:
 def test_a_plan_that_changes_what_a_class_assumes_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolved, "write_defaults_out", lambda source, planned, where: planned)
+    monkeypatch.setattr(oracle, "write_defaults_out", lambda source, planned, where: planned)
     source = without_keys(tmp_path, "qwen2")
     made = growkit.convert(source, tmp_path / "out", to="diff", verify=QUICK)
     assert not made["kept"]

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import growkit
 from growkit.engine import layerwise
-from growkit.engine.forward import Forward
-from growkit.engine.reproducible import MKL_FUNCTIONS, choose_kernels, reproducible
+from growkit.engine.layerwise import Forward
+from growkit.engine.strict import MKL_FUNCTIONS, choose_kernels, reproducible
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 AMOUNT = {"prompts": 2, "length": 16}

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from growkit.engine.uninitialised import uninitialised
+from growkit.engine.oracle import uninitialised
 from growkit.modeling import register
 from tests.architectures import config_of
 

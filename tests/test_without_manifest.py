@@ -15,7 +15,7 @@ import growkit
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import loading
-from growkit.engine.tokenizing import load_tokenizer
+from growkit.engine.prompts import load_tokenizer
 from growkit.proof.files import companions
 from growkit.proof.files.folder import beside_source
 from tests.conftest import save_model

@@ -104,8 +104,7 @@ class Grown:
         """
         import torch
 
-        from growkit.engine.building import empty_model
-        from growkit.engine.class_weights import ClassWeights
+        from growkit.engine.class_weights import ClassWeights, empty_model
         from growkit.engine.loader import loading
 
         found: dict[str, Entry] = {}

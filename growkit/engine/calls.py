@@ -1,4 +1,8 @@
-"""What a model is called with, and which calls run through its layers together."""
+"""Calls of a model, and what layers pass on: hidden states, mostly [1, tokens, hidden], and more.
+
+A class may carry several states in one tensor, and its layers may hand on more than hidden states:
+what a router or an indexer found, say. Until layers run, stand-ins take its place.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,16 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError, plain
-from growkit.engine.passing import Arguments, Form
 
 TOGETHER = 512
 """Tokens of prompts that run as one batch, at most: what a layer computes of them is in memory."""
+
+HIDDEN = "hidden_states"
+"""The name by which classes give a layer its hidden states, where they use one."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,7 @@ class Call:
         ids: token ids, [tokens].
         inputs: what else the class is called with, e.g. ``attention_mask``: tensors [1, ...].
         cached: whether keys and values are kept, as in generation.
-        continues: index of the cached call that this one goes on from.
+        continues: index of the cached call that this one continues.
     """
 
     ids: Tensor
@@ -33,13 +40,154 @@ class Call:
     continues: int | None = None
 
 
+class NoStackError(Exception):
+    """There is something else than a stack of layers between embedding and head."""
+
+
+class CallError(InputError):
+    """A model cannot be called in this way.
+
+    Attributes:
+        call: index of the call.
+        why: the reason alone, where other calls are enough.
+    """
+
+    def __init__(self, sentence: str, call: int, why: str) -> None:
+        super().__init__(sentence)
+        self.call, self.why = call, plain(why)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The place of some tokens' hidden states in a tensor.
+
+    Attributes:
+        shape: of the tensor.
+        axis: along which the tokens are.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+
+    @classmethod
+    def of(cls, tensor: Tensor, tokens: int) -> Form:
+        """The form of a tensor.
+
+        Raises:
+            NoStackError: it does not hold hidden states of that many tokens.
+        """
+        shape = tuple(tensor.shape)
+        for axis in (1, len(shape) - 2):
+            if len(shape) > 2 and shape[axis] == tokens and 1 in shape[:axis]:
+                return cls(shape, axis)
+        raise NoStackError(f"layers hand on {list(shape)}")
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """As [tokens, hidden]."""
+        return tensor.movedim(self.axis, 0).flatten(1)
+
+    def formed(self, flat: Tensor) -> Tensor:
+        """From [tokens, hidden], of any number of tokens."""
+        before, behind = self.shape[: self.axis], self.shape[self.axis + 1 :]
+        if all(size == 1 for size in before):
+            # Not moved: torch copies a matrix to multiply it with what has other strides than this.
+            return flat.view(*before, -1, *behind)
+        return flat.view(-1, *before, *behind).movedim(0, self.axis)
+
+
+@dataclass(frozen=True)
+class LayerOutput:
+    """What a layer returns, apart from hidden states.
+
+    Attributes:
+        alone: whether hidden states are all; else they are the first of a tuple or a list.
+        extras: the rest of the tuple.
+    """
+
+    alone: bool = True
+    extras: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, output: Any) -> tuple[Tensor, LayerOutput]:
+        """Hidden states as they are, and what they come with.
+
+        Raises:
+            NoStackError: there are none.
+        """
+        if isinstance(output, Tensor):
+            return output, cls()
+        if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+            return output[0], cls(alone=False, extras=tuple(output[1:]))
+        raise NoStackError(f"layers hand on a {type(output).__name__}")
+
+    def with_state(self, state: Tensor) -> Any:
+        """Hidden states in such an output."""
+        return state if self.alone else (state, *self.extras)
+
+    def unknown(self) -> LayerOutput:
+        """The same with stand-ins as extras, which show in everything computed with them."""
+        return LayerOutput(self.alone, tuple(map(_stand_in, self.extras)))
+
+
+def _stand_in(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    nothing = torch.nan if value.is_floating_point() else torch.iinfo(torch.int32).min
+    return torch.full_like(value, bool(nothing) if value.dtype == torch.bool else nothing)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a layer is called with, apart from hidden states.
+
+    Attributes:
+        values: by position or by name.
+        place: the position or the name of the hidden states.
+    """
+
+    values: Mapping[int | str, Any]
+    place: int | str
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Arguments]:
+        """Hidden states, and the rest.
+
+        Raises:
+            NoStackError: there are no hidden states.
+        """
+        values: dict[int | str, Any] = {**dict(enumerate(args))}
+        values.update(kwargs.items())
+        place = 0 if args else HIDDEN
+        state = values.pop(place, None)
+        if not isinstance(state, Tensor):
+            raise NoStackError("layers are called without hidden states")
+        return state, cls(values, place)
+
+    def replaced(self, old: Sequence[Any], new: Sequence[Any]) -> Arguments:
+        """The same with other objects in the place of some."""
+        by_id = {id(o): n for o, n in zip(old, new, strict=True) if o is not None}
+        values = {key: by_id.get(id(value), value) for key, value in self.values.items()}
+        return Arguments(values, self.place)
+
+    def apart(self) -> Arguments:
+        """The same with copies of containers, so that what a layer puts into these is not seen."""
+        copied = {k: v.copy() if isinstance(v, dict | list) else v for k, v in self.values.items()}
+        return Arguments(copied, self.place)
+
+    def call(self, state: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """All positional and named arguments."""
+        values = {**self.values, self.place: state}
+        named = {key: value for key, value in values.items() if isinstance(key, str)}
+        return tuple(values[index] for index in range(len(values) - len(named))), named
+
+
 @dataclass(frozen=True)
 class RecordedCall:
     """What the layers are called with, in one call.
 
     Attributes:
         form: of the hidden states.
-        arguments: of every layer, with stand-ins for what the one before hands on along.
+        arguments: of every layer, with stand-ins for the extras of the layer before.
         stand_ins: these.
     """
 
@@ -48,40 +196,15 @@ class RecordedCall:
     stand_ins: tuple[Any, ...]
 
     @property
-    def uses_along(self) -> bool:
-        """Whether layers are called with tensors that the one before hands on along."""
-        tensors = [each for each in self.stand_ins if isinstance(each, Tensor)]
-        return any(each.has(tensor) for each in self.arguments[1:] for tensor in tensors)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Calls that run through layers as one: a processor multiplies large matrices faster.
-
-    Attributes:
-        count: number of calls.
-        arguments: of every layer.
-    """
-
-    count: int
-    arguments: list[Arguments]
-
-
-class CallError(InputError):
-    """A model cannot be called in this way.
-
-    Attributes:
-        call: index of the call.
-        why: the reason alone, for whom other calls are enough.
-    """
-
-    def __init__(self, sentence: str, call: int, why: str) -> None:
-        super().__init__(sentence)
-        self.call, self.why = call, plain(why)
+    def uses_extras(self) -> bool:
+        """Whether layers are called with tensors among the extras of the layer before."""
+        tensors = {id(each) for each in self.stand_ins if isinstance(each, Tensor)}
+        later = (value for each in self.arguments[1:] for value in each.values.values())
+        return any(id(value) in tensors for value in later)
 
 
 def alike(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
-    """Calls that can be a batch, one after the other: the index of the first, and how many."""
+    """Consecutive calls that can be a batch: the index of the first, and how many."""
     begin = 0
     for form, run in groupby(calls, _form):
         end = begin + len(list(run))
@@ -94,7 +217,7 @@ def alike(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
 
 
 def _form(call: Call) -> tuple[Any, ...] | None:
-    """What calls of a batch have in common: the shapes of all that they are given."""
+    """What calls of a batch have in common: the shapes of all inputs."""
     if call.cached:
         return None
     return len(call.ids), *sorted((key, tuple(each.shape)) for key, each in call.inputs.items())

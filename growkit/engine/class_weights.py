@@ -1,35 +1,177 @@
-"""A checkpoint under the names and in the shapes that the class has, one parameter at a time.
+"""A checkpoint as its model class has it: the model without weights, and its weights one by one.
 
-Files may call tensors otherwise than the class, or hold in several what it has in one: experts, or
-queries, keys and values. Transformers converts them while it loads; the same conversions are run
-here when a parameter is needed, on its own tensors alone.
+Files may use other names than the class, or hold in several tensors what it has in one: experts, or
+queries, keys and values. transformers converts them while it loads; the same conversions run here
+when a parameter is needed, on its own tensors alone, and back again for gradients and moments.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from copy import copy
+from dataclasses import replace
 from functools import reduce
+from math import prod
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from growkit.base.errors import InputError, foreign
+from growkit.checkpoint.outline import outlined
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import STORED_NAMES, TensorInfo, Weights, cut
-from growkit.engine.loader import Conversion, the_tensor
+from growkit.checkpoint.tensors import STORED_NAMES, Config, TensorInfo, Weights, cut
+from growkit.engine.loader import Conversion, loading, the_tensor
+from growkit.engine.oracle import (
+    experts_implementation,
+    fit_experts,
+    lacks_class,
+    parsed,
+    quiet,
+    readable,
+    uninitialised,
+)
+from growkit.planning.layouts import read_layout
+
+OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
+"""Config keys that ask for more than logits, and change nothing of these."""
 
 NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
 """The safetensors name of every dtype, by torch's."""
 
+Named = tuple[str, Tensor]
+
+
+def empty_model(
+    weights: Weights, dtype: torch.dtype, attention: str | None
+) -> tuple[Any, Weights, Callable[[str], str]]:
+    """The model of a checkpoint without its weights; buffers are what the class makes of them.
+
+    Args:
+        weights: a checkpoint, on disk or planned.
+        dtype: of the parameters, but for those that the class keeps in another.
+        attention: transformers' attention implementation; None for the class's own choice.
+
+    Returns:
+        The model; its weights under the names that the class has for them; and the name among
+        these of a parameter, which another name if the two are tied.
+
+    Raises:
+        InputError: transformers does not know the model, or a tensor is missing or does not fit.
+    """
+    from transformers import AutoModelForCausalLM
+
+    weights = readable(weights)
+    with (
+        quiet(),
+        uninitialised("meta"),
+        foreign(
+            f"transformers cannot build the model of {weights.where()}", "correct its config.json"
+        ),
+    ):
+        config = parsed(weights.config)
+        if type(config) not in AutoModelForCausalLM._model_mapping:
+            raise InputError(
+                f"{weights.where()} holds a model of type {config.model_type}, which "
+                "transformers has no causal language model for; only these can be compared"
+            )
+        # A class collects the logits of its routers, say, from layers that do not run in this call.
+        for key in OUTPUTS:
+            if getattr(config, key, False):
+                setattr(config, key, False)
+        model: Any = AutoModelForCausalLM.from_config(
+            config,
+            dtype=dtype,
+            attn_implementation=attention,
+            experts_implementation=experts_implementation(dtype),
+            trust_remote_code=False,
+        )
+    fit_experts(model)
+    model.eval()
+    buffers = persistent_buffers(model)
+    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
+    # Some parameters and buffers stay float32, regardless of the dtype the class is loaded in.
+    wide: Mapping[str, torch.dtype] = model._get_dtype_plan(dtype)
+    for name, tensor in tensors.items():
+        patterns = (key for key in wide if re.search(key.replace("*", ".*"), name))
+        tensor.data = tensor.data.to(next((wide[key] for key in patterns), tensor.dtype))
+    weights = class_weights(weights)
+    stored = _ties(getattr(model, "all_tied_weights_keys", None) or {}, weights)
+    for name, tensor in tensors.items():
+        found = weights.tensors.get(stored(name))
+        if found is None and name in buffers:
+            continue  # the loader as well leaves it as the class makes it
+        if found is None or found.shape != tuple(tensor.shape):
+            what = "missing keys" if found is None else "mismatched keys"
+            raise InputError(
+                f"{type(model).__name__} reports {what} in {weights.where()}: {name}; "
+                "the model would run with random weights there, correct config.json or the weights"
+            )
+    return model, weights, stored
+
+
+def class_weights(weights: Weights) -> Weights:
+    """The weights of a checkpoint, on disk or planned, under the names that its class has."""
+    weights = readable(weights)
+    if isinstance(weights, Checkpoint):
+        return ClassWeights(weights, loading(weights).conversions)
+    return weights
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """What a model stores apart from its parameters, by name."""
+    stored, buffers = model.state_dict(keep_vars=True), dict(model.named_buffers())
+    return {name: tensor for name, tensor in stored.items() if name in buffers}
+
+
+def _ties(tied: Mapping[str, str], weights: Weights) -> Callable[[str], str]:
+    """From the name of a parameter to that of the tensor it is stored as.
+
+    Any of several tied parameters may be the one that is stored.
+    """
+
+    def stored(name: str) -> str:
+        if name in weights.tensors:
+            return name
+        source = tied.get(name, name)
+        alike = (source, *(other for other, of in tied.items() if of == source))
+        return next((other for other in alike if other in weights.tensors), source)
+
+    return stored
+
+
+def class_names(weights: Weights, config: Config) -> dict[str, str]:
+    """For every parameter and buffer that is a tensor in the files as it is, that tensor.
+
+    Tied ones are included. Those that the class makes of several tensors are left out, and so are
+    all where transformers has no class.
+
+    Args:
+        weights: a checkpoint, which may be planned alone.
+        config: contents of its ``config.json``.
+
+    Raises:
+        InputError: the checkpoint does not fit the class.
+    """
+    if lacks_class(config):
+        return {}
+    with outlined(weights, config) as outline:
+        model, _, stored = empty_model(outline, torch.float32, "eager")
+        of_class = ClassWeights(cast(Any, weights), loading(outline).conversions)
+        found = {name: of_class.stored_as(stored(name)) for name in model.state_dict()}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
 
 class ClassWeights(Weights):
-    """A checkpoint, tensors of which are what transformers would make of those in its files.
+    """A checkpoint whose tensors are what transformers would make of those in its files.
 
     Args:
         checkpoint: the files.
         conversions: how transformers makes parameters and buffers of them.
     """
 
-    def __init__(self, checkpoint: Checkpoint, conversions: tuple[Conversion, ...]) -> None:
+    def __init__(self, checkpoint: Weights, conversions: tuple[Conversion, ...]) -> None:
         self.config = checkpoint.config
         self._checkpoint = checkpoint
         self._conversions = {name: each for each in conversions for name in each.shapes}
@@ -50,7 +192,7 @@ class ClassWeights(Weights):
         return self._checkpoint.where(self._conversions[name].sources[0] if name else None)
 
     def cuts(self, name: str) -> int:
-        """As a tensor that is stored; experts one by one."""
+        """As those of a tensor that is stored; experts one by one."""
         conversion = self._conversions[name]
         if conversion.transform is None:
             return self._checkpoint.cuts(conversion.sources[0])
@@ -61,27 +203,23 @@ class ClassWeights(Weights):
         conversion = self._conversions[name]
         if conversion.transform is None:
             return self._checkpoint.read(conversion.sources[0], *where)
-        with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
-            if stacks(conversion):
-                rows, *rest = where or (None,)
-                return cut(self._stacked(name, conversion, rows), (None, *rest))
-            return cut(self._made(name, conversion, conversion.tensors), where)
+        with torch._C.DisableTorchFunction():  # dtypes are those of the files, even if strict
+            if not stacks(conversion):
+                return cut(self._made(name, conversion), where)
+            # Each row is made of tensors of its own, so that all are never in memory twice.
+            rows, *rest = where or (None,)
+            count, *others = conversion.shapes[name]
+            places = range(count)[rows or slice(None)]
+            found = torch.empty(len(places), *others, dtype=self._dtypes[name])
+            for row, place in zip(found, places, strict=True):
+                row.copy_(self._made(name, one_row(conversion, place))[0])
+            return cut(found, (None, *rest))
 
-    def _stacked(self, name: str, conversion: Conversion, rows: slice | None) -> Tensor:
-        """Some rows, each made of tensors of its own: never are all in memory twice."""
-        shape = conversion.shapes[name]
-        places = range(shape[0])[rows or slice(None)]
-        found = torch.empty(len(places), *shape[1:], dtype=self._dtypes[name])
-        for row, place in zip(found, places, strict=True):
-            own = {pattern: [names[place]] for pattern, names in conversion.tensors.items()}
-            row.copy_(self._made(name, conversion, own)[0])
-        return found
-
-    def _made(self, name: str, conversion: Conversion, tensors: dict[str, list[str]]) -> Tensor:
+    def _made(self, name: str, conversion: Conversion) -> Tensor:
         """What transformers makes of tensors."""
         read = {
             pattern: [self._checkpoint.read(each).to(self._dtypes[name]) for each in names]
-            for pattern, names in tensors.items()
+            for pattern, names in conversion.tensors.items()
         }
         return converted(conversion, read)[name]
 
@@ -89,48 +227,17 @@ class ClassWeights(Weights):
         """The narrowest dtype in which none of the tensors loses anything."""
         infos = [self._checkpoint.tensors[each] for each in conversion.sources]
         dtypes: list[torch.dtype] = [getattr(torch, STORED_NAMES[each.dtype]) for each in infos]
-        with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+        with torch._C.DisableTorchFunction():
             return reduce(torch.promote_types, dtypes)
 
 
-def converted(conversion: Conversion, tensors: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+def converted(conversion: Conversion, tensors: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
     """What transformers makes of tensors, by name; they are given by the transform's pattern."""
-    transform = copy(conversion.transform)  # which collects tensors, and lets go of them
-    transform.collected_tensors = tensors
+    transform = copy(conversion.transform)  # which collects tensors, and drops them
+    transform.collected_tensors = dict(tensors)
     model = conversion.model
     made = transform.convert(conversion.name, model=model, config=model.config)
     return {name: the_tensor(each) for name, each in made.items()}
-
-
-def taken_apart(conversion: Conversion, made: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The other way round: what tensors in files were, of which transformers has made others.
-
-    Args:
-        conversion: of all tensors; where it ``stacks``, ``made`` may be some rows alone.
-        made: tensors by their names in the class.
-
-    Returns:
-        By the names in files; of rows by those of the first ones.
-
-    Raises:
-        Exception: transformers has no way back.
-    """
-    back = conversion.transform.reverse_transform()
-    of = {
-        pattern: [tensor]
-        for pattern in back.source_patterns
-        for name, tensor in made.items()
-        if name.endswith(pattern) or len(made) == 1
-    }
-    back.collected_tensors = of
-    model = conversion.model
-    found = back.convert(conversion.name, model=model, config=model.config)
-    return {
-        name: the_tensor(found[pattern.replace("*", str(number))])
-        for pattern, names in conversion.tensors.items()
-        for number, name in enumerate(names)
-        if pattern.replace("*", str(number)) in found
-    }
 
 
 def stacks(conversion: Conversion) -> bool:
@@ -145,3 +252,138 @@ def stacks(conversion: Conversion) -> bool:
         and all(type(each) is Concatenate and each.dim > 0 for each in others)
         and counts == rows
     )
+
+
+def one_row(conversion: Conversion, place: int) -> Conversion:
+    """The part of a conversion that ``stacks`` which makes a single row."""
+    tensors = {pattern: [names[place]] for pattern, names in conversion.tensors.items()}
+    shapes = {name: (1, *shape[1:]) for name, shape in conversion.shapes.items()}
+    return replace(conversion, tensors=tensors, shapes=shapes)
+
+
+class Unconverted:
+    """Takes apart again what transformers puts together while it loads.
+
+    The conversion of numbered elements shows which element came from where.
+
+    Args:
+        tensors: in the files.
+    """
+
+    def __init__(self, tensors: Mapping[str, TensorInfo]) -> None:
+        self._tensors = tensors
+        self._places: dict[object, Tensor | None] = {}
+
+    def places(self, conversion: Conversion) -> Tensor | None:
+        """For each element of what is made, in order, its number among those of the sources.
+
+        None if the conversion does more than to move elements.
+        """
+        shapes = [self._tensors[name].shape for name in conversion.sources]
+        key = (*conversion.tensors, *shapes)  # layers and experts are alike
+        if key not in self._places:
+            with torch._C.DisableTorchFunction():
+                self._places[key] = _places(conversion, shapes)
+        return self._places[key]
+
+    def __call__(self, conversion: Conversion, made: Mapping[str, Tensor]) -> list[Named] | None:
+        """The tensors that a conversion would make into these; None if that cannot be known."""
+        if any(tuple(made[name].shape) != shape for name, shape in conversion.shapes.items()):
+            return None
+        places = self.places(conversion)
+        if places is None:
+            return None
+        with torch._C.DisableTorchFunction():
+            together = torch.cat([made[name].flatten() for name in conversion.shapes])
+            back = torch.empty_like(together)
+            back[places.to(back.device)] = together
+        shapes = [self._tensors[name].shape for name in conversion.sources]
+        parts = back.split([prod(shape) for shape in shapes])
+        return [
+            (name, part.view(shape))
+            for name, part, shape in zip(conversion.sources, parts, shapes, strict=True)
+        ]
+
+
+def _places(conversion: Conversion, shapes: list[tuple[int, ...]]) -> Tensor | None:
+    sizes = [prod(shape) for shape in shapes]
+    # As numbers of the widest dtype, they pass through any conversion.
+    numbers = iter(torch.arange(sum(sizes), dtype=torch.float64).split(sizes))
+    of_shape = iter(shapes)
+    given = {
+        pattern: [next(numbers).view(next(of_shape)) for _ in names]
+        for pattern, names in conversion.tensors.items()
+    }
+    made = converted(conversion, given)
+    found = torch.cat([made[name].flatten() for name in conversion.shapes])
+    places, seen = found.long(), torch.zeros(sum(sizes), dtype=torch.bool)
+    moved = len(places) == len(seen) and places.double().equal(found)
+    if moved and len(places) and found.min() >= 0 and found.max() < len(seen):
+        seen[places] = True
+    return places if bool(seen.all()) else None
+
+
+class StoredGradients:
+    """Turns gradients of a class's parameters into gradients of the tensors in the files.
+
+    Args:
+        checkpoint: the files.
+
+    Attributes:
+        lost: tensors whose gradients do not follow from those of the parameters they become,
+            because transformers does more with them than to move their elements.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._rules = {}
+        self._conversions: dict[str, Conversion] = {}
+        if lacks_class(checkpoint.config):
+            self._rules = {rule.target: rule for rule in read_layout(checkpoint).rules}
+        else:
+            conversions = loading(checkpoint).conversions
+            self._conversions = {name: each for each in conversions for name in each.shapes}
+        self._unconverted = Unconverted(checkpoint.tensors)
+        self._waiting: dict[int, dict[str, Tensor]] = {}
+        self.lost: set[str] = set()
+
+    def __call__(self, name: str, gradient: Tensor) -> list[Named]:
+        """The names and gradients of the tensors that a parameter is made of.
+
+        Of tensors that become several parameters, they come with the last of these.
+
+        Args:
+            name: of a parameter.
+            gradient: of the parameter's shape; where no tensors are put together, it may be of
+                some rows alone.
+        """
+        if self._rules:
+            (source,) = self._rules[name].sources
+            rows = slice(0, self._checkpoint.tensors[source].shape[0])
+            arranged = self._rules[name].transform.undo(gradient.__getitem__, rows)
+            assert arranged is not None
+            return [(source, arranged)]
+        conversion = self._conversions.get(name)
+        if conversion is None:
+            return [(name, gradient)]
+        if conversion.transform is None:
+            return [(conversion.sources[0], gradient)]
+        waiting = self._waiting.setdefault(id(conversion), {})
+        waiting[name] = gradient
+        if waiting.keys() < conversion.shapes.keys():
+            return []
+        del self._waiting[id(conversion)]
+        parts = [(conversion, waiting)]
+        if stacks(conversion):  # row by row: never is all of it in memory twice
+            parts = [
+                (one_row(conversion, row), {n: g[row : row + 1] for n, g in waiting.items()})
+                for row in range(len(gradient))
+            ]
+        found: list[Named] = []
+        for part, made in parts:
+            apart = self._unconverted(part, made)
+            if apart is None:
+                self.lost |= set(conversion.sources)
+                return []
+            found += apart
+        return found

@@ -1,13 +1,20 @@
-"""Weights that a module has only while it is needed."""
+"""Weights that a module has only while it computes; large ones stay in their files even then.
+
+A layer of a large model in float64 is more than twice as large as its files. What a matrix is
+multiplied with is small, so a part of the matrix is cast at a time, and of experts a single one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from growkit.checkpoint.memory import give_back, keep_freed
 from growkit.checkpoint.tensors import (
@@ -18,12 +25,16 @@ from growkit.checkpoint.tensors import (
     parts,
     total_bytes,
 )
-from growkit.engine import experts
-from growkit.engine.in_blocks import InBlocks, Rows, lend, suits, take_back
 
 LARGE = 1 << 30
 """Bytes of a checkpoint from which on memory is worth more than the time to get it again; of
 smaller ones, as much is kept for the next layer."""
+
+OF_THE_SHAPE = frozenset({"shape", "dtype", "device", "ndim", "dim", "size", "numel"})
+"""Attributes of a tensor that do not depend on its numbers."""
+
+Rows = Callable[[slice], Tensor]
+"""Some rows of a tensor, as they are stored."""
 
 
 class Lender:
@@ -44,18 +55,19 @@ class Lender:
         device: torch.device,
     ) -> None:
         self._weights, self._stored = weights, stored
-        self._dtype, self._device = dtype, device
+        self.dtype, self._device = dtype, device
         tensors = weights.tensors
-        self._large = total_bytes(tensors) >= LARGE or any(map(experts.suits, tensors.values()))
+        experts = any(_is_large_stack(info) for info in tensors.values())
+        self._large = experts or total_bytes(tensors) >= LARGE
         if not self._large:
             keep_freed(LARGE)
         self._fetched: dict[str, Tensor] = {}
         self._steps: Mapping[str, Tensor] = {}
         self._copying = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def tensor(self, name: str, rows: slice | None = None) -> Tensor:
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
         """A parameter, or some rows of it, as it is stored."""
-        # Files hold float32 as float32, whatever arithmetic is to be done with it.
+        # Files hold float32 as float32, even when all arithmetic is done in float64.
         with torch._C.DisableTorchFunction():
             found = self._weights.read(self._stored(name), rows)
             if name in self._steps:
@@ -72,20 +84,26 @@ class Lender:
             self._steps = {}
 
     def rows(self, name: str, used: Tensor) -> Tensor:
-        """Some rows of a parameter as they are needed, [rows, columns]; ``used`` are in order."""
+        """Some rows of a parameter, cast, [rows, columns]; ``used`` are their sorted numbers."""
         found = []
         for part in parts(self._weights, self._stored(name)):
             here = used[(used >= part.start) & (used < part.stop)] - part.start
-            found.append(self.cast(self.tensor(name, part)[here]))
+            found.append(self.read(name, part)[here].to(self._device, self.dtype))
         return torch.cat(found)
 
-    def cast(self, tensor: Tensor) -> Tensor:
-        """As it is needed, where it is needed."""
-        return tensor.to(self._device, self._dtype)
+    def whole(self, name: str, dtype: torch.dtype | None) -> Tensor:
+        """A parameter or buffer on the device, in this dtype; None for that in which it is stored.
 
-    def buffer(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A buffer where it is needed, in the dtype that the class has for it."""
-        return self._moved(name, dtype)
+        It is never whole in both.
+        """
+        info, places = self._info(name), parts(self._weights, self._stored(name))
+        if len(places) == 1 or dtype in (None, _torch_dtype(info)):
+            return self.read(name).to(self._device, dtype)
+        with torch._C.DisableTorchFunction():
+            whole = torch.empty(info.shape, dtype=dtype, device=self._device)
+            for rows in places:
+                whole[rows] = self.read(name, rows)
+        return whole
 
     def fetch(self, module: nn.Module, names: Mapping[str, str]) -> None:
         """Copy what ``lent`` will need to the GPU while it computes; nothing without a GPU.
@@ -98,17 +116,15 @@ class Lender:
             with torch.cuda.stream(self._copying):
                 for key, name in names.items():
                     owner, last = _owner(module, key)
-                    as_stored = self._in_blocks(owner, last, name) or self._experts(
-                        owner, last, name
-                    )
-                    dtype = None if as_stored else _parameter(owner, last).dtype
-                    self._fetched[name] = self._moved(name, dtype)
+                    stays = self._stays(owner, last, name)
+                    dtype = None if stays else _parameter(owner, last).dtype
+                    self._fetched[name] = self.whole(name, dtype)
 
     @contextmanager
     def lent(
         self, module: nn.Module, names: Mapping[str, str], *, head: bool = False
     ) -> Iterator[None]:
-        """A module with these parameters, by their names in the model; and without them again.
+        """Give a module some parameters, and take them back afterwards.
 
         Args:
             module: the module.
@@ -121,14 +137,10 @@ class Lender:
         try:
             for key, (owner, last) in owners.items():
                 name = names[key]
-                if self._in_blocks(owner, last, name, head=head):
+                if self._stays(owner, last, name, head=head):
                     if buffer is None:
-                        buffer = torch.empty(AT_ONCE, dtype=self._dtype, device=self._device)
-                    lend(owner, self._stored_rows(name), self._info(name).shape, buffer)
-                elif self._experts(owner, last, name):
-                    one = torch.zeros(1, dtype=self._dtype, device=self._device)
-                    like = one.expand(self._info(name).shape)
-                    experts.lend(owner, last, self._stored_rows(name), like)
+                        buffer = torch.empty(AT_ONCE, dtype=self.dtype, device=self._device)
+                    lend(owner, last, self._rows(name), self._info(name).shape, buffer)
                 else:
                     ready = self._ready(name, empty[key].dtype)
                     owner._parameters[last] = nn.Parameter(ready, ready.is_floating_point())
@@ -136,8 +148,7 @@ class Lender:
         finally:
             del buffer
             for key, (owner, last) in owners.items():
-                take_back(owner)
-                experts.take_back(owner, last)
+                vars(owner).pop(last, None)
                 owner._parameters[last] = empty[key]
             if self._large:
                 give_back()
@@ -145,54 +156,166 @@ class Lender:
     def _info(self, name: str) -> TensorInfo:
         return self._weights.tensors[self._stored(name)]
 
-    def _in_blocks(self, owner: nn.Module, last: str, name: str, *, head: bool = False) -> bool:
+    def _stays(self, owner: nn.Module, last: str, name: str, *, head: bool = False) -> bool:
+        """Whether a parameter is so large that it stays where it is stored."""
+        info = self._info(name)
         # Products of layers are taken as they will run, if nothing is cast.
-        wanted = _parameter(owner, last).dtype == self._dtype
-        return wanted and (self._is_cast(name) or head) and suits(owner, last, self._info(name))
+        cast = _torch_dtype(info) != self.dtype
+        if _parameter(owner, last).dtype != self.dtype or not (cast or head):
+            return False
+        return can_stay(owner, last, info) or (cast and _is_large_stack(info))
 
-    def _experts(self, owner: nn.Module, last: str, name: str) -> bool:
-        wanted = _parameter(owner, last).dtype == self._dtype
-        return wanted and self._is_cast(name) and experts.suits(self._info(name))
-
-    def _is_cast(self, name: str) -> bool:
-        return _torch_dtype(self._info(name)) != self._dtype
-
-    def _stored_rows(self, name: str) -> Rows:
+    def _rows(self, name: str) -> Rows:
         if self._device.type == "cpu" and self._weights.cuts(self._stored(name)):
-            return partial(self.tensor, name)
+            return partial(self.read, name)
         return self._ready(name, None).__getitem__
-
-    def _moved(self, name: str, dtype: torch.dtype | None) -> Tensor:
-        """A parameter where it is needed, in this dtype; None for that in which it is stored.
-
-        It is never whole in both.
-        """
-        info, places = self._info(name), parts(self._weights, self._stored(name))
-        if len(places) == 1 or dtype in (None, _torch_dtype(info)):
-            return self.tensor(name).to(self._device, dtype)
-        with torch._C.DisableTorchFunction():
-            whole = torch.empty(info.shape, dtype=dtype, device=self._device)
-            for rows in places:
-                whole[rows] = self.tensor(name, rows)
-        return whole
 
     def _ready(self, name: str, dtype: torch.dtype | None) -> Tensor:
         fetched = self._fetched.pop(name, None)
         if fetched is None:
-            return self._moved(name, dtype)
+            return self.whole(name, dtype)
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._copying)  # type: ignore[arg-type]
         fetched.record_stream(computing)  # else the memory may be reused while it is read
         return fetched
 
 
+class Stored:
+    """Takes the place of a large parameter in a module, and casts it in parts.
+
+    A linear layer multiplies with some rows at a time; of [experts, …], an index makes a single
+    expert. For any other operation the parameter is made whole.
+
+    Attributes:
+        factor: what the numbers are multiplied with.
+        parameter: of the shape and dtype of the whole, for gradients; it takes no room.
+    """
+
+    def __init__(self, rows: Rows, parameter: nn.Parameter, buffer: Tensor) -> None:
+        self.factor, self.parameter = 1.0, parameter
+        self._rows, self._buffer = rows, buffer
+        self._together: Tensor | None = None
+        self._gradient: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.parameter)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Tensor:
+        number = isinstance(index, Tensor) and not (
+            index.dim() or index.is_floating_point() or index.dtype == torch.bool
+        )
+        if not (number or isinstance(index, int)):
+            return self.whole()[index]
+        place = range(len(self))[int(index)]
+        if not torch.is_grad_enabled():
+            return self.cast(slice(place, place + 1))[0]
+        if self._together is None:
+            self._together = _Together.apply(self.parameter, self)  # type: ignore[no-untyped-call]
+        one: Tensor = _One.apply(self._together, self, place)  # type: ignore[no-untyped-call]
+        return one
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.parameter if name in OF_THE_SHAPE else self.whole(), name)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if function is functional.linear and len(args) > 1 and isinstance(args[1], cls):
+            hidden, matrix, bias = (*args, named.get("bias"))[:3]
+            if not isinstance(hidden, cls):
+                product = _Product.apply(hidden, matrix.parameter, matrix)  # type: ignore[no-untyped-call]
+                return product if bias is None else product + bias
+        whole = [each.whole() if isinstance(each, cls) else each for each in args]
+        named = {k: v.whole() if isinstance(v, cls) else v for k, v in named.items()}
+        return function(*whole, **named)
+
+    def whole(self) -> Tensor:
+        """All of it."""
+        whole: Tensor = _Whole.apply(self.parameter, self)  # type: ignore[no-untyped-call]
+        return whole
+
+    def cast(self, rows: slice, *, reuse: bool = False) -> Tensor:
+        """Some rows, without gradients.
+
+        Args:
+            rows: which.
+            reuse: put them into a buffer, which the next call with ``reuse`` overwrites.
+        """
+        part = self._rows(rows)
+        reuse &= part.numel() <= len(self._buffer)
+        if reuse and (part.dtype != self.dtype or self.factor != 1):
+            part = self._buffer[: part.numel()].view(part.shape).copy_(part)
+            return part if self.factor == 1 else part.mul_(self.factor)
+        part = part.to(self.device, self.dtype)
+        return part if self.factor == 1 else part * self.factor
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Places of some rows, and these rows; each is overwritten by the next."""
+        rows, *others = self.shape
+        count = max(1, len(self._buffer) // prod(others))
+        for begin in range(0, rows, count):
+            places = slice(begin, min(begin + count, rows))
+            yield places, self.cast(places, reuse=True)
+
+    def collect(self, index: int, gradient: Tensor) -> None:
+        """Keep the gradient of an expert, until those of all are there."""
+        if self._gradient is None:
+            self._gradient = gradient.new_zeros(self.shape)
+        self._gradient[index] += gradient
+
+    def collected(self) -> Tensor | None:
+        """The gradient of all experts; the next gradients begin anew."""
+        found, self._gradient, self._together = self._gradient, None, None
+        return found
+
+
+def lend(
+    module: nn.Module, name: str, rows: Rows, shape: tuple[int, ...], buffer: Tensor
+) -> Stored:
+    """Lend a module a parameter that stays where it is stored.
+
+    Args:
+        module: has the parameter.
+        name: of it, in the module.
+        rows: of the parameter.
+        shape: of the parameter.
+        buffer: room for some rows, of the dtype and on the device that are needed; parameters that
+            are not used at the same time may share it.
+    """
+    parameter = nn.Parameter(buffer[:1].expand(shape))
+    module._parameters[name] = parameter
+    vars(module)[name] = stored = Stored(rows, parameter, buffer)
+    return stored
+
+
+def can_stay(module: nn.Module, name: str, info: TensorInfo) -> bool:
+    """Whether a parameter is a large matrix of a linear layer.
+
+    Two blocks would save little, and casting them anew for every product takes time.
+    """
+    return info.elements > 2 * AT_ONCE and name == "weight" and type(module) is nn.Linear
+
+
+def _is_large_stack(info: TensorInfo) -> bool:
+    """Whether a tensor holds the matrices of many experts."""
+    return len(info.shape) == 3 and info.elements > AT_ONCE
+
+
 @contextmanager
 def scaled(layer: nn.Module, key: str, factor: float) -> Iterator[None]:
     """A layer with one of its parameters multiplied."""
-    path, _, last = key.rpartition(".")
-    owner = layer.get_submodule(path)
-    lent = vars(owner).get(last, owner if last == "weight" else None)
-    if isinstance(lent, InBlocks | experts.Experts):
+    owner, last = _owner(layer, key)
+    lent = vars(owner).get(last)
+    if isinstance(lent, Stored):
         lent.factor = factor
         yield
         lent.factor = 1.0
@@ -210,7 +333,6 @@ def _owner(module: nn.Module, key: str) -> tuple[nn.Module, str]:
 
 
 def _parameter(owner: nn.Module, last: str) -> nn.Parameter:
-    """A parameter of a module, with or without data."""
     found = owner._parameters[last]
     assert found is not None
     return found
@@ -219,3 +341,66 @@ def _parameter(owner: nn.Module, last: str) -> nn.Parameter:
 def _torch_dtype(info: TensorInfo) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, STORED_NAMES[info.dtype])
     return dtype
+
+
+class _Product(torch.autograd.Function):
+    """A product with a matrix, block by block."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, parameter: Tensor, matrix: Stored) -> Tensor:
+        ctx.save_for_backward(hidden)
+        ctx.matrix = matrix
+        product = hidden.new_empty(*hidden.shape[:-1], len(matrix))
+        for rows, block in matrix.blocks():
+            product[..., rows] = hidden @ block.T
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (hidden,) = ctx.saved_tensors
+        of_hidden = torch.zeros_like(hidden)
+        for rows, block in ctx.matrix.blocks():
+            of_hidden += gradient[..., rows] @ block
+        of_matrix = None
+        if ctx.needs_input_grad[1]:
+            of_matrix = gradient.flatten(0, -2).T @ hidden.flatten(0, -2)
+        return of_hidden, of_matrix, None
+
+
+class _Whole(torch.autograd.Function):
+    """All rows of a parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, stored: Stored) -> Tensor:
+        return torch.cat([block.clone() for _, block in stored.blocks()])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
+
+
+class _Together(torch.autograd.Function):
+    """Goes backward when every expert that was used has: the gradient of all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, experts: Stored) -> Tensor:
+        ctx.experts = experts
+        return parameter.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.experts.collected(), None
+
+
+class _One(torch.autograd.Function):
+    """A single expert."""
+
+    @staticmethod
+    def forward(ctx: Any, together: Tensor, experts: Stored, index: int) -> Tensor:
+        ctx.experts, ctx.index = experts, index
+        return experts.cast(slice(index, index + 1))[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        ctx.experts.collect(ctx.index, gradient)
+        return gradient.new_zeros(()), None, None

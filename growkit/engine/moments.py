@@ -9,10 +9,9 @@ from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import ANYWHERE, Config, TensorInfo, Weights, cut
-from growkit.engine.class_weights import converted
+from growkit.engine.class_weights import StoredGradients, converted
 from growkit.engine.loader import loading
 from growkit.engine.oracle import lacks_class
-from growkit.engine.stored_gradients import StoredGradients
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Plan
 

@@ -18,8 +18,7 @@ from torch import nn
 from growkit.algebra.axes import Axis, Pattern
 from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config
-from growkit.engine.oracle import parsed, quiet
-from growkit.engine.uninitialised import uninitialised
+from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.families.sizes import Axes
 from growkit.inference.classes import ALSO, NAMED, unheard
 from growkit.planning.operation import SizeOption

@@ -10,7 +10,7 @@ import torch
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
-from growkit.engine.building import empty_model
+from growkit.engine.class_weights import empty_model
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
 from growkit.training.decay import decayed

@@ -25,7 +25,7 @@ from growkit.checkpoint.publishing import check_output, check_space, rejected_na
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.sources.source import Source, find, pair
 from growkit.checkpoint.writing import Shard, parse_bytes, shards_of, write_index, write_shards
-from growkit.engine.class_names import class_names
+from growkit.engine.class_weights import class_names
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
 from growkit.families.added import stranger, temporary_family

@@ -22,8 +22,7 @@ from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.sources.source import Source, find
 from growkit.engine.inside import Inside
-from growkit.engine.texts import read_text
-from growkit.engine.tokenizer_files import FILES, is_of_tokenizer
+from growkit.engine.texts import FILES, is_of_tokenizer, read_text
 from growkit.probing.candidates import Candidate, candidates_of, inputs_of
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.work import check_work, workplace

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from growkit.base.errors import InputError
 from growkit.engine.oracle import longest_context
+from growkit.engine.prompts import ids_of, load_tokenizer
 from growkit.engine.texts import documents, read_text
-from growkit.engine.tokenizing import ids_of, load_tokenizer
 from growkit.probing.settings import ProbeSettings
 
 MOST_TEXT = 1 << 27

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import load, quiet
-from growkit.engine.reproducible import choose_kernels, reproducible
+from growkit.engine.strict import choose_kernels, reproducible
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data
 from growkit.training.decay import decayed

@@ -9,8 +9,7 @@ from growkit.base.errors import InputError
 from growkit.base.settings import NO_GPU, Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
-from growkit.engine.texts import read_text
-from growkit.engine.tokenizer_files import check_tokenizer
+from growkit.engine.texts import check_tokenizer, read_text
 
 
 def check_settings(settings: Settings, source: Checkpoint) -> None:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from growkit.base.limits import within
 from growkit.engine.calls import Call, CallError
-from growkit.engine.heads import Head, distance_of, logits_in_pieces
 from growkit.engine.layerwise import Layerwise, Stage
-from growkit.engine.metrics import Distance
+from growkit.engine.metrics import Distance, Head, distance_of, logits_in_pieces
 from growkit.engine.spool import Spool
 from growkit.proof.copies import Copied
 from growkit.proof.fingerprint import Question

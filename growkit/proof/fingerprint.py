@@ -19,8 +19,7 @@ from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, main_dtype
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import longest_context
-from growkit.engine.reproducible import reproducible
-from growkit.engine.strict import strict_float64
+from growkit.engine.strict import reproducible, strict_float64
 from growkit.results.proof import Fingerprint
 
 TOKENS = 32

@@ -18,9 +18,9 @@ from growkit.checkpoint.tensors import (
 )
 from growkit.engine import devices
 from growkit.engine.calls import Call
-from growkit.engine.heads import TOKENS_FIRST, distance_of
+from growkit.engine.class_weights import StoredGradients
 from growkit.engine.layerwise import Layerwise
-from growkit.engine.stored_gradients import StoredGradients
+from growkit.engine.metrics import TOKENS_FIRST, distance_of
 from growkit.engine.strict import strict_float64
 from growkit.planning.plan import Plan
 from growkit.proof.causes import spacing

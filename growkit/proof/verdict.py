@@ -27,7 +27,7 @@ from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import check_config
 from growkit.engine.prompts import make_prompts
-from growkit.engine.reproducible import reproducible
+from growkit.engine.strict import reproducible
 from growkit.families.added import stranger, temporary_family
 from growkit.proof.files.folder import beside_plan, beside_source, rests_on
 from growkit.proof.findings import (

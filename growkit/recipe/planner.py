@@ -143,7 +143,7 @@ def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
     *others, last = plans
     if last.config.get("model_type") == source.config.get("model_type"):
         return plans
-    from growkit.engine.resolved import write_defaults_out  # brings transformers: seconds
+    from growkit.engine.oracle import write_defaults_out  # brings transformers: seconds
 
     config = write_defaults_out(source.config, last.config, source.where())
     return [*others, replace(last, config=config)]

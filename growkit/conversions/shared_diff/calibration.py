@@ -19,8 +19,8 @@ from torch.nn import functional
 from growkit.base.progress import Advance, nothing
 from growkit.checkpoint.tensors import Weights, main_dtype, total_bytes
 from growkit.engine.calls import Call
-from growkit.engine.heads import distance_of
 from growkit.engine.layerwise import Layerwise
+from growkit.engine.metrics import distance_of
 from growkit.engine.spool import Spool
 
 WINDOWS = 64

@@ -18,11 +18,11 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import generation
 from growkit.engine.oracle import quiet
-from growkit.engine.tokenizer_files import FILES, TEMPLATES, is_of_tokenizer
-from growkit.engine.tokenizing import (
+from growkit.engine.prompts import (
     first_difference,
     load_tokenizer,
 )
+from growkit.engine.texts import FILES, TEMPLATES, is_of_tokenizer
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"

@@ -14,7 +14,7 @@ from typing import Any
 from growkit.checkpoint.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.widening import rounds
 from growkit.engine.loader import LAYERS
-from growkit.engine.resolved import PROVENANCE_KEYS, resolved
+from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.experts import Experts
 from growkit.families.family import LISTS, Family, own_families

@@ -21,8 +21,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.widening import RoundedCheckpoint
 from growkit.engine.loader import Loading
-from growkit.engine.resolved import resolved, resolved_as_loaded
-from growkit.engine.tokenizer_files import is_of_tokenizer
+from growkit.engine.oracle import resolved, resolved_as_loaded
+from growkit.engine.texts import is_of_tokenizer
 from growkit.families.family import families, family_of
 from growkit.optimizer.optimizer import outputs
 from growkit.proof.files.code import GENERATE, foreign_code, growkits_code, same_code
