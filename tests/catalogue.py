@@ -32,10 +32,18 @@ BEGIN, END = "<!-- growkit families -->\n", "<!-- end -->\n"
 
 
 def as_markdown(rows: Sequence[Abilities]) -> str:
-    """The generated part of the page."""
-    heading, *lines = table(rows)
-    cells = [heading, ["---"] * len(heading), *lines]
-    return BEGIN + "".join(f"| {' | '.join(line)} |\n" for line in cells) + END
+    """The generated part of the page: what each operation can do, with the types it does it to."""
+    (_, _, *names), *lines = table(rows)
+    shown = ["| operation | what it can do | `model_type` |", "| --- | --- | --- |"]
+    for column, name in enumerate(names, 2):
+        kinds: dict[str, list[str]] = {}
+        for line in lines:
+            kinds.setdefault(line[column], []).append(line[1])
+        kinds.pop("–", None)
+        for what, types in kinds.items():
+            every = len(types) == len(lines) > 1
+            shown.append(f"| {name} | {what} | {'every type' if every else ', '.join(types)} |")
+    return BEGIN + "\n".join(shown) + "\n" + END
 
 
 def random_model(
