@@ -234,9 +234,11 @@ def _proved(
     verdict = verdict_of(origin.promise, findings, settings.max_kl)
     notes = [*weights.notes, *strict.notes]
     fault, distance = proof.fault(strict, weights, asked), strict.distance
-    logits = next(each for each in findings if each.name == "strict_float64")
-    if fault and logits.kept is False:
-        logits.place = fault_place(fault) or logits.place
+    by_name = {each.name: each for each in findings}
+    logits = by_name["strict_float64"]
+    for each in (by_name["weights"], logits):
+        if fault and each.kept is False:
+            each.place = fault_place(fault) or each.place
     shown = native.compared if exact else strict.compared
     return VerifyResult(
         promise=origin.promise,
