@@ -16,80 +16,70 @@ TYPE_CHECKING = False  # few imports, so that Ctrl-C works early
 if TYPE_CHECKING:
     from typing import Any
 
-    from growkit import distributed as distributed
-    from growkit import results as results
-    from growkit import training as training
-    from growkit.base.errors import InputError as InputError
-    from growkit.base.progress import Progress as Progress
-    from growkit.base.settings import Settings as Settings
-    from growkit.distributed.loading import load as load
-    from growkit.inference.inferring import Inference as Inference
-    from growkit.inference.inferring import infer as infer
-    from growkit.modeling.configuration_diff_transformer import (
-        DiffTransformerConfig as DiffTransformerConfig,
-    )
-    from growkit.modeling.modeling_diff_transformer import (
-        DiffTransformerForCausalLM as DiffTransformerForCausalLM,
-    )
-    from growkit.pipeline.ahead import plan as plan
-    from growkit.pipeline.checking import check as check
-    from growkit.pipeline.inspection import Inspection as Inspection
-    from growkit.pipeline.inspection import inspect as inspect
-    from growkit.pipeline.one_step import convert as convert
-    from growkit.pipeline.one_step import grow as grow
-    from growkit.pipeline.surgery import run as run
-    from growkit.probing.probe import probe as probe
-    from growkit.probing.settings import ProbeSettings as ProbeSettings
-    from growkit.proof.verdict import verify as verify
-    from growkit.recipe.files import load_recipe as load_recipe
-    from growkit.recipe.recipe import ConvertStep as ConvertStep
-    from growkit.recipe.recipe import GrowStep as GrowStep
-    from growkit.recipe.recipe import Recipe as Recipe
-    from growkit.report.terminal import Bars as Bars
-    from growkit.results.check import CheckResult as CheckResult
-    from growkit.results.operation import GrowResult as GrowResult
-    from growkit.results.probe import ProbeResult as ProbeResult
-    from growkit.results.proof import VerifyResult as VerifyResult
+    from growkit import distributed, results, training
+    from growkit.base.errors import InputError
+    from growkit.base.progress import Progress
+    from growkit.base.settings import Settings
+    from growkit.distributed.loading import load
+    from growkit.inference.inferring import Inference, infer
+    from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
+    from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
+    from growkit.pipeline.estimate import plan
+    from growkit.pipeline.inspection import Inspection, inspect
+    from growkit.pipeline.running import convert, grow, run
+    from growkit.probing.probe import probe
+    from growkit.probing.settings import ProbeSettings
+    from growkit.proof.verdict import verify
+    from growkit.recipe.files import load_recipe
+    from growkit.recipe.manifest import check
+    from growkit.recipe.operations import ConvertStep, GrowStep
+    from growkit.recipe.recipe import Recipe
+    from growkit.report.terminal import Bars
+    from growkit.results.check import CheckResult
+    from growkit.results.operation import GrowResult
+    from growkit.results.probe import ProbeResult
+    from growkit.results.proof import VerifyResult
 
 _HOMES = {
-    "Bars": "growkit.report.terminal",
-    "CheckResult": "growkit.results.check",
-    "ConvertStep": "growkit.recipe.recipe",
-    "DiffTransformerConfig": "growkit.modeling.configuration_diff_transformer",
-    "DiffTransformerForCausalLM": "growkit.modeling.modeling_diff_transformer",
-    "GrowResult": "growkit.results.operation",
-    "GrowStep": "growkit.recipe.recipe",
-    "Inference": "growkit.inference.inferring",
-    "InputError": "growkit.base.errors",
-    "Inspection": "growkit.pipeline.inspection",
-    "ProbeResult": "growkit.results.probe",
-    "ProbeSettings": "growkit.probing.settings",
-    "Progress": "growkit.base.progress",
-    "Recipe": "growkit.recipe.recipe",
-    "Settings": "growkit.base.settings",
-    "VerifyResult": "growkit.results.proof",
-    "check": "growkit.pipeline.checking",
-    "convert": "growkit.pipeline.one_step",
-    "grow": "growkit.pipeline.one_step",
-    "infer": "growkit.inference.inferring",
-    "inspect": "growkit.pipeline.inspection",
-    "load": "growkit.distributed.loading",
-    "load_recipe": "growkit.recipe.files",
-    "plan": "growkit.pipeline.ahead",
-    "probe": "growkit.probing.probe",
-    "run": "growkit.pipeline.surgery",
-    "verify": "growkit.proof.verdict",
+    "base.errors": "InputError",
+    "base.progress": "Progress",
+    "base.settings": "Settings",
+    "distributed.loading": "load",
+    "inference.inferring": "Inference infer",
+    "modeling.configuration_diff_transformer": "DiffTransformerConfig",
+    "modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
+    "pipeline.estimate": "plan",
+    "pipeline.inspection": "Inspection inspect",
+    "pipeline.running": "convert grow run",
+    "probing.probe": "probe",
+    "probing.settings": "ProbeSettings",
+    "proof.verdict": "verify",
+    "recipe.files": "load_recipe",
+    "recipe.manifest": "check",
+    "recipe.operations": "ConvertStep GrowStep",
+    "recipe.recipe": "Recipe",
+    "report.terminal": "Bars",
+    "results.check": "CheckResult",
+    "results.operation": "GrowResult",
+    "results.probe": "ProbeResult",
+    "results.proof": "VerifyResult",
 }
-_MODULES = ("distributed", "results", "training")
-__all__ = ["__version__", *_HOMES, *_MODULES]
+"""Public names by their module."""
+
+__all__ = ["InputError", "Progress", "__version__", "distributed", "results", "training"]
+__all__ += ["Bars", "CheckResult", "ConvertStep", "DiffTransformerConfig", "GrowResult", "GrowStep"]
+__all__ += ["DiffTransformerForCausalLM", "Inference", "Inspection", "ProbeResult", "Recipe"]
+__all__ += ["ProbeSettings", "Settings", "VerifyResult", "check", "convert", "grow", "infer"]
+__all__ += ["inspect", "load", "load_recipe", "plan", "probe", "run", "verify"]
 
 
 def __getattr__(name: str) -> "Any":
     # Imported when asked for: ``growkit --help`` must not wait for torch.
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    if name in _MODULES:
+    if name in ("distributed", "results", "training"):
         return import_module(f"growkit.{name}")
+    for home, names in _HOMES.items():
+        if name in names.split():
+            return getattr(import_module(f"growkit.{home}"), name)
     raise AttributeError(f"module 'growkit' has no attribute {name!r}")
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import growkit
 from growkit.base.errors import InputError
 from growkit.cli.app import app
-from growkit.pipeline.ahead import plan
+from growkit.pipeline.estimate import plan
 from growkit.recipe.recipe import GrowStep
 from tests.hub import stand_in
 

@@ -16,7 +16,7 @@ from growkit.algebra.axes import Pattern, Role
 from growkit.checkpoint import sources
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
-from growkit.pipeline.ahead import plan
+from growkit.pipeline.estimate import plan
 from growkit.recipe.operations import operations
 from tests.conftest import relative_error, save_model
 

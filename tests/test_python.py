@@ -280,7 +280,7 @@ def test_results_are_shown_in_notebooks(
 def test_a_failure_says_what_to_do_in_a_notebook(proof: growkit.VerifyResult) -> None:
     broken = copy.deepcopy(proof)
     broken.kept, broken.reason = False, f"not preserved: {HOSTILE}"
-    broken.first_lost_tensor = HOSTILE
+    broken.verdict, broken.first_lost_tensor = "weights", HOSTILE
     text = checked(broken._repr_html_())
     assert text.startswith(f"not preserved: {HOSTILE}")
     assert "copy the target's weights again" in text

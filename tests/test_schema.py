@@ -13,8 +13,8 @@ import pytest
 import growkit
 from growkit.families.family import families
 from growkit.inference.inferring import infer
-from growkit.pipeline.ahead import plan
 from growkit.pipeline.catalogue import abilities
+from growkit.pipeline.estimate import plan
 from growkit.results.schema import json_schema
 from growkit.results.story import Story
 

@@ -1,12 +1,26 @@
-"""What a proof compares, as people set it."""
+"""Settings of a proof; and how a setting is described once for commands, recipes and Python."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
+
+
+def option(default: Any, help: str, form: str = "", values: Iterable[str] = ()) -> Any:  # noqa: A002
+    """A field of a dataclass that is an option of commands and a key of recipes.
+
+    Args:
+        default: of the field.
+        help: one line for ``--help``.
+        form: a freely written value, e.g. ``FILE``.
+        values: the values to choose from.
+    """
+    return field(default=default, metadata={"help": help, "form": form, "values": values})
 
 
 def check_seed(seed: int) -> None:
@@ -20,51 +34,60 @@ def check_seed(seed: int) -> None:
 
 
 DEVICES = ("auto", "cpu", "cuda")
-"""Where a proof runs, the first by default."""
+"""Where a proof runs; the first is the default."""
 
 NO_GPU = "device cuda was asked for, but torch sees no GPU; use --device cpu"
 
 MANY, LONG = 8, 512
-"""Prompts, and tokens in each, if nothing else is said."""
+"""Default number of prompts, and of tokens in each."""
 
 FEW, SHORT = 4, 48
-"""The same where no weight can be lost any more, and only the function is left to be shown
+"""Defaults where every weight was recovered, and only the function is left to be shown
 (``docs/numerics.md``, "How many tokens")."""
 
+SETTLED = "if every weight was recovered"
 
 MOST_PROMPTS = 1 << 16
 """Each is a tensor by itself."""
 
 MOST_STEPS = 10_000
-"""Of training in a proof."""
+"""Training steps in a proof."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is compared.
+    """What a proof compares.
 
     Attributes:
         text: file with real text, or None for seeded random tokens. A ``Path`` becomes its name.
         prompts: number of windows of text, or of random prompts; None for 8, or for 4 where every
-            weight has given the source's back, so that only the function is left to be shown.
+            weight was recovered.
         length: tokens in each; None for 512, or for 48 there.
         seed: of the random prompts.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
         trainability: whether every parameter of the target must be able to train.
-        max_kl: nats per token of KL, in strict float64, above which a target is not kept, also one
-            that was asked to be another function; None for no limit.
-        steps: of AdamW that both models take in strict float64, to see whether they learn the
+        max_kl: largest KL of a target that is kept, in nats per token in strict float64, also if it
+            was asked to be another function; None for no limit.
+        steps: AdamW steps that both models take in strict float64, to see whether they learn the
             same; None for no training.
     """
 
-    text: str | None = None
-    prompts: int | None = None
-    length: int | None = None
-    seed: int = 0
-    device: str = "auto"
-    trainability: bool = False
-    max_kl: float | None = None
-    steps: int | None = None
+    text: str | None = option(None, "UTF-8 text to compare on; random tokens without.", "FILE")
+    prompts: int | None = option(
+        None, f"Windows of text, or random prompts: {MANY}, or {FEW} {SETTLED}."
+    )
+    length: int | None = option(
+        None, f"Tokens in each window or prompt: {LONG}, or {SHORT} {SETTLED}."
+    )
+    seed: int = option(0, "Seed of everything random.")
+    device: str = option("auto", "Where the proof runs: auto, cpu or cuda.", values=DEVICES)
+    trainability: bool = option(False, "Every parameter of OUT must be able to train.")
+    max_kl: float | None = option(
+        None, "Largest KL that OUT may cost, in nats per token; exit code 1 above it.", "NATS"
+    )
+    steps: int | None = option(
+        None, "Also train both models for this many steps in float64, and compare what they learn."
+    )
 
     @property
     def amount(self) -> tuple[int, int]:
@@ -76,7 +99,7 @@ class Settings:
 
     @property
     def settled(self) -> Settings:
-        """The same where they cannot."""
+        """The same settings for a target whose weights were all recovered."""
         return replace(
             self,
             prompts=FEW if self.prompts is None else self.prompts,
@@ -84,7 +107,7 @@ class Settings:
         )
 
     def __post_init__(self) -> None:
-        if isinstance(self.text, Path):  # recipes hold words
+        if isinstance(self.text, Path):  # recipes hold strings
             object.__setattr__(self, "text", str(self.text))
         check_seed(self.seed)
         prompts, length = self.amount
@@ -109,5 +132,5 @@ class Settings:
 
 
 def settings_of(verify: Settings | bool | None) -> Settings | None:
-    """What a proof compares, from what is asked for; None for no proof."""
+    """The settings of a proof, from an argument ``verify``; None for no proof."""
     return Settings() if verify is True else verify or None

@@ -1,8 +1,19 @@
-"""Sizes and times as people read them, in units that fit."""
+"""Sizes, durations and dates as users read them."""
 
 from __future__ import annotations
 
+import os
+from datetime import datetime, timezone
+
+from growkit.base.errors import InputError
+
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+GIVEN_DATE = "SOURCE_DATE_EPOCH"
+"""https://reproducible-builds.org/specs/source-date-epoch/"""
+
+LAST_SECOND = 253402300799
+"""Of the year 9999."""
 
 
 def size(count: float) -> str:
@@ -22,3 +33,29 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def given_date() -> datetime | None:
+    """The date that the environment sets, so that the same run writes the same files; else None.
+
+    Raises:
+        InputError: it is not a number of seconds since 1970.
+    """
+    text = os.environ.get(GIVEN_DATE, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 16 and int(text) <= LAST_SECOND):
+        raise InputError(
+            f"{GIVEN_DATE} is {text!r}; seconds since 1970 were expected, such as 1767225600, or "
+            "nothing"
+        )
+    return datetime.fromtimestamp(int(text), timezone.utc)
+
+
+def today() -> str:
+    """The given date, or now: ISO 8601 in UTC, to the second.
+
+    Raises:
+        InputError: see ``given_date``.
+    """
+    return (given_date() or datetime.now(timezone.utc)).isoformat(timespec="seconds")

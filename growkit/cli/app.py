@@ -1,4 +1,4 @@
-"""The command line: commands and nothing else; what they do is in the modules they call.
+"""The commands: each calls one function of growkit, and prints its result.
 
 Exit codes: 0 done and preserved, 1 a promise was broken, 2 usage or input, 130 interrupted (or 128
 plus another signal).
@@ -10,40 +10,38 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
-from growkit.cli.answers import also_in, console, print_json, told
-from growkit.cli.commands import Commands, OfMany, command
+from growkit.cli.commands import Commands, ListCommand, command
 from growkit.cli.options import (
-    Answer,
-    BaseModel,
-    Family,
+    FAMILY,
+    JSON,
+    NO_VERIFY,
+    OUTPUT,
+    RECIPE,
+    REPORT,
+    SOURCE,
     Given,
-    Json,
-    MaxKL,
-    Optimizer,
-    Output,
-    Overwrite,
     Running,
-    Source,
-    Steps,
     Writing,
-    one_of,
-    path,
-    say,
+    argument,
+    flag,
+    of_field,
+    value,
 )
-from growkit.cli.running import carry_out, check_proved, recipe_of
+from growkit.cli.output import after, make_patient, say, show, unprinted
 from growkit.cli.signals import heed_signals
-from growkit.cli.streams import make_patient, unprinted
 from growkit.probing.settings import ProbeSettings
 from growkit.recipe.files import shipped_recipe, shipped_recipes
-from growkit.recipe.operations import DEFAULT_METHOD, operations
+from growkit.recipe.operations import DEFAULT_METHOD, ConvertStep, GrowStep, Step, operations
+from growkit.recipe.recipe import Recipe
 from growkit.version import __version__
 
 app = typer.Typer(
@@ -59,17 +57,7 @@ recipes_app = typer.Typer(
 )
 app.add_typer(recipes_app, name="recipes")
 
-
-RecipeFile = Annotated[
-    Path,
-    typer.Argument(
-        parser=path,
-        metavar="RECIPE",
-        help="Recipe (YAML), growkit.json of a model, or a name of `growkit recipes list`.",
-        autocompletion=one_of(shipped_recipes),
-    ),
-]
-Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=one_of(shipped_recipes))]
+NAME = argument("NAME", "", shipped_recipes)
 
 
 def main() -> None:
@@ -81,7 +69,7 @@ def main() -> None:
     gc.set_threshold(10_000)
     try:
         app()
-    except SystemExit as end:  # also of what is no command of ours, as of the help
+    except SystemExit as end:  # also after the help
         why = unprinted()
         if why:
             say(f"error: {why}; let standard output lead where it can be written")
@@ -92,61 +80,43 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def top(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+def top(version: bool = flag("--version", "Print the version.")) -> None:
     """Grow trained language-model checkpoints, and prove that nothing they learned was lost."""
     if version:
         typer.echo(f"growkit {__version__}")
         raise typer.Exit
 
 
-@app.command()
-@command()
+@command(app)
 def inspect(
-    folder: Source,
-    family: Family = None,
-    infer: Annotated[
-        bool,
-        typer.Option("--infer", help="Describe SRC's family in YAML for --family, and try it."),
-    ] = False,
-    as_json: Json = False,
+    folder: Path = SOURCE,
+    family: Path | None = FAMILY,
+    infer: bool = flag("--infer", "Describe SRC's family in YAML for --family, and try it."),
+    as_json: bool = JSON,
 ) -> None:
     """Show what a checkpoint is: family, sizes, heads, ties, dtype."""
-    from growkit.pipeline.inspection import inspect as look
+    from growkit.pipeline import inspection
     from growkit.report.terminal import show_inspection
 
-    if infer:
-        if family is not None:
-            raise InputError("--infer describes a family itself; leave --family out, or --infer")
-        from growkit.inference.inferring import infer as describe  # which takes seconds
-
-        found = describe(folder)
-        if as_json:
-            print_json(found)
-        else:
-            typer.echo(plain(found["yaml"], keep="\n"), nl=False)
+    if not infer:
+        result = inspection.inspect(folder, **({"family": family} if family else {}))
+        show(result, as_json, show_inspection)
         return
-    result = look(folder) if family is None else look(folder, family=family)
-    if as_json:
-        print_json(result)
-    else:
-        show_inspection(console(), result)
+    if family is not None:
+        raise InputError("--infer describes a family itself; leave --family out, or --infer")
+    from growkit.inference import inferring  # which takes seconds
+
+    found = inferring.infer(folder)
+    show(found, as_json, lambda _, each: typer.echo(plain(each["yaml"], keep="\n"), nl=False))
 
 
-@app.command("families")
-@command()
+@command(app, name="families")
 def list_families(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME", help="A family, class or model_type, such as llama.", show_default=False
-        ),
-    ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="The whole table: every family with all that it can do.")
-    ] = False,
-    as_json: Json = False,
+    name: str | None = argument(
+        "NAME", "A family, class or model_type, such as llama.", default=None
+    ),
+    every: bool = flag("--all", "The whole table: every family with all that it can do."),
+    as_json: bool = JSON,
 ) -> None:
     """List the families, and what can be done to the models of one, or of all."""
     from growkit.pipeline.catalogue import catalogue, model_types
@@ -154,92 +124,77 @@ def list_families(
 
     if name and every:
         raise InputError(f"--all is for every family, and {name} is one; leave one of them out")
-    if not (name or every or as_json):
-        show_families(console(), model_types())
-        return
-    result = catalogue(name)
-    if as_json:
-        print_json(result)
-    elif name:
-        show_abilities(console(), result)
+    if name or every or as_json:
+        show(catalogue(name), as_json, show_abilities if name else show_catalogue)
     else:
-        show_catalogue(console(), result)
+        show(model_types(), False, show_families)
 
 
-@app.command()
-@command("grow")
+@command(app, "grow")
 def grow(
     *,
-    source: Source,
-    output: Output,
-    method: Annotated[
-        str,
-        typer.Option(
-            help=f"Growth method: {', '.join(operations('grow'))}.",
-            autocompletion=one_of(lambda: operations("grow")),
-        ),
-    ] = DEFAULT_METHOD,
-    family: Family = None,
+    source: Path = SOURCE,
+    output: Path = OUTPUT,
+    method: str = value(
+        DEFAULT_METHOD,
+        f"Growth method: {', '.join(operations('grow'))}.",
+        values=lambda: operations("grow"),
+    ),
+    family: Path | None = FAMILY,
     options: Given,
     settings: Settings,
     writing: Writing,
+    verify: bool = NO_VERIFY,
     running: Running,
-    answer: Answer,
+    report: Path | None = REPORT,
+    as_json: bool = JSON,
 ) -> int:
     """Grow SRC into a larger model OUT that computes the same function, and prove it."""
-    from growkit.recipe.recipe import GrowStep
-
-    recipe = recipe_of(source, GrowStep(method, options), output, settings, writing)
+    step = GrowStep(method, options)
+    recipe = _recipe(source, step, output, settings if verify else None, settings, writing)
     if family is None:
-        return carry_out(recipe, running, answer)
+        return _carry_out(recipe, running, report, as_json)
     from growkit.families.described import load_description
 
     recipe = replace(recipe, family=load_description(family))
-    return carry_out(recipe, running, answer, [family])
+    return _carry_out(recipe, running, report, as_json, [family])
 
 
-@app.command()
-@command("convert")
+@command(app, "convert")
 def convert(
-    source: Source,
-    output: Output,
+    *,
+    source: Path = SOURCE,
+    output: Path = OUTPUT,
     options: Given,
-    to: Annotated[
-        str,
-        typer.Option(
-            help=f"Variant or layout: {', '.join(sorted(operations('convert')))}.",
-            autocompletion=one_of(lambda: operations("convert")),
-        ),
-    ],
+    to: str = value(
+        ...,
+        f"Variant or layout: {', '.join(sorted(operations('convert')))}.",
+        values=lambda: operations("convert"),
+    ),
     settings: Settings,
     writing: Writing,
+    verify: bool = NO_VERIFY,
     running: Running,
-    answer: Answer,
+    report: Path | None = REPORT,
+    as_json: bool = JSON,
 ) -> int:
     """Turn SRC into another attention variant, or store it in another layout, and prove it."""
-    from growkit.recipe.recipe import ConvertStep
+    step = ConvertStep(to, options)
+    recipe = _recipe(source, step, output, settings if verify else None, settings, writing)
+    return _carry_out(recipe, running, report, as_json)
 
-    recipe = recipe_of(source, ConvertStep(to, options), output, settings, writing)
-    return carry_out(recipe, running, answer)
 
-
-@app.command()
-@command()
+@command(app)
 def verify(
-    source: Source,
-    target: Annotated[
-        Path, typer.Argument(parser=path, metavar="OUT", help="Folder of the grown model.")
-    ],
+    *,
+    source: Path = SOURCE,
+    target: Path = argument("OUT", "Folder of the grown model."),
     settings: Settings,
-    answer: Answer,
-    optimizer: Annotated[
-        Path | None,
-        typer.Option(
-            parser=path,
-            metavar="PATH",
-            help="State of SRC's optimizer that OUT was grown with, for --steps.",
-        ),
-    ] = None,
+    report: Path | None = REPORT,
+    as_json: bool = JSON,
+    optimizer: Path | None = value(
+        None, "State of SRC's optimizer that OUT was grown with, for --steps.", "PATH"
+    ),
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and in its own dtype."""
     from growkit.checkpoint.inputs import Inputs
@@ -254,62 +209,46 @@ def verify(
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
     sweep([one.folder, other.folder], inputs)
-    check_report(answer.report, inputs)
-    before, after = pair(one, other)
+    check_report(report, inputs)
+    before, after_it = pair(one, other)
     check_settings(settings, before)
-    check_vocabularies(before, after)
+    check_vocabularies(before, after_it)
     from growkit.proof.verdict import verify_found  # which takes seconds
 
     result = verify_found(one, other, settings, optimizer, Bars())
-    write_report(result, other.folder, answer.report, inputs)
-    with also_in(answer.report):
-        if answer.as_json:
-            print_json(result)
-        else:
-            show_verdict(console(), result)
+    write_report(result, other.folder, report, inputs)
+    show(result, as_json, show_verdict, report)
     return 0 if result["kept"] else 1
 
 
-@app.command()
-@command()
+@command(app)
 def check(
-    folder: Annotated[
-        Path, typer.Argument(parser=path, metavar="OUT", help="Folder that growkit wrote.")
-    ],
-    as_json: Json = False,
+    folder: Path = argument("OUT", "Folder that growkit wrote."), as_json: bool = JSON
 ) -> int:
     """Check OUT against the hashes in its manifest: on any later day, wherever it was copied."""
-    from growkit.pipeline.checking import check as hold
+    from growkit.recipe import manifest
     from growkit.report.terminal import Bars, show_check
 
-    result = hold(folder, progress=Bars())
-    if as_json:
-        print_json(result)
-    else:
-        show_check(console(), result)
+    result = manifest.check(folder, progress=Bars())
+    show(result, as_json, show_check)
     return 0 if result["whole"] else 1
 
 
-@app.command()
-@command()
+@command(app)
 def run(
-    recipe: RecipeFile,
+    *,
+    recipe: Path = RECIPE,
     running: Running,
-    answer: Answer,
-    source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
-    output: Annotated[str | None, typer.Option(help="Replaces the recipe's output.")] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(parser=path, metavar="FILE", help="Replaces the text of the proof."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Replaces the recipe's device.", autocompletion=one_of(lambda: DEVICES)),
-    ] = None,
-    max_kl: MaxKL = None,
-    steps: Steps = None,
-    base_model: BaseModel = None,
-    optimizer: Optimizer = None,
+    report: Path | None = REPORT,
+    as_json: bool = JSON,
+    source: str | None = value(None, "Replaces the recipe's source."),
+    output: str | None = value(None, "Replaces the recipe's output."),
+    text: Path | None = value(None, "Replaces the text of the proof.", "FILE"),
+    device: str | None = value(None, "Replaces the recipe's device.", values=lambda: DEVICES),
+    max_kl: float | None = of_field(Settings, "max_kl"),
+    steps: int | None = of_field(Settings, "steps"),
+    base_model: str | None = of_field(Recipe, "base_model"),
+    optimizer: Path | None = of_field(Recipe, "optimizer"),
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
     from growkit.checkpoint.sources.source import leads_to_folder
@@ -317,138 +256,175 @@ def run(
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)
-    proof = {"device": device, "max_kl": max_kl, "steps": steps}
-    given = {"text": str(text) if text else None, **proof}
-    asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    for name in asked:
-        check_proved(name, chosen.verify)
+    proof: dict[str, Any] = {
+        "text": text and str(text),
+        "device": device,
+        "max_kl": max_kl,
+        "steps": steps,
+    }
+    proof = {name: given for name, given in proof.items() if given is not None}
+    _check_proved(chosen.verify, *proof)
     if chosen.verify:
-        chosen = replace(chosen, verify=replace(chosen.verify, **asked))
-    if base_model is not None:
-        chosen = replace(chosen, base_model=base_model)
-    if optimizer is not None:
-        chosen = replace(chosen, optimizer=str(optimizer))
+        chosen = replace(chosen, verify=replace(chosen.verify, **proof))
+    written: dict[str, Any] = {"base_model": base_model, "optimizer": optimizer and str(optimizer)}
+    chosen = replace(chosen, **{key: each for key, each in written.items() if each is not None})
     if source is None and not os.path.isdir(chosen.source) and not leads_to_folder(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )
-    return carry_out(chosen, running, answer, [file])
+    return _carry_out(chosen, running, report, as_json, [file])
 
 
-@app.command()
-@command()
+def _recipe(
+    source: Path,
+    step: Step,
+    output: Path,
+    proof: Settings | None,
+    settings: Settings,
+    writing: Writing,
+) -> Recipe:
+    """The recipe of a single step; ``settings`` are those that were given, also without a proof."""
+    asked = (name for name in ("max_kl", "steps") if getattr(settings, name) is not None)
+    _check_proved(proof, *asked)
+    return Recipe(str(source), (step,), str(output), proof, settings.seed, **writing)
+
+
+def _check_proved(proof: Settings | None, *asked: str) -> None:
+    """Refuse options for a proof that is switched off: nobody may take its limit for one kept."""
+    if proof is None:
+        for name in asked:
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{option} is for the proof, which is switched off; switch it on")
+
+
+def _carry_out(
+    recipe: Recipe,
+    running: Running,
+    report: Path | None,
+    as_json: bool,
+    reads: Sequence[Path] = (),
+) -> int:
+    """Run a recipe, and print and save its result.
+
+    Args:
+        recipe: the recipe.
+        running: how it runs.
+        report: file for the proof; None for none.
+        as_json: print the result as JSON.
+        reads: files from which the recipe was read.
+
+    Returns:
+        The exit code.
+    """
+    from growkit.checkpoint.publishing import rejected_name
+    from growkit.pipeline import running as pipeline
+    from growkit.report.saving import check_report, write_report
+    from growkit.report.terminal import Bars
+
+    if report is not None:
+        _check_proved(recipe.verify, "report")
+    inputs, output = recipe.inputs(reads), recipe.output_path
+    check_report(report, inputs, [output, rejected_name(output)])
+    result = pipeline.run(recipe, reads=reads, **vars(running), progress=Bars())
+    written = "" if running.dry_run else f"{result['output']} is written"
+    with after(written):
+        if result["verification"]:
+            write_report(result["verification"], Path(result["output"]), report, inputs)
+        show(result, as_json, _shown_run(running), written)
+    return 1 if result["kept"] is False else 0
+
+
+def _shown_run(running: Running) -> Callable[[Any, Any], None]:
+    from growkit.report.terminal import show_growth, show_verdict
+    from growkit.results.advice import training_hint
+
+    def shown(screen: Any, result: Any) -> None:
+        show_growth(screen, result)
+        if result["verification"]:
+            show_verdict(screen, result["verification"])
+        if not running.dry_run:
+            kept = ": the proof, without the weights" if running.proof_only else ""
+            screen.print(f"written to {result['output']}{kept}", soft_wrap=True)
+            if then := training_hint(result):
+                screen.print(f"next: {then}", soft_wrap=True)
+
+    return shown
+
+
+@command(app)
 def plan(
-    recipe: RecipeFile,
-    bandwidth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BYTES",
-            help="Bytes per second that the disk reads and writes, such as 2GB.",
-        ),
-    ] = None,
-    source: Annotated[str | None, typer.Option(help="Replaces the recipe's source.")] = None,
-    as_json: Json = False,
+    recipe: Path = RECIPE,
+    bandwidth: str | None = value(
+        None, "Bytes per second that the disk reads and writes, such as 2GB.", "BYTES"
+    ),
+    source: str | None = value(None, "Replaces the recipe's source."),
+    as_json: bool = JSON,
 ) -> None:
     """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
-    from growkit.pipeline.ahead import plan as look_ahead
+    from growkit.pipeline import estimate
     from growkit.recipe.files import load_recipe
     from growkit.report.plan import show_large
 
-    result = look_ahead(load_recipe(recipe, source), bandwidth=bandwidth)
-    if as_json:
-        print_json(result)
-    else:
-        show_large(console(), result)
+    result = estimate.plan(load_recipe(recipe, source), bandwidth=bandwidth)
+    show(result, as_json, show_large)
 
 
-@app.command(cls=OfMany)
-@command()
+@command(app, cls=ListCommand)
 def probe(
-    source: Source,
-    candidates: Annotated[
-        list[Path],
-        typer.Option(
-            parser=path,
-            metavar="RECIPE…",
-            help="Recipes (YAML), growkit.json of models, or names of `growkit recipes list`.",
-            autocompletion=one_of(shipped_recipes),
-        ),
-    ],
-    text: Annotated[
-        Path,
-        typer.Option(
-            parser=path, metavar="FILE", help="UTF-8 text to train on; its last tenth is held out."
-        ),
-    ],
+    *,
+    source: Path = SOURCE,
+    candidates: list[Path] = value(
+        ...,
+        "Recipes (YAML), growkit.json of models, or names of `growkit recipes list`.",
+        "RECIPE…",
+        shipped_recipes,
+    ),
+    text: Path = value(..., "UTF-8 text to train on; its last tenth is held out.", "FILE"),
     settings: ProbeSettings,
-    work: Annotated[
-        Path | None,
-        typer.Option(
-            parser=path, metavar="FOLDER", help="Keep the grown models there, and what is measured."
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what a probe left in --work.")
-    ] = False,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            parser=path,
-            metavar="FILE",
-            help="Write the result as one HTML page (.html) or as .json.",
-        ),
-    ] = None,
-    as_json: Json = False,
+    work: Path | None = value(None, "Keep the grown models there, and what is measured.", "FOLDER"),
+    resume: bool = flag("--resume", "Go on with what a probe left in --work."),
+    report: Path | None = value(
+        None, "Write the result as one HTML page (.html) or as .json.", "FILE"
+    ),
+    as_json: bool = JSON,
 ) -> None:
     """Grow SRC in several ways, train them all alike, and rank them at equal compute."""
-    from growkit.probing.probe import probe as try_all
-    from growkit.probing.probe import reads_of
+    from growkit.probing import probe as probing
     from growkit.report.probe import show_probe
     from growkit.report.saving import check_report, write_probe
     from growkit.report.terminal import Bars
 
-    inputs, made = reads_of(source, candidates, text, work)
+    inputs, made = probing.reads_of(source, candidates, text, work)
     check_report(report, inputs, made)
     if report and work and os.path.realpath(report) == os.path.realpath(work):
         raise InputError(f"{report} cannot be both the report and --work")
-    result = try_all(source, candidates, text, settings, work=work, resume=resume, progress=Bars())
+    how: dict[str, Any] = {"work": work, "resume": resume, "progress": Bars()}
+    result = probing.probe(source, candidates, text, settings, **how)
     try:
-        with told(f"the probe's work is in {work}; --resume continues it" if work else ""):
+        with after(f"the probe's work is in {work}; --resume continues it" if work else ""):
             write_probe(result, report, inputs, made)
-    finally:  # what may have taken hours is shown whether or not there is a report
-        with also_in(report):
-            if as_json:
-                print_json(result)
-            else:
-                show_probe(console(), result)
+    finally:  # hours of work are shown even if there is no report
+        show(result, as_json, show_probe, report)
 
 
-@app.command()
-@command()
+@command(app)
 def demo(
-    output: Annotated[
-        Path | None, typer.Argument(parser=path, metavar="OUT", help="Keep the grown model there.")
-    ] = None,
-    hidden: Annotated[str, typer.Option(help="How much the hidden size grows.")] = "x2",
-    signal_heads: Annotated[str, typer.Option(help="How much the signal heads grow.")] = "x4",
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    output: Path | None = argument("OUT", "Keep the grown model there.", default=None),
+    hidden: str = value("x2", "How much the hidden size grows."),
+    signal_heads: str = value("x4", "How much the signal heads grow."),
+    overwrite: bool = of_field(Running, "overwrite"),
+    as_json: bool = JSON,
 ) -> int:
     """The whole story on the model that ships with growkit: grow it, prove it, let it write."""
     from growkit.cli.demo.story import tell
     from growkit.report.terminal import Bars, show_demo
 
     story = tell(output, hidden, signal_heads, overwrite, Bars())
-    with also_in(output):
-        if as_json:
-            print_json(story)
-        else:
-            show_demo(console(), story)
+    show(story, as_json, show_demo, output)
     return 0 if story["growth"]["kept"] else 1
 
 
-@recipes_app.command("list")
-@command()
+@command(recipes_app, name="list")
 def recipes_list() -> None:
     """List the recipes, each with what it does."""
     for name, file in shipped_recipes().items():
@@ -456,20 +432,15 @@ def recipes_list() -> None:
         typer.echo(f"{name:32} {first}")
 
 
-@recipes_app.command("show")
-@command()
-def recipes_show(name: Name) -> None:
+@command(recipes_app, name="show")
+def recipes_show(name: str = NAME) -> None:
     """Print a recipe."""
     typer.echo(shipped_recipe(name).read_text(encoding="utf-8"), nl=False)
 
 
-@recipes_app.command("copy")
-@command()
+@command(recipes_app, name="copy")
 def recipes_copy(
-    name: Name,
-    folder: Annotated[
-        Path, typer.Argument(parser=path, metavar="FOLDER", help="Where to put it.")
-    ] = Path("."),
+    name: str = NAME, folder: Path = argument("FOLDER", "Where to put it.", default=Path("."))
 ) -> None:
     """Copy a recipe into a folder, to be changed there."""
     from growkit.checkpoint.publishing import write_whole
@@ -481,5 +452,4 @@ def recipes_copy(
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; make it first")
     write_whole(destination, file.read_text(encoding="utf-8"), new=True)
-    with also_in(destination):
-        typer.echo(str(destination))
+    show(str(destination), False, lambda _, each: typer.echo(each), destination)

@@ -1,6 +1,6 @@
-"""How commands end, whatever happens: with a sentence and an exit code.
+"""How commands end: with an exit code, and with one sentence if something goes wrong.
 
-Also what typer itself refuses of a command line, which it would show in a box.
+That includes what typer refuses itself, and would show in a box.
 """
 
 from __future__ import annotations
@@ -18,18 +18,36 @@ from typer.core import TyperCommand, TyperGroup
 
 from growkit.base.errors import InputError, reason
 from growkit.base.names import did_you_mean
-from growkit.cli.options import expanded, say
+from growkit.cli.options import expanded
+from growkit.cli.output import say, unprinted
 from growkit.cli.signals import INTERRUPTED, begin_command
-from growkit.cli.streams import unprinted
 from growkit.planning.operation import config_key_aliases
 from growkit.recipe.operations import operations
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
 """The error of a command line that is not understood: of typer or of click, by typer's version."""
 
-
 NUMBER = re.compile(r"valid (integer|int|number|float)\b")
-"""What typer says of a value that should be a number, in each of its versions."""
+"""How each version of typer refuses a value that should be a number."""
+
+
+def command(
+    app: typer.Typer, verb: str | None = None, **options: Any
+) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+    """Add a function to an app as a command.
+
+    Args:
+        app: the app.
+        verb: the command has the options of this verb's operations.
+        **options: for typer.
+    """
+
+    def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
+        added = _guarded(expanded(function, verb))
+        app.command(**options)(added)
+        return added
+
+    return decorate
 
 
 class Commands(TyperGroup):
@@ -54,32 +72,26 @@ class Commands(TyperGroup):
         raise USAGE(f"there is no command {name!r}; {meant}", ctx)
 
 
-class OfMany(TyperCommand):
+class ListCommand(TyperCommand):
     """A command whose options with several values take all words up to the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """See ``click.Command``."""
-        several = {
-            name for each in self.params if getattr(each, "multiple", False) for name in each.opts
-        }
-        return super().parse_args(ctx, _spread(args, several))
-
-
-def _spread(words: list[str], several: set[str]) -> list[str]:
-    """The same with such an option before each of its values."""
-    spread: list[str] = []
-    option, valued = "", False
-    for number, word in enumerate(words):
-        if word == "--":
-            return spread + words[number:]
-        if word.startswith("-"):
-            name, sign, _ = word.partition("=")
-            option, valued = (name if name in several else ""), bool(sign)
-        elif option:
-            spread += [option] if valued else []
-            valued = True
-        spread.append(word)
-    return spread
+        lists = {name for each in self.params if getattr(each, "multiple", 0) for name in each.opts}
+        spread: list[str] = []
+        option, has_value = "", False
+        for number, word in enumerate(args):
+            if word == "--":
+                spread += args[number:]
+                break
+            if word.startswith("-"):
+                name, sign, _ = word.partition("=")
+                option, has_value = (name if name in lists else ""), bool(sign)
+            elif option:
+                spread += [option] if has_value else []
+                has_value = True
+            spread.append(word)
+        return super().parse_args(ctx, spread)
 
 
 @contextmanager
@@ -94,14 +106,13 @@ def _in_a_sentence() -> Iterator[None]:
 
 
 def _sentence(error: Any) -> str:
-    """What was not understood, and what was meant or where that stands."""
+    """What was not understood, and what was meant."""
     name, help_of = getattr(error, "option_name", None), ""
     if error.ctx is not None:
         help_of = f"'{error.ctx.command_path} --help' lists all there is"
         if hasattr(error, "possibilities"):
-            known = _options(error.ctx.command)
-            meant = _elsewhere(error.ctx, str(name)) or did_you_mean(
-                name, known, _called(known), otherwise=help_of, quoted=str
+            meant = _other_command(error.ctx, str(name)) or did_you_mean(
+                name, *_options(error.ctx.command), otherwise=help_of, quoted=str
             )
             return f"{error.ctx.command_path} has no option {name}; {meant}"
     wanted, parameter = NUMBER.search(error.message), getattr(error, "param", None)
@@ -113,10 +124,10 @@ def _sentence(error: Any) -> str:
     return message if "; " in message or not help_of else f"{message}; {help_of}"
 
 
-def _elsewhere(ctx: Any, name: str) -> str:
+def _other_command(ctx: Any, name: str) -> str:
     """Which other commands have an option, or which option takes its name; empty if none."""
-    others = getattr(ctx.parent and ctx.parent.command, "commands", {})
-    found = [each for each, command in others.items() if name in _options(command)]
+    commands = getattr(ctx.parent and ctx.parent.command, "commands", {})
+    found = [each for each, command in commands.items() if name in _options(command)[0]]
     if found:
         *first, last = found
         several = f"{', '.join(first)} and {last} have" if first else f"{last} has"
@@ -127,59 +138,24 @@ def _elsewhere(ctx: Any, name: str) -> str:
     return ""
 
 
-def _options(command: Any) -> list[str]:
-    """Every option of a command that its help shows."""
+def _options(command: Any) -> tuple[list[str], dict[str, str]]:
+    """Every option in a command's help; and those of sizes, by the names of config keys."""
     shown = [each for each in command.params if not getattr(each, "hidden", False)]
-    named = [name for each in shown for name in (*each.opts, *each.secondary_opts)]
-    return [name for name in named if name.startswith("--")]
-
-
-def _called(known: list[str]) -> dict[str, str]:
-    """What configs call sizes, as people may write it, and the options of these sizes."""
+    known = [
+        name
+        for each in shown
+        for name in (*each.opts, *each.secondary_opts)
+        if name.startswith("--")
+    ]
     every = [option for each in operations("grow").values() for option in each.options]
-    sizes = {f"--{key}": _written(name) for key, name in config_key_aliases(every).items()}
-    return {called: name for called, name in sizes.items() if name in known}
+    sizes = {
+        f"--{key}": f"--{name.replace('_', '-')}" for key, name in config_key_aliases(every).items()
+    }
+    return known, {alias: name for alias, name in sizes.items() if name in known}
 
 
-def _written(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def command(verb: str | None = None) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Make a command of a function: its options, and a sentence and exit code for what goes wrong.
-
-    Args:
-        verb: the verb whose operations' options it has.
-    """
-
-    def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
-        return _guarded(expanded(function, verb))
-
-    return decorate
-
-
-def _printed(code: int) -> int:
-    """The exit code of a command whose result has been printed.
-
-    Raises:
-        InputError: it could not be, and there is no other trace of it.
-    """
-    why = unprinted()
-    if why and code == 0:
-        raise InputError(f"{why}; let standard output lead where it can be written")
-    if why:  # a broken promise weighs more
-        say(f"warning: {why}")
-    return code
-
-
-def _refused(error: OSError) -> str:
-    """What the system would not do, and to which file."""
-    file = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-    return f"{file}{error.strerror or reason(error)}; look after that place, and run this again"
-
-
-def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
-    """Turn what goes wrong inside a command into a sentence and an exit code."""
+def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
+    """A command that ends with an exit code, after a sentence if something goes wrong."""
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
@@ -196,14 +172,35 @@ def _guarded(function: Callable[..., int | None]) -> Callable[..., None]:
             known = isinstance(error, InputError | MemoryError | OSError)
             if os.environ.get("GROWKIT_DEBUG") or not known:
                 say(traceback.format_exc())
-            if isinstance(error, InputError):
-                say(f"error: {error}")
-            elif isinstance(error, MemoryError):
-                say("error: memory ran out; use a machine with more, or compare less at once")
-            elif isinstance(error, OSError):
-                say(f"error: {InputError(_refused(error))}")
-            else:
-                say("error: internal error; please report it with the output above")
+            say(f"error: {_failure(error)}")
         raise typer.Exit(code)
 
     return guarded
+
+
+def _failure(error: BaseException) -> str:
+    """What failed, and what to do about it."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "memory ran out; use a machine with more, or compare less at once"
+    if isinstance(error, OSError):
+        named = isinstance(error.filename, str | bytes)
+        file = f"{os.fsdecode(error.filename)}: " if named else ""
+        why = error.strerror or reason(error)
+        return str(InputError(f"{file}{why}; look after that place, and run this again"))
+    return "internal error; please report it with the output above"
+
+
+def _printed(code: int) -> int:
+    """The exit code of a command whose result has been printed.
+
+    Raises:
+        InputError: it could not be printed, and is nowhere else.
+    """
+    why = unprinted()
+    if why and code == 0:
+        raise InputError(f"{why}; let standard output lead where it can be written")
+    if why:  # a broken promise weighs more
+        say(f"warning: {why}")
+    return code

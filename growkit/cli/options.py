@@ -1,34 +1,63 @@
-"""Options of commands, each written once, whichever commands have it."""
+"""Options of commands: shared ones, and those of settings, recipes and operations."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Any
 
 import typer
 
-from growkit.base.errors import InputError, plain
-from growkit.base.settings import DEVICES, FEW, LONG, MANY, SHORT, Settings
+from growkit.base.errors import InputError
+from growkit.base.settings import Settings, option
 from growkit.checkpoint.folder import check_name
-from growkit.checkpoint.tensors import TORCH_NAMES
+from growkit.cli.output import say
 from growkit.planning.operation import SizeOption, Switch
-from growkit.probing.settings import COMPUTED, ProbeSettings
+from growkit.probing.settings import ProbeSettings
+from growkit.recipe.files import shipped_recipes
 from growkit.recipe.operations import operations
-from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS
+from growkit.recipe.recipe import Recipe
+
+PATHS = ("SRC", "OUT", "FILE", "PATH", "FOLDER", "RECIPE", "RECIPE…")
+"""Forms of values that are paths."""
+
+TYPES = {"str": str, "int": int, "float": float, "bool": bool, "tuple[float, ...]": list[float]}
+"""The type of a typer option for each type of field."""
 
 
-def say(message: str) -> None:
-    """Print a sentence that is no result."""
-    typer.echo(plain(message, keep="\n"), err=True)
+class Given(dict[str, str]):
+    """The options of operations that were given, by name."""
+
+
+class Writing(dict[str, Any]):
+    """The fields of a recipe that are options."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """How a recipe runs."""
+
+    overwrite: bool = option(False, "Replace an OUT that growkit wrote.")
+    proof_only: bool = option(
+        False, "Keep the proof without the weights, for growkit.load to make them of SRC again."
+    )
+    dry_run: bool = option(False, "Show the plan; write nothing.")
+
+
+GROUPS: dict[Any, type] = {
+    Settings: Settings,
+    ProbeSettings: ProbeSettings,
+    Writing: Recipe,
+    Running: Running,
+}
+"""Types of parameters that stand for several options: the fields of these classes."""
 
 
 def path(text: str) -> Path:
-    """A path as it was given; what cannot be one ends the command."""
+    """A path as it was given; one that cannot be a path ends the command."""
     try:
         check_name(text)
     except InputError as error:
@@ -38,285 +67,178 @@ def path(text: str) -> Path:
 
 
 def one_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """What a shell offers for a value.
+    """Shell completion for a value: the names that begin like it."""
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
+
+
+def _shown(form: str, values: Callable[[], Iterable[str]] | None) -> dict[str, Any]:
+    return {
+        "metavar": form or None,
+        "parser": path if form in PATHS else None,
+        "autocompletion": one_of(values) if values else None,
+    }
+
+
+def value(
+    default: Any,
+    help: str,  # noqa: A002
+    form: str = "",
+    values: Callable[[], Iterable[str]] | None = None,
+    name: str | None = None,
+) -> Any:
+    """An option with a value.
 
     Args:
-        names: gives what the value may be.
+        default: without the option; ``...`` if it is required.
+        help: one line.
+        form: what the value looks like, e.g. ``FILE``.
+        values: gives those that a shell offers.
+        name: of the option, unless it is the parameter's.
     """
-
-    def offered(incomplete: str) -> list[str]:
-        return [name for name in names() if name.startswith(incomplete)]
-
-    return offered
+    return typer.Option(default, *filter(None, [name]), help=help, **_shown(form, values))
 
 
-Source = Annotated[
-    Path,
-    typer.Argument(
-        parser=path,
-        metavar="SRC",
-        help="Model folder: config.json and weights; or hf://ORG/NAME@REVISION.",
-    ),
-]
-Output = Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder to make.")]
-Family = Annotated[
-    Path | None,
-    typer.Option(
-        "--family",
-        parser=path,
-        metavar="FILE",
-        help="YAML that describes SRC's family, if growkit does not know it.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an OUT that growkit wrote.")]
-
-SETTLED = "every weight was recovered"
-
-Steps = Annotated[
-    int | None,
-    typer.Option(
-        help="Also train both models for this many steps in float64, and compare what they learn.",
-        show_default=False,
-    ),
-]
-MaxKL = Annotated[
-    float | None,
-    typer.Option(
-        "--max-kl",
-        metavar="NATS",
-        help="Largest KL that OUT may cost, in nats per token; exit code 1 above it.",
-    ),
-]
-
-BaseModel = Annotated[
-    str | None,
-    typer.Option(
-        "--base-model",
-        metavar="ORG/NAME",
-        help="What the model card calls SRC: its name on the Hub.",
-    ),
-]
-
-Optimizer = Annotated[
-    Path | None,
-    typer.Option(
-        parser=path,
-        metavar="PATH",
-        help="State of SRC's optimizer (optimizer.pt, a checkpoint folder), to be grown as well.",
-    ),
-]
-
-SETTINGS = {
-    "text": Annotated[
-        Path | None,
-        typer.Option(
-            parser=path, metavar="FILE", help="UTF-8 text to compare on; random tokens without."
-        ),
-    ],
-    "prompts": Annotated[
-        int | None,
-        typer.Option(help=f"Windows of text, or random prompts: {MANY}, or {FEW} if {SETTLED}."),
-    ],
-    "length": Annotated[
-        int | None,
-        typer.Option(help=f"Tokens in each window or prompt: {LONG}, or {SHORT} if {SETTLED}."),
-    ],
-    "seed": Annotated[int, typer.Option(help="Seed of everything random.")],
-    "device": Annotated[
-        str,
-        typer.Option(
-            help="Where the proof runs: auto, cpu or cuda.", autocompletion=one_of(lambda: DEVICES)
-        ),
-    ],
-    "trainability": Annotated[
-        bool, typer.Option("--trainability", help="Every parameter of OUT must be able to train.")
-    ],
-    "max_kl": MaxKL,
-    "steps": Steps,
-}
-"""The options behind ``growkit.Settings``."""
+def flag(name: str, help: str) -> Any:  # noqa: A002
+    """An option without a value."""
+    return typer.Option(False, name, help=help)
 
 
-PROBED = {
-    "steps": Annotated[int, typer.Option(help="Steps of AdamW that each takes.")],
-    "seeds": Annotated[int, typer.Option(help="Trainings of each, on other orders of the text.")],
-    "lr": Annotated[
-        list[float],
-        typer.Option(
-            metavar="RATE…",
-            help="Learning rates of SRC; each candidate gets the best, by the law of updates.",
-        ),
-    ],
-    "weight_decay": Annotated[
-        float, typer.Option(help="Of all but norms and biases, as in Trainer.")
-    ],
-    "warmup": Annotated[int, typer.Option(help="Steps until the rate is reached; then it stays.")],
-    "batch": Annotated[int, typer.Option(help="Windows in a step.")],
-    "length": Annotated[int, typer.Option(help="Tokens in a window, at most.")],
-    "dtype": Annotated[
-        str | None,
-        typer.Option(
-            help="What is computed in: float32, or bfloat16 by autocast, the default on a GPU.",
-            autocompletion=one_of(lambda: COMPUTED),
-        ),
-    ],
-    "device": Annotated[
-        str,
-        typer.Option(
-            help="Where it trains: auto, cpu or cuda.", autocompletion=one_of(lambda: DEVICES)
-        ),
-    ],
-}
-"""The options behind ``growkit.ProbeSettings``."""
-
-SHOWN: dict[Any, dict[str, Any]] = {Settings: SETTINGS, ProbeSettings: PROBED}
-
-
-@dataclass(frozen=True)
-class Writing:
-    """What is written, where a command says so and no recipe."""
-
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Store OUT in this dtype; a narrower one than SRC's rounds SRC once, first.",
-            autocompletion=one_of(TORCH_NAMES.values),
-        ),
-    ] = None
-    shard_size: Annotated[
-        str, typer.Option(help="Largest output file; a larger tensor gets one of its own.")
-    ] = DEFAULT_SHARD_SIZE
-    verify: Annotated[
-        bool,
-        typer.Option(" /--no-verify", help="Publish OUT without the proof.", show_default=False),
-    ] = True
-    base_model: BaseModel = None
-    optimizer: Optimizer = None
-    format: Annotated[
-        str,
-        typer.Option(
-            help="Files of weights: safetensors, or dcp for torch.distributed.checkpoint.",
-            autocompletion=one_of(lambda: FORMATS),
-        ),
-    ] = FORMATS[0]
-
-
-@dataclass(frozen=True)
-class Running:
-    """How a run goes."""
-
-    overwrite: Overwrite = False
-    proof_only: Annotated[
-        bool,
-        typer.Option(
-            "--proof-only",
-            help="Keep the proof without the weights, for growkit.load to make them of SRC again.",
-        ),
-    ] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; write nothing.")] = (
-        False
+def argument(
+    form: str,
+    help: str,  # noqa: A002
+    values: Callable[[], Iterable[str]] | None = None,
+    default: Any = ...,
+) -> Any:
+    """An argument; see ``value``."""
+    return typer.Argument(
+        default, help=help, show_default=default is not None, **_shown(form, values)
     )
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Where the result goes."""
+SOURCE = argument("SRC", "Model folder: config.json and weights; or hf://ORG/NAME@REVISION.")
+OUTPUT = argument("OUT", "Folder to make.")
+RECIPE = argument(
+    "RECIPE",
+    "Recipe (YAML), growkit.json of a model, or a name of `growkit recipes list`.",
+    shipped_recipes,
+)
+FAMILY = value(None, "YAML that describes SRC's family, if growkit does not know it.", "FILE")
+JSON = flag("--json", "Print the result as JSON on stdout.")
+REPORT = value(None, "Write the proof as one HTML page (.html) or as .json.", "FILE")
+NO_VERIFY = typer.Option(
+    True, " /--no-verify", help="Publish OUT without the proof.", show_default=False
+)
 
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            parser=path,
-            metavar="FILE",
-            help="Write the proof as one HTML page (.html) or as .json.",
-        ),
-    ] = None
-    as_json: Json = False
 
+def of_field(kind: type, name: str, **more: Any) -> Any:
+    """The typer option of a field.
 
-Given = dict[str, str]
-"""Options of operations that were given, by name."""
+    Args:
+        kind: the class that has the field.
+        name: of the field.
+        **more: ``default`` or ``help`` for a command where they differ.
+    """
+    found = next(each for each in dataclasses.fields(kind) if each.name == name)
+    described: dict[str, Any] = {"default": found.default, **found.metadata, **more}
+    flags = [_written(name)] if found.type == "bool" else []
+    values = described["values"]
+    return typer.Option(
+        list(described["default"]) if str(found.type).startswith("tuple") else described["default"],
+        *flags,
+        help=described["help"],
+        **_shown(described["form"], (lambda: values) if values else None),
+    )
 
 
 def expanded(function: Callable[..., Any], verb: str | None = None) -> Callable[..., Any]:
-    """Turn parameters that stand for several options into these.
+    """A command whose parameters for several options are replaced by these.
 
     Args:
-        function: a command. A parameter whose type is a dataclass becomes an option for each of its
-            fields; one of type ``Given``, an option for each option of the verb's operations.
-        verb: the verb, where there is one.
+        function: a command. A parameter whose type is in ``GROUPS`` stands for an option of each
+            field, one of type ``Given`` for all options of the verb's operations.
+        verb: of the operations.
     """
     signature = inspect.signature(function, eval_str=True)
     hints = {name: each.annotation for name, each in signature.parameters.items()}
-    groups = {
-        name: _options(hints[name], verb)
-        for name in signature.parameters
-        if hints[name] == Given or dataclasses.is_dataclass(hints[name])
-    }
+    groups = {name: list(_options(kind, verb)) for name, kind in hints.items() if _is_group(kind)}
 
     @functools.wraps(function)
     def wrapped(**given: Any) -> Any:
         for name, group in groups.items():
-            given[name] = _value(hints[name], {each: given.pop(each) for each in group})
+            values = {each.name: given.pop(each.name) for each in group}
+            given[name] = _collect(hints[name], values)
         return function(**given)
 
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        kept = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
-        parameters += groups[name].values() if name in groups else [kept]
+        kept = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        parameters += groups.get(name, [kept])
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
     return wrapped
 
 
-def _value(kind: Any, values: Mapping[str, Any]) -> Any:
-    if kind == Given:
-        return {name: value for name, value in values.items() if value is not None}
-    if kind is Settings and values["text"] is not None:
-        return Settings(**{**values, "text": str(values["text"])})
-    return kind(**values)
+def _is_group(kind: Any) -> bool:
+    return kind is Given or kind in GROUPS
 
 
-def _options(kind: Any, verb: str | None) -> dict[str, inspect.Parameter]:
+def _collect(kind: Any, values: Mapping[str, Any]) -> Any:
+    """A parameter's value, from those of its options."""
+    if kind is Given:
+        return Given({name: value for name, value in values.items() if value is not None})
+    return kind(**{k: str(v) if isinstance(v, Path) else v for k, v in values.items()})
+
+
+def _options(kind: Any, verb: str | None) -> Iterator[inspect.Parameter]:
     """The options that a parameter of this type stands for."""
-    if kind == Given:
+    if kind is Given:
         assert verb is not None
-        return _options_of_operations(verb)
-    shown = SHOWN.get(kind) or get_type_hints(kind, include_extras=True)
-    return {
-        field.name: _option(field.name, field.default, shown[field.name])
-        for field in dataclasses.fields(kind)
-    }
+        yield from _options_of_operations(verb)
+        return
+    for each in dataclasses.fields(GROUPS[kind]):
+        if "help" in each.metadata:
+            declared = str(each.type)
+            hint: Any = Path if each.metadata["form"] in PATHS else TYPES[_plain(declared)]
+            hint = hint | None if declared.endswith("None") else hint
+            yield _parameter(each.name, of_field(GROUPS[kind], each.name), hint)
 
 
-def _options_of_operations(verb: str) -> dict[str, inspect.Parameter]:
-    """One option for every option of a verb's operations; of several helps the longest.
+def _plain(declared: str) -> str:
+    return declared.removesuffix(" | None")
 
-    Those that only one operation has name it.
+
+def _options_of_operations(verb: str) -> Iterator[inspect.Parameter]:
+    """One option for every option of a verb's operations, with the longest of several helps.
+
+    An option of a single operation names that.
     """
     every = [operation for operation in operations(verb).values() if operation.options]
-    added: dict[str, inspect.Parameter] = {}
-    for name in dict.fromkeys(option.name for each in every for option in each.options):
-        having = {
-            each.name: option for each in every for option in each.options if option.name == name
+    for name in dict.fromkeys(each.name for operation in every for each in operation.options):
+        found = {
+            operation.name: each
+            for operation in every
+            for each in operation.options
+            if each.name == name
         }
-        option = max(having.values(), key=lambda option: len(option.help))
-        of = "" if len(having) > 1 else f" (for {next(iter(having))})"
+        longest = max(found.values(), key=lambda each: len(each.help))
+        of = "" if len(found) > 1 else f" (for {next(iter(found))})"
         shown = typer.Option(
-            "--" + name.replace("_", "-"),
-            metavar="|".join(option.values) or option.form or None,
-            help=f"{option.help[0].upper()}{option.help[1:]}{of}.",
-            autocompletion=one_of(functools.partial(iter, option.values)),
+            None,
+            _written(name),
+            metavar="|".join(longest.values) or longest.form or None,
+            help=f"{longest.help[0].upper()}{longest.help[1:]}{of}.",
+            autocompletion=one_of(functools.partial(iter, longest.values)),
             rich_help_panel="Sizes: a factor (x2) or a size (2048)"
-            if isinstance(option, SizeOption)
+            if isinstance(longest, SizeOption)
             else "Options of the operation; of several values the first is the default",
         )
-        kind = bool if isinstance(option, Switch) else str
-        added[name] = _option(name, None, Annotated[kind | None, shown])
-    return added
+        yield _parameter(name, shown, bool | None if isinstance(longest, Switch) else str | None)
 
 
-def _option(name: str, default: Any, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
+def _written(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)

@@ -14,7 +14,7 @@ from growkit.checkpoint.scratch import temporary
 from growkit.engine.oracle import CPU, load, quiet
 from growkit.engine.strict import strict_float64
 from growkit.inference.classes import ModelClass
-from growkit.pipeline.one_step import grow
+from growkit.pipeline.running import grow
 from growkit.results.result import Result
 
 EXACT = 1e-10

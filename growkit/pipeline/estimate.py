@@ -1,4 +1,4 @@
-"""What a run will take: the disk for certain, memory and time by what was measured.
+"""Estimate what a run takes: the disk for certain, memory and time from measurements.
 
 Memory and times of Llamas of several sizes (``benchmarks/results``: growth speed, proof speed,
 proof memory) are scaled by the number of parameters and of tokens. For these models that is off by
@@ -10,19 +10,34 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from growkit.base.settings import Settings
-from growkit.checkpoint.tensors import TensorInfo, Weights, total_bytes, total_parameters
-from growkit.checkpoint.writing import WORKERS
+from growkit.checkpoint.carrying import carried_bytes
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.sources.source import find
+from growkit.checkpoint.tensors import (
+    TORCH_NAMES,
+    TensorInfo,
+    Weights,
+    main_dtype,
+    total_bytes,
+    total_parameters,
+)
+from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
+from growkit.families.added import temporary_family
 from growkit.planning.plan import SMALL as SMALL_TENSOR
-from growkit.results.operation import Estimate
+from growkit.recipe import planner
+from growkit.recipe.files import load_recipe, recipe_file
+from growkit.recipe.recipe import Recipe
+from growkit.results.operation import Estimate, LargePlan
 
 ROOM = 1 << 20
-"""Bytes set aside on the disk for what growkit writes beside weights, whatever the model."""
+"""Bytes reserved on the disk for files without weights."""
 
 ENTRY = 2560
-"""Bytes set aside for what is said of a tensor: in headers, archives, indices, the manifest."""
+"""Bytes reserved for every tensor's entries in headers, archives, indices and the manifest."""
 
 BASIS = "memory and time are scaled from runs on 2 CPU cores with a fast disk"
 
@@ -30,22 +45,73 @@ LOADED = 0.27e9
 """Bytes of memory that Python and torch take."""
 
 PROVING = 1.2e9
-"""The same with transformers, and with what both models make of the tokens."""
+"""The same with transformers, and the activations of both models."""
 
 STARTED = 2.0
-"""Seconds until torch is there, and again transformers."""
+"""Seconds to import torch, and again transformers."""
 
 WRITTEN = 6e8
-"""Bytes that are made and written in a second (``benchmarks/cost_model.py``)."""
+"""Bytes made and written in a second (``benchmarks/cost_model.py``)."""
 
 LOOKED_AT = 2.5e-8
-"""Seconds that a proof takes for a parameter, however many tokens there are."""
+"""Seconds of a proof for each parameter, regardless of tokens."""
 
 MULTIPLIED = 2.6e-11
-"""Seconds that it takes for a parameter and a token."""
+"""Seconds of a proof for each parameter and token."""
 
 SMALL = 1 << 29
 """Bytes in float64 up to which both models are also used whole."""
+
+
+def plan(recipe: Recipe | str | Path, *, bandwidth: str | None = None) -> LargePlan:
+    """Estimate the files, disk, memory and time of a recipe. Nothing is written.
+
+    Args:
+        recipe: as in ``growkit.run``. Of its source only headers are read, and where it has no
+            weights, only its ``config.json``; of a model on the Hub no weights are fetched.
+        bandwidth: bytes per second that can be read and written, e.g. ``2GB``; None where only
+            computing limits the speed.
+
+    Raises:
+        InputError: the recipe cannot be carried out, or needs weights to be planned.
+    """
+    limit = None if bandwidth is None else parse_bytes(bandwidth, "bandwidth")
+    if isinstance(recipe, str | Path):
+        recipe = load_recipe(recipe_file(Path(recipe)))
+    with temporary_family(recipe.family):
+        found = find(recipe.source, weights=False)
+        source, extra = found.headers(), carried_bytes(Folder(found.folder))
+        recipe = replace(recipe, source=found.name)
+        prepared = planner.plan(recipe, source)
+    lineage = prepared.lineage
+    target = lineage.target
+    files = [shard.bytes for shard in shards_of(target.tensors, parse_bytes(recipe.shard_size))]
+    read, written = total_bytes(source.tensors), sum(files)
+    warnings = list(prepared.warnings)
+    if recipe.optimizer is not None:
+        warnings.append(
+            f"the disk does not count what the optimizer's state, {recipe.optimizer}, becomes; "
+            "growkit run --dry-run reads it, and does"
+        )
+    return LargePlan(
+        source=recipe.source,
+        output=recipe.output,
+        promise=lineage.promise,
+        lost=lineage.lost or None,
+        source_parameters=total_parameters(source.tensors),
+        parameters=total_parameters(target.tensors),
+        dtype=TORCH_NAMES[main_dtype(target.tensors)],
+        bandwidth=limit,
+        read=read,
+        disk_needed=disk_needed(target, extra),
+        files=len(files),
+        largest_file=max(files),
+        memory=_memory(source, target, recipe.verify),
+        write_seconds=_write_seconds(written, read + written, limit),
+        proof_seconds=_proof_seconds(source, target, recipe.verify, lineage.promise == "exact"),
+        basis=BASIS,
+        warnings=warnings,
+    )
 
 
 def estimate(
@@ -53,84 +119,55 @@ def estimate(
     target: Weights,
     output: Path,
     proof: Settings | None,
-    beside: int,
+    extra: int,
     *,
     exact: bool,
 ) -> Estimate:
-    """What it will take to write a target, and to prove it.
+    """Estimate what it takes to write a target, and to prove it.
 
     Args:
         source: headers of the source.
         target: headers of the target.
         output: the folder to be made.
         proof: what is compared; None for no proof.
-        beside: bytes of what goes along with the weights.
-        exact: whether fewer tokens do, since every weight is to give the source's back.
+        extra: bytes of other files, see ``disk_needed``.
+        exact: whether every weight is to be recovered, so that fewer tokens are compared.
     """
     place = next(parent for parent in output.parents if parent.exists())
-    written = total_bytes(target.tensors)
     return Estimate(
-        disk_needed=disk_needed(target, beside),
+        disk_needed=disk_needed(target, extra),
         disk_free=shutil.disk_usage(place).free,
-        memory=memory_needed(source, target, proof),
-        write_seconds=round(seconds_to_write(written), 1),
-        proof_seconds=proof_seconds(source, target, proof, exact=exact),
+        memory=_memory(source, target, proof),
+        write_seconds=_write_seconds(total_bytes(target.tensors)),
+        proof_seconds=_proof_seconds(source, target, proof, exact),
         basis=BASIS,
     )
 
 
-def disk_needed(target: Weights, beside: int) -> int:
+def disk_needed(target: Weights, extra: int) -> int:
     """Bytes that an output takes, at most.
 
     Args:
         target: headers of the target.
-        beside: bytes of what goes along with the weights: tokenizer files, an optimizer's state.
+        extra: bytes of tokenizer files, an optimizer's state and the like.
     """
-    return total_bytes(target.tensors) + ENTRY * len(target.tensors) + beside + ROOM
+    return total_bytes(target.tensors) + ENTRY * len(target.tensors) + extra + ROOM
 
 
-def memory_needed(source: Weights, target: Weights, proof: Settings | None) -> int:
-    """Bytes of memory, about, that a process takes which writes and proves a target.
-
-    Args:
-        source: headers of the source.
-        target: headers of the target.
-        proof: what is compared; None for no proof.
-    """
+def _memory(source: Weights, target: Weights, proof: Settings | None) -> int:
+    """Approximate bytes of memory of a process that writes and proves a target."""
     largest = max((info.bytes for info in source.tensors.values()), default=0)
     in_parts = all(target.cuts(name) for name in target.tensors)
     memory = LOADED + WORKERS * (min(largest, SMALL_TENSOR) if in_parts else largest)
     if proof is not None:
-        parameters = total_parameters(source.tensors) + total_parameters(target.tensors)
-        whole = 8 * parameters if 8 * parameters <= SMALL else 0
-        memory = max(memory, PROVING + max(_at_a_time(target.tensors), whole))
+        whole = 8 * (total_parameters(source.tensors) + total_parameters(target.tensors))
+        at_once = whole if whole <= SMALL else 0
+        memory = max(memory, PROVING + max(_largest_layer(target.tensors), at_once))
     return round(memory)
 
 
-def seconds_to_write(written: int, moved: int = 0, bandwidth: int | None = None) -> float:
-    """How long writing takes.
-
-    Args:
-        written: bytes that the process writes which writes most.
-        moved: bytes that all processes read and write.
-        bandwidth: bytes per second in which these go; None for no limit.
-    """
-    return STARTED + max(written / WRITTEN, moved / bandwidth if bandwidth else 0.0)
-
-
-def proof_seconds(
-    source: Weights, target: Weights, proof: Settings | None, *, exact: bool
-) -> float | None:
-    """How long a proof takes, by one process; None for no proof. See ``estimate``."""
-    if proof is None:
-        return None
-    parameters = total_parameters(source.tensors) + total_parameters(target.tensors)
-    prompts, length = (proof.settled if exact else proof).amount
-    return round(STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length), 1)
-
-
-def _at_a_time(tensors: Mapping[str, TensorInfo]) -> int:
-    """Bytes that a proof holds: a layer in float64, or what stands outside of layers, as it is."""
+def _largest_layer(tensors: Mapping[str, TensorInfo]) -> int:
+    """Bytes that a proof holds: a layer in float64, or a tensor outside of layers as it is."""
     layers: dict[str, int] = {}
     outside = 0
     for name, info in tensors.items():
@@ -140,3 +177,19 @@ def _at_a_time(tensors: Mapping[str, TensorInfo]) -> int:
         else:
             outside = max(outside, info.bytes)
     return max([outside, *layers.values()])
+
+
+def _write_seconds(written: int, moved: int = 0, bandwidth: int | None = None) -> float:
+    """Seconds to write some bytes, where reading and writing move bytes at a limited rate."""
+    return round(STARTED + max(written / WRITTEN, moved / bandwidth if bandwidth else 0.0), 1)
+
+
+def _proof_seconds(
+    source: Weights, target: Weights, proof: Settings | None, exact: bool
+) -> float | None:
+    """Seconds of a proof by one process; None for no proof."""
+    if proof is None:
+        return None
+    parameters = total_parameters(source.tensors) + total_parameters(target.tensors)
+    prompts, length = (proof.settled if exact else proof).amount
+    return round(STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length), 1)

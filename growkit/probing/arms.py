@@ -19,7 +19,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_parameters
 from growkit.engine.oracle import lacks_class, load, quiet
 from growkit.families.added import temporary_family
-from growkit.pipeline.surgery import run
+from growkit.pipeline.running import run
 from growkit.probing.candidates import Candidate
 from growkit.probing.settings import ProbeSettings
 from growkit.probing.text import Data

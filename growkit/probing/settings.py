@@ -7,7 +7,7 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
-from growkit.base.settings import DEVICES
+from growkit.base.settings import DEVICES, option
 
 COMPUTED = ("float32", "bfloat16")
 """What a training computes in; weights and moments are float32."""
@@ -37,15 +37,23 @@ class ProbeSettings:
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
     """
 
-    steps: int = 120
-    seeds: int = 3
-    lr: tuple[float, ...] = (1e-4,)
-    weight_decay: float = 0.1
-    warmup: int = 10
-    batch: int = 4
-    length: int = 128
-    dtype: str | None = None
-    device: str = "auto"
+    steps: int = option(120, "Steps of AdamW that each takes.")
+    seeds: int = option(3, "Trainings of each, on other orders of the text.")
+    lr: tuple[float, ...] = option(
+        (1e-4,),
+        "Learning rates of SRC; each candidate gets the best, by the law of updates.",
+        "RATE…",
+    )
+    weight_decay: float = option(0.1, "Of all but norms and biases, as in Trainer.")
+    warmup: int = option(10, "Steps until the rate is reached; then it stays.")
+    batch: int = option(4, "Windows in a step.")
+    length: int = option(128, "Tokens in a window, at most.")
+    dtype: str | None = option(
+        None,
+        "What is computed in: float32, or bfloat16 by autocast, the default on a GPU.",
+        values=COMPUTED,
+    )
+    device: str = option("auto", "Where it trains: auto, cpu or cuda.", values=DEVICES)
 
     def __post_init__(self) -> None:
         given: Any = self.lr

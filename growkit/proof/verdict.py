@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from growkit.base.dates import given, today
 from growkit.base.errors import InputError
 from growkit.base.limits import within
 from growkit.base.progress import Progress, Silent
 from growkit.base.settings import Settings
+from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.sources.source import Source, find, pair
 from growkit.checkpoint.tensors import (
@@ -170,7 +170,7 @@ def prove(
         advance: see ``verify``.
         optimizer: the state of the source's optimizer, where that is known.
     """
-    given()  # before anything that takes time
+    given_date()  # before anything that takes time
     check_vocabularies(before, after)
     place = devices.chosen(settings.device)
     started = time.perf_counter()

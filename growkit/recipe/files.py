@@ -10,17 +10,17 @@
     verify: {prompts: 8, length: 128, seed: 0}
 
 A step is a growth (``grow: METHOD``) or a conversion (``convert: VARIANT``). ``family`` may name a
-file that describes the source's family (``growkit.families.described``), or hold what stands there.
+file that describes the source's family (``growkit.families.described``), or hold its contents.
 Unknown keys are errors that name the nearest match. Paths are relative to the current folder.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import NOTHING, did_you_mean, nearest, perhaps
@@ -30,14 +30,24 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.made import MANIFEST
 from growkit.families.described import described, load_description
 from growkit.planning.operation import config_key_aliases
-from growkit.recipe.operations import having, operation_of
-from growkit.recipe.recipe import STEPS, Recipe, Step
+from growkit.recipe.operations import STEPS, Step, operation_of, suggest_operation
+from growkit.recipe.recipe import Recipe
+
+NEEDED = ("source", "steps", "output")
+
+KINDS: dict[str, tuple[Any, str]] = {
+    "str": (str, "text"),
+    "int": (int, "a whole number"),
+    "float": (int | float, "a number such as 0.01"),
+    "bool": (bool, "true or false"),
+}
+"""The values of each type of field, and their name in messages."""
 
 
 def shipped_recipes() -> dict[str, Path]:
     """The recipes that ship with growkit, by name."""
     package = Path(__file__).parent.parent
-    # In an installed package they lie inside it, in a checkout beside it.
+    # An installed package holds them, a checkout has them next to the package.
     folder = package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
@@ -46,7 +56,7 @@ def shipped_recipe(name: str) -> Path:
     """The file of a shipped recipe.
 
     Raises:
-        InputError: there is none of this name; gives the nearest.
+        InputError: there is none of this name; names the nearest.
     """
     known = shipped_recipes()
     if name not in known:
@@ -54,24 +64,19 @@ def shipped_recipe(name: str) -> Path:
     return known[name]
 
 
-LISTED = "'growkit recipes list' lists those"
-
-NEEDED = ("source", "steps", "output")
-
-
 def recipe_file(name: Path) -> Path:
     """The file of a recipe.
 
     Args:
-        name: a file, a model's folder, whose manifest is meant, or the name of a recipe that ships
-            with growkit, where there is no file of that name.
+        name: a file, or the folder of a model, for its manifest; or, where there is no file of that
+            name, the name of a recipe that ships with growkit.
 
     Raises:
-        InputError: it is none of these; says what it might be.
+        InputError: it is none of these; suggests what was meant.
     """
-    if os.path.isdir(name) and os.path.lexists(name / MANIFEST):
-        return name / MANIFEST
     if os.path.isdir(name):
+        if os.path.lexists(name / MANIFEST):
+            return name / MANIFEST
         raise InputError(
             f"{name} holds no {MANIFEST}, so growkit did not make it, and it is no recipe; give a "
             "recipe (YAML) or a folder that growkit wrote"
@@ -80,7 +85,8 @@ def recipe_file(name: Path) -> Path:
     if os.path.lexists(name) or len(name.parts) != 1:
         return name
     if str(name) not in known:
-        meant = did_you_mean(name.stem, known, otherwise=LISTED, quoted=str)
+        listed = "'growkit recipes list' lists those"
+        meant = did_you_mean(name.stem, known, otherwise=listed, quoted=str)
         raise InputError(f"there is no file {name}, and no recipe of that name in growkit; {meant}")
     return known[str(name)]
 
@@ -94,8 +100,8 @@ def load_recipe(
     """Read a recipe.
 
     Args:
-        file: YAML, or the manifest of a model, whose recipe makes it again; or what else
-            ``recipe_file`` finds one by.
+        file: YAML, or the manifest of a model, whose recipe makes it again; or anything else by
+            which ``recipe_file`` finds one.
         source: replaces the recipe's source.
         output: replaces the recipe's output.
         otherwise: source or output of a recipe that has none.
@@ -107,51 +113,48 @@ def load_recipe(
     content = _manifest(file) if file.suffix == ".json" else read_yaml(file, "recipe")
     if not isinstance(content, dict) or content.keys().isdisjoint(NEEDED):
         raise InputError(f"recipe {file} must be a mapping with source, steps and output")
-    given: dict[str, Any] = {
-        key: value for key, value in (("source", source), ("output", output)) if value is not None
-    }
+    given: dict[str, Any] = {"source": source, "output": output}
     if isinstance(content.get("family"), str):
         given["family"] = load_description(content["family"])
+    given = {key: value for key, value in given.items() if value is not None}
     return parse_recipe({**otherwise, **content} | given, str(file))
 
 
 def _manifest(file: Path) -> Any:
-    """The recipe in a manifest; a recipe of its own, where the JSON is no manifest."""
-    content = Folder(file.parent).json(file.name)
-    recipe = content.get("recipe") if "growkit" in content else content
-    return _placed(recipe, file.parent) if recipe is not content else content
+    """The recipe in a manifest, or in JSON that is a recipe itself.
 
-
-def _placed(recipe: Any, model: Path) -> Any:
-    """The recipe of a manifest, which holds names, with the places where these are found.
-
-    What is not in the current folder may lie beside the model. The output is the model itself.
+    A manifest names files without their folders: those that are not in the current folder are
+    looked for next to the model. Its output is the model itself.
     """
+    recipe: Any = Folder(file.parent).json(file.name)
+    if "growkit" not in recipe:
+        return recipe
+    recipe = recipe.get("recipe")
     if not isinstance(recipe, dict):
         return recipe
-    beside = os.path.dirname(os.path.abspath(model))
+    siblings = os.path.dirname(os.path.abspath(file.parent))
 
-    def found(content: Any, key: str) -> Any:
+    def placed(content: Any, key: str) -> Any:
         name = content.get(key) if isinstance(content, dict) else None
         if not isinstance(name, str) or not name or os.path.lexists(name):
             return content
-        path = os.path.join(beside, name)
+        path = os.path.join(siblings, name)
         return content | {key: path} if os.path.lexists(path) else content
 
-    placed = found(found(recipe, "source"), "optimizer")
-    if isinstance(placed.get("steps"), list):
-        placed = placed | {"steps": [found(step, "calibration") for step in placed["steps"]]}
-    if isinstance(placed.get("verify"), dict):
-        placed = placed | {"verify": found(placed["verify"], "text")}
-    output = placed.get("output")
+    recipe = placed(placed(recipe, "source"), "optimizer")
+    if isinstance(recipe.get("steps"), list):
+        recipe = recipe | {"steps": [placed(step, "calibration") for step in recipe["steps"]]}
+    if isinstance(recipe.get("verify"), dict):
+        recipe = recipe | {"verify": placed(recipe["verify"], "text")}
+    output = recipe.get("output")
     if isinstance(output, str) and output and not os.path.isabs(output):
-        placed = placed | {"output": str(model)}
-    return placed
+        recipe = recipe | {"output": str(file.parent)}
+    return recipe
 
 
 def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
     """Turn the contents of a recipe file into a recipe; see ``load_recipe``."""
-    _known_keys(content, [f.name for f in fields(Recipe)], where)
+    _check_keys(content, [each.name for each in fields(Recipe)], where)
     for key in NEEDED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a recipe needs source, steps and output")
@@ -160,17 +163,12 @@ def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
         raise InputError(
             f"steps in {where} must be a list, each beginning like '- grow: hypercloning'"
         )
-    chosen: dict[str, Any] = {
-        "source": _typed(content, "source", str, where),
-        "output": _typed(content, "output", str, where),
-        "steps": tuple(
-            _parse_step(step, f"step {number} of {where}") for number, step in enumerate(steps, 1)
-        ),
-    }
-    texts = ("dtype", "shard_size", "base_model", "optimizer", "format")
-    for key, kind in (("seed", int), *((name, str) for name in texts)):
-        if key in content:
-            chosen[key] = _typed(content, key, kind, where)
+    parsed = ("steps", "family", "verify")
+    plain = {key: value for key, value in content.items() if key not in parsed}
+    chosen = _fields(Recipe, plain, where)
+    chosen["steps"] = tuple(
+        _parse_step(step, f"step {number} of {where}") for number, step in enumerate(steps, 1)
+    )
     if content.get("family") is not None:
         described(content["family"], f"family in {where}")
         chosen["family"] = content["family"]
@@ -188,59 +186,52 @@ def _parse_step(step: Any, where: str) -> Step:
             f"{where} must be a mapping with either 'grow: METHOD' or 'convert: VARIANT'{hint}"
         )
     (verb,) = verbs
-    name = _typed(step, verb, str, where)
-    options = operation_of(verb, name).options
-    known = {option.name: option for option in options}
-    _known_keys(step, [verb, *known], where, config_key_aliases(options), having)
-    given = {key: value for key, value in step.items() if key != verb}
+    given = dict(step)
+    name = given.pop(verb)
+    _check_kind("str", name, f"{verb} in {where}")
+    options = {option.name: option for option in operation_of(verb, name).options}
+    _check_keys(step, [verb, *options], where, config_key_aliases(options.values()), True)
     for key, value in given.items():
-        known[key].check_kind(value, f"{key} in {where}", in_yaml)
+        options[key].check_kind(value, f"{key} in {where}", in_yaml)
     return STEPS[verb](name, given)
 
 
 def _parse_verify(content: Any, where: str) -> Settings | None:
-    if content is False:
-        return None
-    if content is True:
-        return Settings()
+    if isinstance(content, bool):
+        return Settings() if content else None
     if not isinstance(content, dict):
         raise InputError(
             f"{where} must be true, false or a mapping like {{prompts: 8, length: 128}}"
         )
-    kinds: dict[str, Any] = {"text": str, "prompts": int, "length": int, "seed": int}
-    kinds |= {"device": str, "trainability": bool, "max_kl": (int, float), "steps": int}
-    _known_keys(content, kinds, where)
-    return Settings(**{key: _typed(content, key, kinds[key], where) for key in content})
+    _check_keys(content, [each.name for each in fields(Settings)], where)
+    return Settings(**_fields(Settings, content, where))
 
 
-def _known_keys(
+def _check_keys(
     content: Mapping[str, Any],
     known: Collection[str],
     where: str,
-    called: Mapping[str, str] = NOTHING,
-    having: Callable[[str, Collection[str]], str] = lambda key, known: "",
+    aliases: Mapping[str, str] = NOTHING,
+    of_operation: bool = False,
 ) -> None:
     for key in content:
         if key not in known:
-            meant = having(str(key), known) or did_you_mean(key, known, called)
+            meant = suggest_operation(str(key), known) if of_operation else ""
+            meant = meant or did_you_mean(key, known, aliases)
             raise InputError(f"{where} has an unknown key {key!r}; {meant}")
 
 
-def _typed(content: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
-    value = content[key]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        kinds = cast("tuple[type, ...]", kind if isinstance(kind, tuple) else (kind,))
-        names = {
-            str: "text",
-            int: "a whole number",
-            float: "a number",
-            list: "a list",
-            bool: "true or false",
-        }
-        expected = dict.fromkeys(
-            "a number such as 0.01" if float in kinds else names[k] for k in kinds
-        )
-        raise InputError(
-            f"{key} in {where} is {in_yaml(value)}; {' or '.join(expected)} was expected"
-        )
-    return value
+def _fields(
+    kind: type[Recipe | Settings], content: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """Values of fields, each of the type that the class declares."""
+    types = {each.name: str(each.type).removesuffix(" | None") for each in fields(kind)}
+    for key, value in content.items():
+        _check_kind(types[key], value, f"{key} in {where}")
+    return dict(content)
+
+
+def _check_kind(kind: str, value: Any, what: str) -> None:
+    types, words = KINDS[kind]
+    if not isinstance(value, types) or (isinstance(value, bool) and kind != "bool"):
+        raise InputError(f"{what} is {in_yaml(value)}; {words} was expected")

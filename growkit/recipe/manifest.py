@@ -1,33 +1,43 @@
-"""Manifests: what a folder says of how it was made.
+"""Manifests: how a folder was made, as growkit writes it, reads it and checks it.
 
-A manifest that growkit finds is a stranger's word. Its recipe is planned again, to know what the
-weights must be; nothing else of it is believed.
+A manifest that growkit finds is not trusted. Its recipe is planned again, to know what the weights
+must be; nothing else in it is believed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from growkit.base.dates import given, today
 from growkit.base.errors import InputError, reason
 from growkit.base.paths import by_name, name_of, without_paths
+from growkit.base.progress import Advance, Progress, Silent
+from growkit.base.units import given_date, size, today
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.hashing import sha256
-from growkit.checkpoint.made import MANIFEST
+from growkit.checkpoint.made import MANIFEST, own_hash
 from growkit.checkpoint.reading import Checkpoint
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.recipe import Recipe
-from growkit.results.operation import GrowResult, OptimizerResult
+from growkit.results.check import CheckResult, Difference, difference
+from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
 from growkit.results.result import versions
 from growkit.version import __version__
 
 FORMAT = 2
-"""Of manifests: from 2 on, the recipe of a random split gives the same bits for ever."""
+"""Version of the manifest: from 2 on, a recipe with random splits gives the same bits for ever."""
 
 MOST_COSTS = 10_000
-"""Ranks, at most, whose costs are taken over from a manifest."""
+"""Ranks whose costs are read from a manifest, at most."""
+
+COPIED = (
+    *("promise", "lost", "kept", "source_parameters", "parameters", "bytes", "dtype", "rounded"),
+    *("loads_with", "warnings", "copies", "dropped", "updates", "optimizer", "verification"),
+)
+"""Fields of a result that its manifest repeats."""
 
 
 def manifest_of(
@@ -36,7 +46,7 @@ def manifest_of(
     source_files: Mapping[str, str],
     other_files: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What the manifest says of how a model was made, fit to be published: it holds no path.
+    """The manifest of a new model, fit to be published: it holds no path.
 
     Args:
         recipe: how it was made.
@@ -44,69 +54,43 @@ def manifest_of(
         source_files: the SHA-256 of each file of the source, by its path in the source.
         other_files: the SHA-256 of each other file that was read, by its path.
     """
-    return {
+    proof, optimizer = result["verification"], result["optimizer"]
+    read = {key: proof[key] for key in ("source", "target", "text") if proof[key]} if proof else {}
+    public = without_paths([recipe.source, recipe.output, *read.values()])
+    manifest = {
         "growkit": __version__,
         "format": FORMAT,
         "versions": versions(),
         "created": today(),
         "recipe": recipe.by_names().as_dict(),
-        "papers": [step.paper for step in recipe.steps],
+        "papers": [f"{step.name}: {step.operation.paper}" for step in recipe.steps],
         "source_files": dict(source_files),
         "other_files": by_name(other_files),
-        "promise": result["promise"],
-        "lost": result["lost"],
-        "kept": result["kept"],
-        "source_parameters": result["source_parameters"],
-        "parameters": result["parameters"],
-        "bytes": result["bytes"],
-        "dtype": result["dtype"],
-        "rounded": result["rounded"],
-        "loads_with": result["loads_with"],
-        "warnings": without_paths(_paths(result["verification"], recipe))(result["warnings"]),
-        "copies": result["copies"],
-        "dropped": result["dropped"],
-        "updates": result["updates"],
-        "optimizer": _named(result["optimizer"]),
-        "verification": _public(result["verification"], recipe),
+        **{key: result[key] for key in COPIED},
     }
+    manifest["warnings"] = public(result["warnings"])
+    if optimizer:
+        manifest["optimizer"] = {**optimizer, "path": name_of(optimizer["path"])}
+    if proof:
+        manifest["verification"] = _public_proof(proof, read, public)
+    return manifest
 
 
-def _named(optimizer: OptimizerResult | None) -> dict[str, Any] | None:
-    """What became of an optimizer, whose state is called by its name."""
-    return {**optimizer, "path": name_of(optimizer["path"])} if optimizer else None
-
-
-def _public(proof: VerifyResult | None, recipe: Recipe) -> dict[str, Any] | None:
-    """A proof whose sentences and files are those of no machine.
-
-    Where a date is given, it also says nothing of how long it took.
-    """
-    if proof is None:
-        return None
-    files = _files(proof)
-    public = without_paths(_paths(proof, recipe))
-    took = proof["seconds"] if given() is None else None
-    named = {key: name_of(path) for key, path in files.items()}
-    return {**public(proof), **named, "seconds": took}
-
-
-def _files(proof: VerifyResult) -> dict[str, str]:
-    """What a proof read, by what it is."""
-    return {key: proof[key] for key in ("source", "target", "text") if proof[key] is not None}
-
-
-def _paths(proof: VerifyResult | None, recipe: Recipe) -> list[str]:
-    """Folders and files that sentences may name."""
-    return [recipe.source, recipe.output, *(_files(proof).values() if proof else ())]
+def _public_proof(
+    proof: VerifyResult, read: Mapping[str, str], public: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """A proof without paths; with a given date also without its duration."""
+    named = {key: name_of(path) for key, path in read.items()}
+    return {**public(proof), **named, "seconds": None if given_date() else proof["seconds"]}
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a manifest says.
+    """What is read from a manifest.
 
     Attributes:
         recipe: how the folder was made; None if there is no manifest.
-        kl_by_rank: what ranks cost that were tried for it.
+        kl_by_rank: the costs of the ranks that were tried.
     """
 
     recipe: Recipe | None = None
@@ -114,10 +98,10 @@ class Record:
 
 
 def read_record(target: Checkpoint) -> Record:
-    """What the manifest of a folder says, if there is one.
+    """Read the manifest of a folder, if there is one.
 
     Raises:
-        InputError: it is damaged, or says nothing of how the folder was made.
+        InputError: it is damaged, or has no recipe.
     """
     if not target.opened.has(MANIFEST):
         return Record()
@@ -130,16 +114,29 @@ def read_record(target: Checkpoint) -> Record:
         found = parse_recipe(recipe, str(file))
     except InputError:
         raise
-    except Exception as error:  # a stranger's values may raise anything
+    except Exception as error:  # untrusted values may raise anything
         raise InputError(
             f"the recipe in {file} cannot be read ({reason(error)}); remove the file to compare "
             "without it"
         ) from None
-    return Record(found, _costs(manifest.get("verification")))
+    verification = manifest.get("verification")
+    costs = verification.get("kl_by_rank") if isinstance(verification, dict) else None
+    listed = costs[:MOST_COSTS] if isinstance(costs, list) else []
+    return Record(found, tuple(RankCost(**_cost(each)) for each in listed if _cost(each)))
+
+
+def _cost(each: Any) -> dict[str, Any]:
+    """A rank and its cost; empty unless they are a whole rank and a finite cost."""
+    match each:
+        case {"rank": int(rank), "kl_nats_per_token": int(cost) | float(cost)} if (
+            not isinstance(rank, bool) and 0 < rank < 2**31 and abs(cost) < 1e300
+        ):
+            return {"rank": rank, "kl_nats_per_token": cost}
+    return {}
 
 
 def changed_since(target: Checkpoint, names: Sequence[str]) -> list[str]:
-    """Those of some files of a folder that are not what its manifest recorded; none without one."""
+    """Those of some files of a folder that differ from its manifest; none without a manifest."""
     if not target.opened.has(MANIFEST):
         return []
     recorded = target.opened.json(MANIFEST).get("files")
@@ -152,19 +149,90 @@ def changed_since(target: Checkpoint, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _costs(verification: Any) -> tuple[RankCost, ...]:
-    """What ranks cost, as far as a manifest gives whole ranks and finite costs."""
-    costs = verification.get("kl_by_rank") if isinstance(verification, dict) else None
-    if not isinstance(costs, list):
-        return ()
-    found = [each for each in costs[:MOST_COSTS] if isinstance(each, Mapping) and _is_cost(each)]
-    return tuple(
-        RankCost(rank=each["rank"], kl_nats_per_token=each["kl_nats_per_token"]) for each in found
+def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:
+    """Compare a folder with its manifest: the size and SHA-256 of every file.
+
+    It needs nothing but the folder, so it works on another machine and on a copy.
+
+    Args:
+        folder: an output of growkit.
+        progress: where progress is shown.
+
+    Returns:
+        Whether the folder is whole, and otherwise every difference.
+
+    Raises:
+        InputError: there is no folder, or its manifest cannot be used.
+    """
+    opened = Folder(folder)
+    if not opened.has(MANIFEST):
+        raise InputError(
+            f"{opened} holds no {MANIFEST}, so there is nothing to hold it against; "
+            "give a folder that growkit wrote"
+        )
+    manifest = opened.json(MANIFEST)
+    recorded = _recorded(manifest, opened.path / MANIFEST)
+    there = [name for name in opened.names() if name != MANIFEST]
+    found = [difference(name, "missing") for name in sorted({*recorded} - {*there})]
+    if not own_hash(manifest):
+        found.append(difference(MANIFEST, "changed", "it has another SHA-256 than it says"))
+    total = sum(count for name, (count, _) in recorded.items() if name in there)
+    with progress.bytes("checking", total) as advance:
+        for name in there:
+            if name in recorded:
+                found += _differences(opened, name, *recorded[name], advance)
+            else:
+                found.append(difference(name, "extra"))
+    written = sum(count for count, _ in recorded.values())
+    files = f"{len(recorded)} file{'s' * (len(recorded) != 1)}, {size(written)}"
+    several = f"{len(found)} difference{'s' * (len(found) != 1)}"
+    created = manifest.get("created")
+    return CheckResult(
+        folder=str(folder),
+        whole=not found,
+        reason=f"not intact: {several} from what {MANIFEST} recorded ({files})"
+        if found
+        else f"intact: {files}, all as {MANIFEST} recorded them",
+        files=len(recorded),
+        bytes=written,
+        created=created if isinstance(created, str) else None,
+        differences=sorted(found, key=lambda each: each.file),
     )
 
 
-def _is_cost(each: Mapping[str, Any]) -> bool:
-    rank, cost = each.get("rank"), each.get("kl_nats_per_token")
-    if not isinstance(rank, int) or not isinstance(cost, int | float):
-        return False
-    return not isinstance(rank, bool) and 0 < rank < 2**31 and abs(cost) < 1e300
+def _recorded(manifest: Mapping[str, Any], file: Path) -> dict[str, tuple[int, str]]:
+    """The size and SHA-256 of every file, from a manifest."""
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        raise InputError(f"{file} does not list the files of its folder; copy it again")
+    recorded = {}
+    for name, entry in files.items():
+        match entry:
+            case [int(count), str(digest)]:
+                recorded[name] = count, digest
+            case [int(), int()]:
+                raise InputError(
+                    f"{file} is of an early growkit, which recorded times in place of hashes; "
+                    "make the model again to have them"
+                )
+            case _:
+                raise InputError(
+                    f"{file} gives no size and SHA-256 for {name!r} in 'files'; copy it again"
+                )
+    return recorded
+
+
+def _differences(
+    folder: Folder, name: str, count: int, digest: str, advance: Advance
+) -> list[Difference]:
+    """How a file differs from its record; empty if it does not."""
+    try:
+        file = folder.require(name)
+        bytes_now = file.stat().st_size
+        if bytes_now != count:
+            advance(count)
+            return [difference(name, "changed", sizes=(count, bytes_now))]
+        now = sha256(file, advance=advance)
+    except (InputError, OSError) as error:
+        return [difference(name, "unreadable", reason(error))]
+    return [] if now == digest else [difference(name, "changed", hashes=(digest, now))]

@@ -1,4 +1,4 @@
-"""From a recipe and a source's headers to everything that is to be done."""
+"""The plan of a recipe: everything that is to be done, from the headers of its source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
@@ -27,12 +26,9 @@ from growkit.planning.lineage import Lineage
 from growkit.planning.operation import PROMISES, Change, complete
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.transforms import AS_IT_IS
-from growkit.recipe.operations import operations
-from growkit.recipe.recipe import Recipe, Step
-from growkit.results.operation import ConfigChange, GrowResult, PlannedTensor, RankTried, Updates
-
-if TYPE_CHECKING:
-    from growkit.planning.updates import Law
+from growkit.recipe.operations import Step, operations
+from growkit.recipe.recipe import Recipe
+from growkit.results.operation import ConfigChange, GrowResult, PlannedTensor, RankTried
 
 
 @dataclass(frozen=True)
@@ -41,10 +37,10 @@ class Prepared:
 
     Attributes:
         lineage: from the source in the dtype of the output to the output as it will be.
-        steps: the steps, with what was found out on the way in place of what was asked for.
-        kl_by_rank: what ranks cost that were tried on the way, nats per token.
-        ranks: all that were tried, where one was searched for.
-        warnings: what should be known before the outcome is used.
+        steps: the steps, with the options that planning settled.
+        kl_by_rank: cost of every rank that was tried, in nats per token.
+        ranks: every rank that was tried, where one was searched for.
+        warnings: for users of the output.
     """
 
     lineage: Lineage
@@ -55,10 +51,10 @@ class Prepared:
 
 
 EAGER_EXPERTS = 'experts_implementation="eager"'
-"""How models load whose experts transformers' products of groups would refuse."""
+"""How to load experts that transformers' grouped products refuse."""
 
 ROW_OF_EXPERTS = 16
-"""Bytes of which a row of an expert's matrix must be a multiple, for products of groups."""
+"""Grouped products need rows of a multiple of this many bytes."""
 
 
 def plan(recipe: Recipe, source: Weights) -> Prepared:
@@ -103,7 +99,7 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
 
 
 def _conversion_before(step: Step, source: Weights, seed: int) -> str | None:
-    """The conversion after which a conversion can be had that the source itself does not take."""
+    """A conversion that makes another one possible, where the source does not take that itself."""
     found: dict[str, str] = {}
     for name, operation in operations(step.verb).items() if step.verb == "convert" else ():
         if name == step.name or any(option.needed for option in operation.options):
@@ -124,7 +120,7 @@ def _conversion_before(step: Step, source: Weights, seed: int) -> str | None:
 
 
 def _in_two_steps(recipe: Recipe, step: Step, first: str | None) -> str:
-    """How the sentence on a conversion ends that takes another one first."""
+    """The end of an error message: convert twice."""
     if first is None:
         return ""
     options = "".join(f" --{k.replace('_', '-')} {v}" for k, v in step.options.items())
@@ -137,7 +133,7 @@ def _in_two_steps(recipe: Recipe, step: Step, first: str | None) -> str:
 
 
 def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
-    """Plans whose last config states what the source's class assumes, if it names another."""
+    """Plans whose last config writes out what the source's class assumes, for another class."""
     if not plans:
         return plans
     *others, last = plans
@@ -150,7 +146,7 @@ def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
 
 
 def _ragged_experts(grown: Weights) -> Iterator[str]:
-    """What is to be known of experts that transformers' products of groups would refuse."""
+    """A warning of experts that transformers' grouped products refuse."""
     family = stored_family(grown)
     for name, tensor, _ in family.members(grown.config) if family.experts else ():
         first, *others = Pattern.parse(tensor.pattern).dimensions
@@ -167,10 +163,10 @@ def _ragged_experts(grown: Weights) -> Iterator[str]:
 
 
 def change(step: Step, source: Weights, seed: int) -> Change:
-    """What a step does; a family that cannot hold it is read as the DIFF Transformer that it is.
+    """Plan one step; a family that cannot hold the outcome is read as a DIFF Transformer.
 
     Raises:
-        InputError: it cannot be done; says why.
+        InputError: it cannot be done.
     """
     family = family_of(source.config, source.where())
     options = complete(step.operation, step.options)
@@ -183,7 +179,7 @@ def change(step: Step, source: Weights, seed: int) -> Change:
 
 
 def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResult:
-    """The result as far as it is known before anything is done."""
+    """The result, as far as the plan determines it."""
     lineage = prepared.lineage
     grown, plans = lineage.target, lineage.plans
     family = family_of(grown.config, recipe.output)
@@ -217,21 +213,16 @@ def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResu
 
 
 def config_changes(before: Config, after: Config) -> list[ConfigChange]:
-    """What of a config becomes another."""
-
-    def shown(config: Config, key: str) -> str | None:
-        return json.dumps(config[key], ensure_ascii=False) if key in config else None
-
+    """The keys of a config that change, with both values as JSON."""
+    shown = [
+        {key: json.dumps(value, ensure_ascii=False) for key, value in config.items()}
+        for config in (before, after)
+    ]
     found = [
-        ConfigChange(key=key, before=shown(before, key), after=shown(after, key))
+        ConfigChange(key=key, before=shown[0].get(key), after=shown[1].get(key))
         for key in {**before, **after}
     ]
     return [change for change in found if change["before"] != change["after"]]
-
-
-def _what_is_done(steps: Sequence[str]) -> str:
-    """All steps but those that do nothing."""
-    return "; ".join([each for each in steps if each != AS_IT_IS] or steps[:1])
 
 
 def planned_tensors(source: Checkpoint, lineage: Lineage) -> list[PlannedTensor]:
@@ -240,6 +231,7 @@ def planned_tensors(source: Checkpoint, lineage: Lineage) -> list[PlannedTensor]
     for rule in lineage.plans[-1].rules:
         steps = lineage.steps(rule.target)
         names = [name for origin in steps[-1] for name in origin.sources]
+        done = [each.why for rules in reversed(steps) for each in reversed(rules)]
         lines.append(
             PlannedTensor(
                 tensor=rule.target,
@@ -247,16 +239,7 @@ def planned_tensors(source: Checkpoint, lineage: Lineage) -> list[PlannedTensor]
                 source_shapes=[list(source.tensors[name].shape) for name in names],
                 shape=list(rule.info.shape),
                 dtype=rule.info.dtype,
-                why=_what_is_done([e.why for rules in reversed(steps) for e in reversed(rules)]),
+                why="; ".join([why for why in done if why != AS_IT_IS] or done[:1]),
             )
         )
     return lines
-
-
-def trained(lineage: Lineage) -> tuple[Law, Updates]:
-    """How the output is to be trained."""
-    from growkit.planning.factors import summary
-    from growkit.planning.updates import law_of
-
-    law = law_of(lineage)
-    return law, summary(law, lineage.target.tensors)

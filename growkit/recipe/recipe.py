@@ -1,81 +1,38 @@
-"""A recipe: source, steps, output and what is proved, as data."""
+"""A recipe: source, steps, output and the settings of the proof, as data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.paths import name_of
-from growkit.base.settings import Settings, check_seed
-from growkit.checkpoint.elsewhere import HUB_NAME
+from growkit.base.settings import Settings, check_seed, option
+from growkit.checkpoint.elsewhere import HUB_NAME, STORE, address_in
 from growkit.checkpoint.folder import check_name
-from growkit.planning.operation import Operation, Value, complete
-from growkit.recipe.operations import having, operation_of
-
-
-@dataclass(frozen=True, init=False)
-class Step:
-    """One operation.
-
-    Attributes:
-        name: of the operation.
-        options: a value for some of its options; those left out have defaults.
-    """
-
-    verb: ClassVar[str]
-    name: str
-    options: Mapping[str, Value] = field(default_factory=dict)
-
-    def __init__(
-        self, name: str, options: Mapping[str, Value] | None = None, **more: Value
-    ) -> None:
-        """Make a step; options may also be given as keywords.
-
-        Raises:
-            InputError: there is no such operation, option or value; says which there are.
-        """
-        vars(self).update(name=name, options={**(options or {}), **more})
-        complete(self.operation, self.options, having)
-
-    @property
-    def operation(self) -> Operation:
-        """What is done."""
-        return operation_of(self.verb, self.name)
-
-    @property
-    def paper(self) -> str:
-        """Name and source of the operation."""
-        return f"{self.name}: {self.operation.paper}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """The step as it would stand in YAML."""
-        return {self.verb: self.name, **self.options}
-
-
-class GrowStep(Step):
-    """One growth, e.g. ``GrowStep("hypercloning", hidden="x2", symmetry="keep")``."""
-
-    verb = "grow"
-
-
-class ConvertStep(Step):
-    """One conversion, e.g. ``ConvertStep("dint", gamma="gated")``."""
-
-    verb = "convert"
-
-
-STEPS: dict[str, type[Step]] = {step.verb: step for step in (GrowStep, ConvertStep)}
-
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.tensors import TORCH_NAMES
+from growkit.recipe.operations import STEPS as STEPS
+from growkit.recipe.operations import ConvertStep as ConvertStep
+from growkit.recipe.operations import GrowStep as GrowStep
+from growkit.recipe.operations import Step as Step
 
 DEFAULT_SHARD_SIZE = "5GB"
 
 FORMATS = ("safetensors", "dcp")
-"""Of the files with the weights; the first unless another is asked for."""
+"""Formats of the files with the weights; the first is the default."""
 
 MOST_STEPS = 100
+
+WRITTEN = (
+    *("source", "steps", "output", "seed", "shard_size", "dtype", "base_model"),
+    *("family", "optimizer", "format", "verify"),
+)
+"""The order in which a manifest lists the fields of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +40,14 @@ class Recipe:
     """Everything that ``growkit run`` needs.
 
     Attributes:
-        source: model folder, or the name of a model on the Hub.
+        source: model folder, or a model on the Hub (``growkit.checkpoint.sources.hub``).
         steps: in order; they run as one pass over the files.
         output: folder to make.
         verify: what the proof compares; None for no proof.
         seed: of the random splits.
         dtype: torch name of the dtype of the output; None for the source's.
         shard_size: upper limit of one output file, e.g. ``5GB``.
-        base_model: what the model card calls the source, ``ORG/NAME`` on the Hub; None for nothing.
+        base_model: name of the source in the model card, ``ORG/NAME`` on the Hub; None for none.
         family: describes the source's family (``growkit.families.described``); None for one that
             growkit knows.
         optimizer: the state of the source's optimizer, a file or folder; None for none.
@@ -103,12 +60,28 @@ class Recipe:
     output: str
     verify: Settings | None = field(default_factory=Settings)
     seed: int = 0
-    dtype: str | None = None
-    shard_size: str = DEFAULT_SHARD_SIZE
-    base_model: str | None = None
+    dtype: str | None = option(
+        None,
+        "Store OUT in this dtype; a narrower one than SRC's rounds SRC once, first.",
+        values=TORCH_NAMES.values(),
+    )
+    shard_size: str = option(
+        DEFAULT_SHARD_SIZE, "Largest output file; a larger tensor gets one of its own."
+    )
+    base_model: str | None = option(
+        None, "What the model card calls SRC: its name on the Hub.", "ORG/NAME"
+    )
     family: Mapping[str, Any] | None = None
-    optimizer: str | None = None
-    format: str = FORMATS[0]
+    optimizer: str | None = option(
+        None,
+        "State of SRC's optimizer (optimizer.pt, a checkpoint folder), to be grown as well.",
+        "PATH",
+    )
+    format: str = option(
+        FORMATS[0],
+        "Files of weights: safetensors, or dcp for torch.distributed.checkpoint.",
+        values=FORMATS,
+    )
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -118,8 +91,12 @@ class Recipe:
                 raise InputError(f"the recipe's {name} is empty; name {what}")
             if path is not None:
                 check_name(path)
-        if self.base_model is not None:
-            _check_base_model(self.base_model)
+        base = self.base_model
+        if base is not None and (len(base) > 96 or not HUB_NAME.fullmatch(base)):
+            raise InputError(
+                f"base_model {base!r} is no name of a model on the Hub; "
+                "give ORG/NAME, such as meta-llama/Llama-3.2-1B, or leave it out"
+            )
         if self.format not in FORMATS:
             meant = did_you_mean(self.format, FORMATS)
             raise InputError(f"there is no format {self.format!r} of weights; {meant}")
@@ -132,10 +109,43 @@ class Recipe:
 
     @property
     def texts(self) -> list[str]:
-        """The texts that are read on the way."""
+        """The texts that the recipe reads."""
         calibrations = [step.options.get("calibration") for step in self.steps]
         proof = self.verify.text if self.verify else None
         return [str(text) for text in (*calibrations, proof) if text is not None]
+
+    @property
+    def output_path(self) -> Path:
+        """Where the output goes, absolute, so that it is found when OUT itself is moved.
+
+        Raises:
+            InputError: it is an address, where nothing can be written.
+        """
+        output = Path(self.output)
+        if STORE.fullmatch(self.output.lower()) and not os.path.lexists(output.parts[0]):
+            raise InputError(
+                f"{address_in(self.output)} is an address, and models are written to folders on "
+                "this machine; name a folder, and upload that"
+            )
+        if ".." in output.parts:  # which leads elsewhere behind a link
+            output = Path(os.path.realpath(output.parent)) / output.name
+        return Path(os.path.abspath(output))
+
+    def inputs(self, reads: Sequence[str | Path] = ()) -> Inputs:
+        """Everything that the recipe reads.
+
+        Args:
+            reads: more files, such as the recipe's own.
+        """
+        paths: list[str | Path] = [self.source, *self.texts, *reads]
+        states: list[Path] = []
+        if self.optimizer:
+            from growkit.optimizer.optimizer import formats
+
+            path = Path(self.optimizer)
+            # Any other folder, which may be the whole system, is refused and not listed.
+            (states if any(each.holds(path) for each in formats()) else paths).append(path)
+        return Inputs(paths, states)
 
     def by_names(self) -> Recipe:
         """The recipe as it may be published: folders and files by their names alone."""
@@ -158,33 +168,11 @@ class Recipe:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The recipe as it would stand in YAML."""
-        recipe: dict[str, Any] = {
-            "source": self.source,
+        """The recipe as YAML holds it."""
+        verify = self.verify and {k: v for k, v in vars(self.verify).items() if v is not None}
+        recipe = {name: getattr(self, name) for name in WRITTEN} | {
             "steps": [step.as_dict() for step in self.steps],
-            "output": self.output,
-            "seed": self.seed,
-            "shard_size": self.shard_size,
-            "dtype": self.dtype,
-            "base_model": self.base_model,
-            "family": self.family,
-            "optimizer": self.optimizer,
             "format": None if self.format == FORMATS[0] else self.format,
-            "verify": False,
+            "verify": verify or False,
         }
-        if self.verify:
-            recipe["verify"] = {k: v for k, v in vars(self.verify).items() if v is not None}
         return {key: value for key, value in recipe.items() if value is not None}
-
-
-def _check_base_model(name: str) -> None:
-    """Refuse what the Hub would, above all a path of this machine.
-
-    Raises:
-        InputError: it is no name of a model on the Hub.
-    """
-    if len(name) > 96 or not HUB_NAME.fullmatch(name):
-        raise InputError(
-            f"base_model {name!r} is no name of a model on the Hub; "
-            "give ORG/NAME, such as meta-llama/Llama-3.2-1B, or leave it out"
-        )

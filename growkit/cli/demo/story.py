@@ -8,7 +8,7 @@ from growkit.base.progress import Progress, Silent
 from growkit.base.settings import Settings
 from growkit.checkpoint.scratch import temporary
 from growkit.cli.demo.text import held_out_text
-from growkit.pipeline.one_step import grow
+from growkit.pipeline.running import grow
 from growkit.results.story import Story
 
 MODEL = Path(__file__).parent / "model"

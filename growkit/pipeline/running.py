@@ -1,0 +1,422 @@
+"""Carry out a recipe: open, plan, write, prove, publish.
+
+Data flows one way: headers of the source → a plan for each step → tensors streamed into shards in
+a temporary folder → the proof on the written files → the output's name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from growkit.base.errors import InputError
+from growkit.base.progress import Progress, Silent, shown
+from growkit.base.settings import Settings, settings_of
+from growkit.base.units import given_date
+from growkit.checkpoint.carrying import (
+    carried,
+    carried_bytes,
+    carry_code,
+    carry_over,
+    check_carried,
+)
+from growkit.checkpoint.distributed_writing import distributed_shards, write_list
+from growkit.checkpoint.hashing import Hashes, hashing
+from growkit.checkpoint.leftovers import sweep
+from growkit.checkpoint.made import write_json, write_manifest
+from growkit.checkpoint.publishing import check_output, check_space, rejected_name, staged, writing
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.sources.source import Source, find, pair
+from growkit.checkpoint.tensors import Weights
+from growkit.checkpoint.writing import Shard, parse_bytes, shards_of, write_index, write_shards
+from growkit.engine.class_weights import class_names
+from growkit.engine.inside import Inside
+from growkit.engine.texts import read_text
+from growkit.families.added import stranger, temporary_family
+from growkit.families.described import load_description
+from growkit.families.family import family_of
+from growkit.pipeline.estimate import disk_needed, estimate
+from growkit.planning.lineage import Lineage
+from growkit.planning.operation import Value
+from growkit.proof.beforehand import check_settings, preflight
+from growkit.proof.sizes import bytes_of
+from growkit.recipe.files import load_recipe, recipe_file
+from growkit.recipe.manifest import manifest_of
+from growkit.recipe.operations import DEFAULT_METHOD, ConvertStep, GrowStep, Step
+from growkit.recipe.planner import Prepared, describe, plan, planned_tensors
+from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS, Recipe
+from growkit.report.card import model_card
+from growkit.results.operation import GrowResult
+from growkit.results.proof import RankCost, VerifyResult
+
+if TYPE_CHECKING:
+    from growkit.optimizer.optimizer import Optimizer
+
+
+def grow(
+    source: str | Path,
+    output: str | Path,
+    *,
+    method: str = DEFAULT_METHOD,
+    seed: int = 0,
+    dtype: str | None = None,
+    shard_size: str = DEFAULT_SHARD_SIZE,
+    base_model: str | None = None,
+    family: str | Path | Mapping[str, Any] | None = None,
+    optimizer: str | Path | None = None,
+    format: str = FORMATS[0],  # noqa: A002
+    verify: Settings | bool = True,
+    overwrite: bool = False,
+    proof_only: bool = False,
+    dry_run: bool = False,
+    progress: Progress = Silent(),
+    **options: Value | None,
+) -> GrowResult:
+    """Grow a checkpoint into a larger one that computes the same function.
+
+    Args:
+        source: model folder; or a model on the Hub, ``hf://ORG/NAME@REVISION``, or ``ORG/NAME``
+            where there is no folder ``ORG``.
+        output: folder to make.
+        method: name of a growth method.
+        seed: of the random splits.
+        dtype: torch name of the dtype of the output; None for the source's. A narrower one rounds
+            every weight of the source once, before anything else is done, and what is promised
+            holds of the source rounded so.
+        shard_size: upper limit of one output file, e.g. ``5GB``.
+        base_model: name of the source in the model card, ``ORG/NAME`` on the Hub; None for none.
+        family: describes the source's family, for one that growkit does not know: a YAML file, or
+            its contents (``growkit.infer`` proposes one).
+        optimizer: the state of the source's optimizer, which is grown and written next to the
+            weights in the same format: an ``optimizer.pt`` or a checkpoint folder of Trainer with
+            it, or a folder of torch.distributed.checkpoint.
+        format: of the files with the weights: ``safetensors``, which transformers loads, or ``dcp``
+            for those of torch.distributed.checkpoint.
+        verify: what the proof compares; True for the default settings, False for no proof.
+        overwrite: replace an output that growkit wrote.
+        proof_only: once the output has kept its promise, delete its weights and keep the rest: the
+            proof of a recipe by which ``growkit.load`` makes them of the source again.
+        dry_run: plan only, touch nothing.
+        progress: where progress is shown.
+        **options: the method's sizes, e.g. ``hidden="x2"`` or ``hidden=2048``, and its other
+            options: of those that copy ``symmetry``, where ``"break"`` splits weights at random so
+            that copies part in training and ``"keep"`` makes plain copies, and ``snr_db``, the
+            signal-to-noise ratio of the random splits in dB, at least 4.78.
+
+    Returns:
+        What was done. ``kept`` is False if the promise was broken; the output is then called
+        ``OUT.rejected``.
+
+    Raises:
+        InputError: the source, a size or the output cannot be used; nothing was written.
+    """
+    reads = [family] if isinstance(family, str | Path) else []
+    description = load_description(reads[0]) if reads else family
+    written: dict[str, Any] = {
+        "seed": seed,
+        "dtype": dtype,
+        "shard_size": shard_size,
+        "base_model": base_model,
+    }
+    written |= {"family": description, "optimizer": optimizer, "format": format}
+    recipe = _one_step(source, GrowStep(method, _given(options)), output, verify, written)
+    flags: dict[str, Any] = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
+    return run(recipe, reads=reads, progress=progress, **flags)
+
+
+def convert(
+    source: str | Path,
+    output: str | Path,
+    to: str,
+    *,
+    dtype: str | None = None,
+    shard_size: str = DEFAULT_SHARD_SIZE,
+    base_model: str | None = None,
+    optimizer: str | Path | None = None,
+    format: str = FORMATS[0],  # noqa: A002
+    verify: Settings | bool = True,
+    overwrite: bool = False,
+    proof_only: bool = False,
+    dry_run: bool = False,
+    progress: Progress = Silent(),
+    **options: Value | None,
+) -> GrowResult:
+    """Turn a checkpoint into another attention variant, or store it in another layout.
+
+    Args:
+        source: model folder, or one on the Hub; see ``grow``.
+        output: folder to make.
+        to: name of the variant or layout.
+        dtype: see ``grow``, also for the other arguments, the result and the errors.
+        shard_size: see there.
+        base_model: see there.
+        optimizer: see there.
+        format: see there.
+        verify: see there.
+        overwrite: see there.
+        proof_only: see there.
+        dry_run: see there.
+        progress: see there.
+        **options: the conversion's options, e.g. ``gamma="gated"``.
+    """
+    written: dict[str, Any] = {"dtype": dtype, "shard_size": shard_size, "base_model": base_model}
+    written |= {"optimizer": optimizer, "format": format}
+    recipe = _one_step(source, ConvertStep(to, _given(options)), output, verify, written)
+    flags: dict[str, Any] = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
+    return run(recipe, progress=progress, **flags)
+
+
+def _given(options: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _one_step(
+    source: str | Path,
+    step: Step,
+    output: str | Path,
+    verify: Settings | bool,
+    written: Mapping[str, Any],
+) -> Recipe:
+    optimizer = written["optimizer"]
+    state = None if optimizer is None else str(optimizer)
+    fields = {**written, "optimizer": state, "verify": settings_of(verify)}
+    return Recipe(str(source), (step,), str(output), **fields)
+
+
+def run(
+    recipe: Recipe | str | Path,
+    *,
+    verify: Settings | bool | None = None,
+    reads: Sequence[str | Path] = (),
+    overwrite: bool = False,
+    proof_only: bool = False,
+    dry_run: bool = False,
+    progress: Progress = Silent(),
+) -> GrowResult:
+    """Carry out a recipe: all its steps as one pass, without an intermediate checkpoint.
+
+    Args:
+        recipe: the recipe; or its file, a model that one has made, or the name of a recipe that
+            ships with growkit.
+        verify: what the proof compares, instead of the recipe's own settings; see ``grow``.
+        reads: files that the run reads and the recipe does not name; they are never replaced.
+        overwrite: see ``grow``, also for the other arguments, the result and the errors.
+        proof_only: see there.
+        dry_run: plan only, touch nothing.
+        progress: where progress is shown.
+    """
+    if isinstance(recipe, str | Path):
+        file = recipe_file(Path(recipe))
+        reads, recipe = [*reads, file], load_recipe(file)
+    if verify is not None:
+        recipe = replace(recipe, verify=settings_of(verify))
+    if recipe.verify is not None and recipe.family and not stranger(recipe.family):
+        raise InputError(
+            f"the family describes model_type {recipe.family['model_type']!r}, for which growkit "
+            "has one of its own, and the proof uses that; leave out the family, or the proof"
+        )
+    if proof_only and recipe.verify is None:
+        raise InputError(
+            "nothing but the proof is to be kept, and it is switched off; leave out --proof-only, "
+            "or --no-verify (in Python verify=False, in a recipe verify: false)"
+        )
+    with temporary_family(recipe.family):
+        return _run(recipe, reads, progress, overwrite, proof_only, dry_run)
+
+
+def _run(
+    recipe: Recipe,
+    reads: Sequence[str | Path],
+    progress: Progress,
+    overwrite: bool,
+    proof_only: bool,
+    dry_run: bool,
+) -> GrowResult:
+    """See ``run``; the source's family is known."""
+    # Everything that can be refused at once comes first.
+    given_date()
+    output, found = recipe.output_path, find(recipe.source)
+    inputs = replace(recipe, source=str(found.folder)).inputs(reads)
+    if not dry_run:
+        sweep([output], inputs)
+    source = found.open()
+    if found.by_address:
+        base_model = recipe.base_model or found.base_model
+        recipe = replace(recipe, source=found.name, base_model=base_model)
+    replaceable = check_output(output, inputs, overwrite)
+    parse_bytes(recipe.shard_size)
+    for text in recipe.texts:
+        read_text(text)
+    if recipe.verify is not None:
+        check_settings(recipe.verify, source)
+    check_carried(source.opened)
+
+    with shown(progress):
+        prepared = plan(recipe, source)
+    lineage = prepared.lineage
+    recipe = replace(recipe, steps=prepared.steps)
+    result = describe(recipe, source, prepared)
+    if isinstance(source, Inside):
+        result["dropped"] |= source.dropped
+        result["warnings"].insert(0, source.told())
+    result["warnings"] += [found.warning] if found.warning else []
+    optimizer = _optimizer(recipe, source, lineage)
+    result["optimizer"] = optimizer and optimizer.result()
+    state = result["optimizer"]["bytes"] if result["optimizer"] else 0
+    extra = carried_bytes(source.opened) + state
+    if dry_run:
+        return _estimated(recipe, source, lineage, output, result, extra)
+
+    preflight(recipe.verify, source, lineage.target)
+    hashed = source.model_files
+    states = optimizer.files if optimizer else ()
+    texts = {str(file): Path(file) for file in (*recipe.texts, *reads, *states)}
+    with staged(output, replaceable) as staging, hashing() as hashes:
+        folder = staging.folder
+        check_space(folder, disk_needed(lineage.target, extra))
+        import_module("torch")  # takes a second, which is not part of writing
+        started = time.perf_counter()
+        with progress.bytes("writing", result["bytes"]) as advance, writing(output):
+            _write_weights(recipe, lineage.target, folder, advance, hashes)
+            carry_over(source.opened, folder)
+            _write_config(source, lineage.target, folder)
+        result["write_seconds"] = round(time.perf_counter() - started, 3)
+
+        from growkit.planning.factors import summary
+        from growkit.planning.updates import law_of
+
+        law = law_of(lineage)
+        result["updates"] = summary(law, lineage.target.tensors)
+        with writing(output):
+            result["optimizer"] = optimizer and optimizer.write(folder, law, progress)
+
+        every = (file for file in folder.rglob("*") if file.is_file())
+        made = {file.relative_to(folder).as_posix(): file for file in every}
+        hashes.add(*made.values(), flushed=True)
+        # Not earlier: writing keeps every core and the disk busy.
+        hashes.add(*hashed.values(), *texts.values())
+        verdict = _prove(recipe, found, folder, progress, prepared)
+        result["verification"] = verdict
+        result["kept"] = verdict["kept"] if verdict else None
+        manifest = manifest_of(recipe, result, hashes.of(hashed), hashes.of(texts))
+        with writing(output):
+            digests = hashes.of(made)
+            if proof_only and result["kept"]:
+                manifest["not_kept"] = _remove_weights(folder, digests)
+            card = model_card(manifest, tokenizer=(folder / "tokenizer_config.json").is_file())
+            (folder / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
+            write_manifest(folder, manifest, digests)
+        copied = [source.folder / name for name in carried(source.opened)]
+        inputs.check_unchanged([*hashed.values(), *texts.values(), *copied])
+        publish = staging.reject if result["kept"] is False else staging.publish
+        result["output"] = str(publish())
+    return result
+
+
+def _optimizer(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> Optimizer | None:
+    """The optimizer whose state grows with the weights; None if the recipe names none."""
+    if recipe.optimizer is None:
+        return None
+    from growkit.optimizer.optimizer import Optimizer
+
+    optimizer = Optimizer(Path(recipe.optimizer), source, lineage)
+    optimizer.check_schedules()
+    return optimizer
+
+
+def _estimated(
+    recipe: Recipe,
+    source: Checkpoint,
+    lineage: Lineage,
+    output: Path,
+    result: GrowResult,
+    extra: int,
+) -> GrowResult:
+    """The result of a dry run: the plan, and an estimate of the run."""
+    if recipe.verify != Settings():  # else there is nothing that could be refused
+        preflight(recipe.verify, source, lineage.target)
+    result["dry_run"], result["plan"] = True, planned_tensors(source, lineage)
+    exact = lineage.promise == "exact"
+    expected = estimate(source, lineage.target, output, recipe.verify, extra, exact=exact)
+    result["estimate"] = expected
+    if expected["disk_free"] < expected["disk_needed"]:
+        result["warnings"].append("the disk has no room for the output, so a run is refused")
+    return result
+
+
+def _write_weights(
+    recipe: Recipe,
+    target: Weights,
+    folder: Path,
+    advance: Callable[[int], None],
+    hashes: Hashes,
+) -> None:
+    """Write every shard, and the index or list that names them."""
+
+    def finished(shard: Shard) -> None:
+        hashes.add(folder / shard.name, flushed=True)
+
+    limit = parse_bytes(recipe.shard_size)
+    if recipe.format == "dcp":
+        family = family_of(target.config, recipe.output)
+        of_class = class_names(target, dict(family.named(target.config)))
+        distributed = distributed_shards(target.tensors, limit)
+        write_shards(target, folder, distributed, advance, finished)
+        write_list(distributed, folder, of_class)
+    else:
+        shards = shards_of(target.tensors, limit)
+        write_shards(target, folder, shards, advance, finished)
+        write_index(shards, folder)
+
+
+def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
+    """Write the config, and the model's code if transformers has no class for it."""
+    family = family_of(grown.config, str(folder))
+    write_json(folder / "config.json", family.named(grown.config))
+    if family.write_code:
+        family.write_code(folder)
+    elif grown.config.get("auto_map") and grown.config["auto_map"] == source.config.get("auto_map"):
+        carry_code(source.opened, folder)
+
+
+def _remove_weights(folder: Path, digests: Mapping[str, str]) -> dict[str, list[Any]]:
+    """Delete the weights of a proved folder, and the optimizer's state with them.
+
+    Returns:
+        Size in bytes and SHA-256 of every deleted file, by name.
+    """
+    from growkit.optimizer.optimizer import outputs  # takes a second
+
+    checkpoint = Checkpoint(folder)
+    paths = {file.relative_to(folder).as_posix() for file in checkpoint.files}
+    paths |= {*checkpoint.opened.names("*.index.json", *outputs())}
+    found: dict[str, list[Any]] = {}
+    for name in sorted(paths):
+        found[name] = [(folder / name).stat().st_size, digests[name]]
+        (folder / name).unlink()
+    return found
+
+
+def _prove(
+    recipe: Recipe, found: Source, folder: Path, progress: Progress, prepared: Prepared
+) -> VerifyResult | None:
+    """The verdict on the written files; None without a proof."""
+    if recipe.verify is None:
+        return None
+    from growkit.proof.verdict import prove
+    from growkit.results.advice import name_result
+
+    source, written = pair(found, find(folder))
+    with progress.bytes("proving", bytes_of(source, written)) as advance:
+        state = Path(recipe.optimizer) if recipe.optimizer else None
+        verdict = prove(source, written, recipe.verify, recipe, advance, state)
+    verdict["kl_by_rank"] = [
+        RankCost(rank=rank, kl_nats_per_token=cost) for rank, cost in prepared.kl_by_rank.items()
+    ]
+    # A rejected output goes to OUT.rejected.
+    rejected = str(rejected_name(recipe.output_path))
+    return name_result(verdict, found.name, recipe.output if verdict["kept"] else rejected)
