@@ -24,7 +24,7 @@ from growkit.checkpoint.sources import hub
 from growkit.checkpoint.tensors import slabs
 from growkit.distributed import GrownStorageReader
 from growkit.distributed.grown import Grown
-from growkit.pipeline import surgery
+from growkit.pipeline import running
 from tests.conftest import save_model
 from tests.loading import differing
 from tests.manifests import record
@@ -215,7 +215,7 @@ def test_of_a_broken_promise_the_weights_are_kept(
 ) -> None:
     source = save_model(tmp_path / "source", "llama")
     quick = growkit.Settings(prompts=1, length=8)
-    write = surgery.write_config
+    write = running._write_config
 
     def spoil(source: Any, grown: Any, folder: Path) -> None:
         write(source, grown, folder)
@@ -223,7 +223,7 @@ def test_of_a_broken_promise_the_weights_are_kept(
         content[-2] ^= 1
         (folder / "model.safetensors").write_bytes(content)
 
-    monkeypatch.setattr(surgery, "write_config", spoil)
+    monkeypatch.setattr(running, "_write_config", spoil)
     recipe = replace(recipe_of(tmp_path, source, WIDER), verify=quick)
     assert growkit.run(recipe, proof_only=True)["kept"] is False
     assert (tmp_path / "out.rejected" / "model.safetensors").exists()

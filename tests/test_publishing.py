@@ -24,7 +24,7 @@ from growkit.checkpoint import atomic, publishing
 from growkit.checkpoint.made import write_manifest
 from growkit.checkpoint.scratch import LOCK, Scratch
 from growkit.cli.app import app
-from growkit.pipeline import surgery
+from growkit.pipeline import running
 from tests.conftest import folder_bytes, save_model, seeded
 from tests.faults.errors import Errors
 from tests.faults.kills import ANYWHERE, PUBLISHING, Kills
@@ -77,9 +77,9 @@ def names(place: Path) -> list[str]:
 
 
 def break_promises(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = surgery._prove
+    real = running._prove
     monkeypatch.setattr(
-        surgery, "_prove", lambda *arguments: {**(real(*arguments) or {}), "kept": False}
+        running, "_prove", lambda *arguments: {**(real(*arguments) or {}), "kept": False}
     )
 
 
@@ -160,7 +160,7 @@ class TestWhatIsRead:
             """Right before the first tensor is read, perhaps after the file was hashed."""
             os.replace(other / "model.safetensors", source / "model.safetensors")
 
-        monkeypatch.setattr(surgery, "import_module", replaced)
+        monkeypatch.setattr(running, "import_module", replaced)
         with pytest.raises(InputError, match=r"model\.safetensors (was|has) changed while"):
             grow(source, place / "out")
         assert names(place) == ["other", "source"]
@@ -179,7 +179,7 @@ class TestWhatIsRead:
             file.write_bytes(content)
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-        monkeypatch.setattr(surgery, "import_module", edit)
+        monkeypatch.setattr(running, "import_module", edit)
         with pytest.raises(InputError, match=rf"{name} (was|has) changed while"):
             grow(source, place / "out")
         assert names(place) == ["source"]
@@ -495,7 +495,7 @@ class TestOrder:
         def fails(*arguments: Any) -> None:
             raise OSError(5, "Input/output error", "/somewhere")
 
-        monkeypatch.setattr(surgery, "_prove", fails)
+        monkeypatch.setattr(running, "_prove", fails)
         with pytest.raises(OSError, match="/somewhere") as error:
             grow(source, place / "out")
         assert not isinstance(error.value, InputError)

@@ -280,10 +280,10 @@ def test_results_are_shown_in_notebooks(
 def test_a_failure_says_what_to_do_in_a_notebook(proof: growkit.VerifyResult) -> None:
     broken = copy.deepcopy(proof)
     broken.kept, broken.reason = False, f"not preserved: {HOSTILE}"
-    broken.verdict, broken.first_lost_tensor = "weights", HOSTILE
+    broken.findings[0].kept, broken.findings[0].advice = False, "copy it again"
     text = checked(broken._repr_html_())
     assert text.startswith(f"not preserved: {HOSTILE}")
-    assert "copy the target's weights again" in text
+    assert "next: copy it again" in text
 
 
 def test_text_from_files_is_escaped_in_notebooks(

@@ -33,7 +33,6 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.sources.source import Source, find, pair
 from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.writing import Shard, parse_bytes, shards_of, write_index, write_shards
-from growkit.engine.class_weights import class_names
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
 from growkit.families.added import stranger, temporary_family
@@ -362,6 +361,8 @@ def _write_weights(
 
     limit = parse_bytes(recipe.shard_size)
     if recipe.format == "dcp":
+        from growkit.engine.class_weights import class_names  # brings torch
+
         family = family_of(target.config, recipe.output)
         of_class = class_names(target, dict(family.named(target.config)))
         distributed = distributed_shards(target.tensors, limit)
