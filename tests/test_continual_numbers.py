@@ -21,17 +21,16 @@ from transformers import AutoTokenizer, MixtralConfig
 from benchmarks.continual import results
 from benchmarks.continual import text as continual_text
 from benchmarks.continual.__main__ import LINES, ROOT
-from benchmarks.continual.analysis import Curve, Judged, Outcome, Spread, reached
-from benchmarks.continual.charts import Row, dot_chart
-from benchmarks.continual.compute import attention_width, forward_flops
+from benchmarks.continual.analysis import Judged, Outcome, Spread, reached, reaching
 from benchmarks.continual.experiment import Experiment, load, settings_of
-from benchmarks.continual.maps import seen
-from benchmarks.continual.models import config_of, drawn
-from benchmarks.continual.needles import QUESTION, WIDTH, mixed, with_needles
+from benchmarks.continual.models import attention_width, config_of, drawn, forward_flops
 from benchmarks.continual.report import write
-from benchmarks.continual.schedule import rate_factor, segments
+from benchmarks.continual.retrieval import QUESTION, WIDTH, mixed, seen, with_needles
 from benchmarks.continual.text import PARTS, Text, part_of, read_text
+from growkit.base.errors import InputError
 from growkit.modeling.differential_attention import head_norm
+from growkit.probing.lines import append_line
+from growkit.probing.training import Schedule, batch_of, branches
 from tests.test_continual import small_text
 
 
@@ -41,17 +40,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
 
 
 def test_every_budget_is_reached_with_a_decayed_rate() -> None:
-    plan = segments([10, 20], 0.2, handed_on=30)
-    assert [(each.begin, each.end, each.point) for each in plan] == [
-        (0, 8, None),
-        (8, 10, 0),
-        (8, 16, None),
-        (16, 20, 1),
-        (16, 30, None),
-    ]
-    branch = plan[3]
-    assert [rate_factor(branch, step, 0) for step in range(16, 20)] == [1.0, 0.75, 0.5, 0.25]
-    assert [rate_factor(plan[0], step, 4) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    plan = branches([10, 20], 0.2, last=30)
+    expected = [(0, 8, None), (8, 10, 0), (8, 16, None), (16, 20, 1), (16, 30, None)]
+    assert [(each.begin, each.end, each.point) for each in plan] == expected
+    plain, warm = Schedule(plan, ()), Schedule(plan, (), 4)
+    assert [plain.factor(plan[3], step) for step in range(16, 20)] == [1.0, 0.75, 0.5, 0.25]
+    assert [warm.factor(plan[0], step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
 def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
@@ -95,15 +89,13 @@ def test_processes_that_begin_together_make_the_text_once(
 
 
 def test_windows_come_once_in_every_pass(text: Text) -> None:
-    context = 50
-    in_all = len(text.parts["train"]) // context
-    once, again = (text.batch(3, at, in_all, context) for at in (0, in_all))
-    expected = {tuple(each.tolist()) for each in text.parts["train"][: in_all * context].split(50)}
+    windows = text.windows("train", 50)
+    once, again = (batch_of(windows, 3, at, len(windows)) for at in (0, len(windows)))
     for batch in (once, again):
-        assert {tuple(each.tolist()) for each in batch} == expected
+        assert {tuple(each.tolist()) for each in batch} == {tuple(w.tolist()) for w in windows}
     assert not torch.equal(once, again)
-    assert torch.equal(text.batch(3, 5, 4, context), once[5:9])
-    assert not torch.equal(text.batch(4, 0, in_all, context), once)
+    assert torch.equal(batch_of(windows, 3, 5, 4), once[5:9])
+    assert not torch.equal(batch_of(windows, 4, 0, len(windows)), once)
 
 
 def counted(model: Any, tokens: int) -> int:
@@ -132,26 +124,24 @@ def test_the_formula_counts_what_torch_counts(kind: str) -> None:
 
 
 def test_what_it_takes_to_a_loss() -> None:
-    curve = Curve((1, 100, 200), (10, 1000, 2000), (3.0, 1.0, 0.5), (0.1, 0.5, 1), 0)
-    sign, flops = curve.reaching(2.0, curve.flops)
+    figures = ((1, 10, 3.0), (100, 1000, 1.0), (200, 2000, 0.5))
+    points = [{"tokens": a, "flops": b, "test": loss} for a, b, loss in figures]
+    sign, flops = reaching(points, 2.0, "flops")
     assert (sign, round(flops, 6)) == ("=", 100)
-    assert curve.reaching(3.5, curve.flops) == ("<", 10)
-    assert curve.reaching(0.4, curve.flops) == (">", 2000)
-    assert curve.reaching(0.5, curve.tokens)[0] == "="
+    assert reaching(points, 3.5, "flops") == ("<", 10)
+    assert reaching(points, 0.4, "flops") == (">", 2000)
+    assert reaching(points, 0.5, "tokens")[0] == "="
 
 
 def test_the_baseline_is_as_fast_as_itself() -> None:
     """Also where a source comes before it, and another arm begins with more."""
-    experiment = load("depth", "tiny")
-    line = line_of(experiment, "source goes on", 0, 1e-3, 9.0)
+    line = line_of(load("depth", "tiny"), "source goes on", 0, 1e-3, 9.0)
     one, other = (
         Outcome("", 1e-3, False, {}, {0: line | {"before_flops": before}}) for before in (1e9, 9e9)
     )
-    itself, beside = reached(one, one, 1), reached(other, one, 1)
-    assert itself
-    assert beside
-    assert itself.saved.values == itself.saved_total.values == beside.saved.values == (0.0,)
-    assert beside.saved_total.mean == pytest.approx(math.log(9e9 / 17e9))
+    (itself,), (later,) = reached(one, one, 1), reached(other, one, 1)
+    assert itself.saved == itself.saved_total == later.saved == 0.0
+    assert later.saved_total == pytest.approx(math.log(9e9 / 17e9))
 
 
 def test_noise_is_called_noise() -> None:
@@ -166,13 +156,6 @@ def test_noise_is_called_noise() -> None:
     assert verdict(0.0, 0.0) == "no difference at all"
     assert Judged("", "test", None, False).verdict == "not run"
     assert Spread((1.0, 2.0, 3.0)).margin == pytest.approx(2.484, abs=1e-3)  # scipy.stats.t
-
-
-def test_a_difference_that_is_noise_is_grey() -> None:
-    rows = [Row("sure", (-1.0, -1.1, -0.9), 0.25, ""), Row("not", (-1.0, 1.0), 12.7, "")]
-    rows.append(Row("one seed", (1.0,), None, ""))
-    chart = dot_chart("title", "axis", rows)
-    assert re.findall(r'<g class="(\w+)">', chart) == ["c1", "noise", "noise"]
 
 
 def line_of(experiment: Experiment, arm: str, seed: int, rate: float, test: float) -> Any:
@@ -206,9 +189,9 @@ def test_the_page_is_made_of_lines_alone(tmp_path: Path) -> None:
     for arm, test in (("source", 9.0), ("from scratch", 9.0), ("1:1", 8.0)):
         for seed, rate in ((0, 1e-3), (0, 1e-2), (1, 1e-3)):
             line = line_of(experiment, arm, seed, rate, test + seed)
-            results.append(tmp_path / "growth.jsonl", line)
+            append_line(tmp_path / "growth.jsonl", line)
     stranger = line_of(experiment, "1:1", 1, 1e-3, 0.0) | {"settings": "other"}
-    results.append(tmp_path / "growth.jsonl", stranger)
+    append_line(tmp_path / "growth.jsonl", stranger)
     write(tmp_path, tmp_path / "page.md", tmp_path / "tables.md")
     page = "".join((tmp_path / name).read_text("utf-8") for name in ("page.md", "tables.md"))
     assert "| 1:1 | 0.001 (edge) | 8.500 (−1.000 ± 0.000)" in page
@@ -220,7 +203,7 @@ def test_the_page_is_made_of_lines_alone(tmp_path: Path) -> None:
     assert "1 runs of other settings are left out" in page
     assert "abc" in page
     charts = sorted((tmp_path / "page").glob("*.svg"))
-    assert len(charts) == 4
+    assert len(charts) == 3
     for chart in charts:
         ElementTree.parse(chart)
         assert f"(page/{chart.name})" in page
@@ -282,11 +265,11 @@ def test_lines_changed_by_hand_are_refused(tmp_path: Path) -> None:
     assert len(made) > 30
     for name, lines in made:
         file.write_text("".join(json.dumps(each) + "\n" for each in lines), "utf-8")
-        with pytest.raises(SystemExit, match=r"growth\.jsonl: line [12] (was|repeats)"):
+        with pytest.raises(InputError, match=r"growth\.jsonl: line [12] (was|repeats)"):
             pytest.fail(f"{name}: {results.read(file)}")
     for text in ("[]", "{", "null", "[" * 100_000):
         file.write_text(text + "\n", "utf-8")
-        with pytest.raises(SystemExit, match="line 1 was changed"):
+        with pytest.raises(InputError, match="line 1 was changed"):
             results.read(file)
     file.write_text(committed + "\n", "utf-8")
     assert len(results.read(file)) == 1
@@ -299,10 +282,10 @@ def test_the_page_takes_runs_that_began_with_the_best_source(
     """Of another experiment's runs; the lower rate has the lower loss."""
     growth, depth = load("growth", "tiny"), load("depth", "tiny")
     for rate in (1e-3, 1e-2):
-        results.append(tmp_path / "growth.jsonl", line_of(growth, "source", 0, rate, 9.0))
+        append_line(tmp_path / "growth.jsonl", line_of(growth, "source", 0, rate, 9.0))
         going_on = line_of(growth, "source goes on", 0, rate, 8.0)
-        results.append(tmp_path / "growth.jsonl", going_on | {"source_rate": began_with})
-    results.append(tmp_path / "depth.jsonl", line_of(depth, "from scratch", 0, 1e-3, 9.0))
+        append_line(tmp_path / "growth.jsonl", going_on | {"source_rate": began_with})
+    append_line(tmp_path / "depth.jsonl", line_of(depth, "from scratch", 0, 1e-3, 9.0))
     write(tmp_path, tmp_path / "page.md", tmp_path / "tables.md")
     page = (tmp_path / "tables.md").read_text("utf-8")
     page = page[page.index("## depth, tiny") : page.index("## growth, tiny")]
@@ -344,7 +327,7 @@ def test_maps_are_those_of_the_model(kind: str) -> None:
     torch.testing.assert_close(said["heads"], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_needle_lies_where_it_is_said_to(text: Text) -> None:
+def test_a_needle_is_at_its_depth(text: Text) -> None:
     context = 64
     hay = text.held_out("test", 2, context)
     for needles, depth in ((1, 0.0), (3, 0.5), (4, 1.0)):
@@ -354,7 +337,7 @@ def test_a_needle_lies_where_it_is_said_to(text: Text) -> None:
         assert window[answer : answer + WIDTH].tolist() == window[-WIDTH:].tolist()
         key = window[answer - WIDTH - 1 : answer - 1]
         assert key.tolist() == window[-QUESTION:-3].tolist()
-    batch = text.batch(0, 0, 8, context)
+    batch = batch_of(text.windows("train", context), 0, 0, 8)
     made = mixed(batch, text, 5, 0)
     assert [torch.equal(*pair) for pair in zip(made, batch, strict=True)].count(False) == 2
     assert torch.equal(mixed(batch, text, 5, 0), made)

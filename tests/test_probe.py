@@ -28,18 +28,13 @@ from growkit.checkpoint.sources.source import find
 from growkit.cli.app import app
 from growkit.cli.demo.story import MODEL
 from growkit.cli.demo.text import held_out_text
-from growkit.probing import arms, noise, probe, training
-from growkit.probing import text as probing_text
-from growkit.probing import time_left as timing
-from growkit.probing import work as probing_work
-from growkit.probing.arms import Arm, flops_of
-from growkit.probing.candidates import candidates_of
-from growkit.probing.ranking import conclude
-from growkit.probing.settings import ProbeSettings
-from growkit.probing.text import Data, make_data
-from growkit.probing.training import Look, no_failure
-from growkit.probing.training import _groups as source_groups
-from growkit.probing.work import JOURNAL, Work
+from growkit.probing import arms, lines, probe
+from growkit.probing import ranking as noise
+from growkit.probing.arms import Bench, Data, make_data, trainable
+from growkit.probing.lines import JOURNAL, Work
+from growkit.probing.ranking import conclude, new_arm
+from growkit.probing.settings import ProbeSettings, candidates_of
+from growkit.probing.training import Look, batch_of, flops_of, groups_of
 from growkit.report import saving
 from growkit.report.probe_page import probe_page
 from growkit.results.probe import nats, probe_next, probe_sentence
@@ -160,7 +155,7 @@ def trained_by_hand(
     for step in range(5):
         with torch.no_grad():
             losses.append(float(model(data.held_out, labels=data.held_out).loss))
-        batch = data.batch(seed, step, 2)
+        batch = batch_of(data.training, seed, 2 * step, 2)
         model(batch, labels=batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -195,8 +190,9 @@ def concluded(**changes: Any) -> growkit.ProbeResult:
     """A result, with other numbers of a candidate."""
     looks = [Look(0, [3.0, 3.0]), Look(30, [2.0, changes.pop("last", 2.0)])]
     runs = {(rate, seed): looks for rate in (0.1, 0.2) for seed in (0, 1)}
-    source = Arm("source", None, step_flops=1, runs=runs)
-    other = Arm("other", None, step_flops=changes.pop("flops", 1), runs=runs)
+    source, other = new_arm("source"), new_arm("other")
+    source.found.step_flops, other.found.step_flops = 1, changes.pop("flops", 1)
+    source.runs = other.runs = runs
     result = growkit.ProbeResult(warmup=4, lr=[0.1, 0.2], warnings=[], **changes)  # type: ignore[call-arg]
     conclude(result, [source, other])
     return result
@@ -304,7 +300,7 @@ def test_what_is_only_stored_otherwise_trains_as_the_source(place: Path, tmp_pat
     found, expected = (told[name]["curves"][0]["losses"] for name in ("same", "diff"))
     assert found == pytest.approx(expected, abs=1e-5)
     model = AutoModelForCausalLM.from_pretrained(source)
-    groups = training._groups(model, None, 3e-3, 0.1)
+    groups = groups_of(model, None, 3e-3, 0.1)
     arguments = TrainingArguments(str(tmp_path), weight_decay=0.1, report_to=[], use_cpu=True)
     by_trainer = Trainer(model, arguments).create_optimizer().param_groups
     parameters = [[id(each) for each in group["params"]] for group in groups]
@@ -343,23 +339,24 @@ def test_the_time_is_said_before_it_trains(
     """Of a step that takes 2 s: the steps of all trainings, and what looking at 8 losses costs."""
     clock = iter(range(0, 1000, 2))
 
-    def stepped(*given: Any) -> None:
-        for _ in range(given[2].steps):
-            given[-1](1)
+    run = Bench._run
 
-    monkeypatch.setattr(timing, "train", stepped)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
-    looked: list[int] = []
-    looks_of = timing.looks_of
-    monkeypatch.setattr(
-        timing, "looks_of", lambda *of: looked.append(len(found := looks_of(*of))) or found
-    )
-    notes, work = Notes(), tmp_path / "work"
-    result = probed(place, "wide", settings=quick(), progress=notes, work=work)
+    def stepped(self: Bench, *given: Any) -> Any:
+        if given[3] == SETTINGS.steps:
+            return run(self, *given)
+        for _ in range(given[3]):
+            given[-1](1)
+        return []
+
+    monkeypatch.setattr(Bench, "_run", stepped)
+    with monkeypatch.context() as patched:
+        patched.setattr(arms.time, "perf_counter", lambda: next(clock))
+        notes, work = Notes(), tmp_path / "work"
+        result = probed(place, "wide", settings=quick(), progress=notes, work=work)
     batches = result["held_out_tokens"] / SETTINGS.length / SETTINGS.batch
     assert batches == 8
-    assert len(looked) == 2
-    seconds = 2 * SETTINGS.seeds * (2 * SETTINGS.steps + sum(looked) * batches / 3)
+    looked = sum(len(each["curves"][0]["steps"]) for each in result["candidates"])
+    seconds = 2 * SETTINGS.seeds * (2 * SETTINGS.steps + looked * batches / 3)
     assert f"about {duration(seconds)}; fewer --steps or --seeds" in notes.notes
     again = Notes()
     probed(place, "wide", settings=quick(), progress=again, work=work, resume=True)
@@ -367,15 +364,15 @@ def test_the_time_is_said_before_it_trains(
 
 
 def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = arms.train
+    train = Bench._run
 
-    def spoiled(trainee: Any, *rest: Any) -> Any:
-        looks = train(trainee, *rest)
-        if trainee.name == "wide":
-            looks[-1] = type(looks[-1])(looks[-1].step, None)
+    def spoiled(self: Bench, arm: Any, *rest: Any) -> Any:
+        looks = train(self, arm, *rest)
+        if arm.found.name == "wide":
+            looks[-1] = Look(looks[-1].step, None)
         return looks
 
-    monkeypatch.setattr(arms, "train", spoiled)
+    monkeypatch.setattr(Bench, "_run", spoiled)
     progress = OnlyBytes()
     result = probed(place, "wide", settings=quick(steps=1), progress=progress)
     done, total = progress.seen["training"]
@@ -396,22 +393,9 @@ def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.M
 )
 def test_what_cannot_be_trained_is_told_as_such(error: Exception, told: str) -> None:
     with pytest.raises(growkit.InputError, match=f"wide cannot be trained.*{told}"):  # noqa: SIM117
-        with no_failure("wide", CPU):
+        with trainable("wide", CPU):
             raise error
 
-
-SPOILED: list[tuple[int, Callable[[Any], object]]] = [
-    (1, lambda line: line.pop("outcome")),
-    (3, lambda line: line.update(step_flops=None)),
-    (4, lambda line: line.update(looks=[])),
-    (4, lambda line: line["looks"].pop()),
-    (4, lambda line: line["looks"].pop(0)),
-    (4, lambda line: line["looks"].insert(0, line["looks"][-1])),
-    (4, lambda line: line["looks"][0][1].pop()),
-    (4, lambda line: line["looks"][0].__setitem__(1, None)),
-    (4, lambda line: line["looks"][0][1].__setitem__(0, math.nan)),
-]
-"""Lines of a journal, by their number, and how no probe writes them."""
 
 EDITS: dict[str, Callable[[list[str]], list[str]]] = {
     "a loss": lambda lines: _with(lines, 4, lambda each: each["looks"][-1][1].reverse()),
@@ -441,15 +425,6 @@ def _with(lines: list[str], number: int, edit: Callable[[Any], object]) -> list[
     return [*lines[:number], json.dumps(line), *lines[number + 1 :]]
 
 
-def sealed(lines: list[str]) -> list[str]:
-    """The same with hashes that fit."""
-    last, found = "", []
-    for line in map(json.loads, lines):
-        last = probing_work.seal(line, last)
-        found.append(json.dumps({**line, "sha256": last}))
-    return found
-
-
 @pytest.mark.parametrize("given", [{"lr": "1e-4"}, {"lr": ["fast"]}, {"weight_decay": "0.1"}])
 def test_what_is_no_number_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(growkit.InputError, match=f"{next(iter(given))} is '.*; a number was expec"):
@@ -465,16 +440,16 @@ def test_a_killed_probe_goes_on_with_the_same_figures(
 ) -> None:
     work, settings = tmp_path / "work", quick(lr=(3e-3, 1e15))
     names = ("stuck", "small", "wide")
-    note, trainings = Work.note_trained, []
+    note, trainings = Work.note, []
 
-    def killing(self: Work, *told: Any) -> None:
+    def killing(self: Work, line: Any) -> Any:
         if len(trainings) == 3:
             raise Killed
-        note(self, *told)
-        trainings.append(told[:3])
+        trainings.extend([line] if "trained" in line else [])
+        return note(self, line)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Work, "note_trained", killing)
+        patched.setattr(Work, "note", killing)
         with pytest.raises(Killed):
             probed(place, *names, settings=settings, work=work)
     with (work / JOURNAL).open("a") as journal:
@@ -493,16 +468,15 @@ def test_a_killed_probe_goes_on_with_the_same_figures(
         assert again[key] == found[key]
     assert len((work / JOURNAL).read_text().splitlines()) == 1 + 3 + 8
     whole = (work / JOURNAL).read_text().splitlines()
-    edited = [sealed(_with(whole, *each)[: each[0] + 1]) for each in SPOILED]
-    for lines in [*edited, *(edit(whole) for edit in EDITS.values())]:
-        (place / JOURNAL).write_text("\n".join([*lines, ""]))
+    for edit in EDITS.values():
+        (place / JOURNAL).write_text("\n".join([*edit(whole), ""]))
         (place / JOURNAL).replace(work / JOURNAL)
         with pytest.raises(
             growkit.InputError, match=f"{JOURNAL} is damaged; choose another --work"
         ):
             probed(place, *names, settings=settings, work=work, resume=True)
     with monkeypatch.context() as patched:  # the control: without hashes, a loss is believed
-        patched.setattr(probing_work, "seal", lambda line, before: line.get("sha256"))
+        patched.setattr(lines, "seal", lambda line, before: line.get("sha256"))
         (work / JOURNAL).write_text("\n".join([*EDITS["a cost"](whole), ""]))
         believed = probed(place, *names, settings=settings, work=work, resume=True)
         assert believed["equal_compute"] != found["equal_compute"]
@@ -542,10 +516,10 @@ def test_half_a_line_is_no_note(tmp_path: Path) -> None:
     work.begin({"the text": "1"})
     size = (tmp_path / JOURNAL).stat().st_size
     with files_of_at_most(size + 10), pytest.raises(OSError, match="too large"):
-        work.note_grown("a", {"outcome": "refused", "reason": "r" * 99})
-    assert work.grown("a") is None
-    work.note_grown("a", {"outcome": "refused"})  # the control
-    assert work.grown("a") is not None
+        work.note({"grown": "a", "reason": "r" * 99})
+    assert work.find(grown="a") is None
+    work.note({"grown": "a"})  # the control
+    assert work.find(grown="a") is not None
 
 
 def flip(file: Path) -> None:
@@ -557,10 +531,10 @@ def flip(file: Path) -> None:
 MISTAKES = {
     "--resume": "names? that folder",
     "--seeds 1": "give 2 to 100, as one alone shows no spread",
-    "--lr nan": "lr nan is no learning rate",
+    "--lr nan": "lr nan cannot be had; give more than 0",
     "--lr 0.1 -0.1": "has no option -0",
     "--dtype int8": "choose float32 or bfloat16",
-    "--text short.txt": "needed, give a longer text or a smaller --length",
+    "--text short.txt": "needed, give a longer text or a smaller --length or --batch",
     "--candidates wide.yaml nowhere.yaml": "there is no file nowhere.yaml",
     "--candidates other.yaml": "source in other.yaml is text.txt, but source is probed",
     "--candidates wide.yaml typo.yaml": "typo.yaml: there is no growth method 'nothing'",
@@ -863,7 +837,7 @@ def test_what_a_probe_leaves_out_is_said(
     settings, text = quick(steps=1), place / "text.txt"
     plain = growkit.probe(place / "source", [place / "wide.yaml"], text, settings)
     assert not any("optimizer" in each or "only the first" in each for each in plain.warnings)
-    monkeypatch.setattr(probing_text, "MOST_TEXT", text.stat().st_size - 1)
+    monkeypatch.setattr(arms, "MOST_TEXT", text.stat().st_size - 1)
     said = growkit.probe(place / "source", [named], text, settings).warnings
     assert any("named is trained without the optimizer" in each for each in said)
     assert any("only the first 6" in each for each in said)
@@ -895,7 +869,7 @@ def test_the_source_decays_as_its_candidates_do(tmp_path: Path) -> None:
     """As Trainer has it: λ too, which are no matrices."""
     model = AutoModelForCausalLM.from_pretrained(save_model(tmp_path / "source", "diffllama"))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    first, second = source_groups(model, None, 1e-3, 0.1)
+    first, second = groups_of(model, None, 1e-3, 0.1)
     arguments = TrainingArguments(str(tmp_path / "run"), weight_decay=0.1, report_to=[])
     made = Trainer(model, arguments).create_optimizer().param_groups
     assert [each["weight_decay"] for each in (first, second)] == [0.1, 0.0]

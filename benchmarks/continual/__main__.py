@@ -4,8 +4,8 @@
     python -m benchmarks.continual report
 
 ``run`` carries an experiment out (``experiments/*.yaml``). It may be killed at any moment: the same
-command goes on, with the same numbers. Started twice, two processes share the runs. Finished runs
-are lines of ``benchmarks/results/continual/EXPERIMENT.jsonl``; checkpoints and models lie in
+command continues, with the same numbers. Started twice, two processes share the runs. Finished runs
+are lines of ``benchmarks/results/continual/EXPERIMENT.jsonl``; checkpoints and models are in
 ``--work``, which may be deleted once an experiment is done.
 
 ``report`` makes ``docs/results.md``, its charts and ``tables.md`` from these lines alone.
@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
+
+from growkit.base.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 LINES = ROOT / "benchmarks" / "results" / "continual"
@@ -36,20 +39,18 @@ def run(chosen: argparse.Namespace) -> None:
     if chosen.device == "cpu":
         torch.set_num_threads(chosen.threads)  # another number may change last bits
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         print(time.strftime("%H:%M:%S"), what, flush=True)
 
     experiment = load(chosen.experiment, chosen.scale)
     scale = experiment.scale
-    tell("reading the text")
+    report("reading the text")
     text = read_text(chosen.text, scale.vocabulary, chosen.work, scale.text_bytes)
-    tell(str(text.about))
+    report(str(text.about))
     file = chosen.results / f"{experiment.name}.jsonl"
-    campaign = Campaign(
-        experiment, text, chosen.work, file, chosen.device, chosen.save_every, tell=tell
-    )
-    campaign.carry_out()
-    tell(f"all runs are in {file}")
+    settings = chosen.device, chosen.save_every, report
+    Campaign(experiment, text, chosen.work, file, *settings).carry_out()
+    report(f"all runs are in {file}")
 
 
 def report(chosen: argparse.Namespace) -> None:
@@ -65,7 +66,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("run", help="carry an experiment out, or go on with it")
+    one = commands.add_parser("run", help="carry an experiment out, or continue it")
     one.add_argument("experiment", help="a file in experiments/, without .yaml")
     one.add_argument("--scale", default="small", help="of scales.yaml")
     one.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -73,15 +74,17 @@ def main() -> None:
     one.add_argument("--text", type=Path, help="a file or folder, instead of the standard library")
     one.add_argument("--save-every", type=float, default=60.0, help="seconds between checkpoints")
     one.add_argument("--work", type=Path, default=ROOT / "build" / "continual")
-    one.add_argument("--results", type=Path, default=LINES)
-    one.set_defaults(call=run)
     other = commands.add_parser("report", help="make tables and charts of all results")
-    other.add_argument("--results", type=Path, default=LINES)
     other.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md")
     other.add_argument("--tables", type=Path, default=LINES / "tables.md")
-    other.set_defaults(call=report)
+    for command, call in ((one, run), (other, report)):
+        command.add_argument("--results", type=Path, default=LINES)
+        command.set_defaults(call=call)
     chosen = parser.parse_args()
-    chosen.call(chosen)
+    try:
+        chosen.call(chosen)
+    except InputError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

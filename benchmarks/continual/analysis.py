@@ -1,7 +1,8 @@
-"""From lines to what is said of them: spread over seeds, and the compute to a loss.
+"""From lines to findings: differences with their spread over seeds, claims, the compute to a loss.
 
-Everything is paired by seed where two arms are compared: weights of the source, the order of the
-text and held-out windows are the same, so that what they have in common cancels.
+Arms are compared seed by seed: weights of the source, the order of the text and held-out windows
+are the same, so that what they have in common cancels. Intervals are those of a probe
+(``growkit.probing.ranking``).
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from benchmarks.continual.campaign import Found, best_rate
 from benchmarks.continual.experiment import Experiment
-from benchmarks.continual.results import Line
-
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
-"""The quantiles of Student's t for 95 % confidence, by degrees of freedom."""
+from growkit.probing.lines import Line
+from growkit.probing.ranking import Estimate, estimate
 
 
 @dataclass(frozen=True)
@@ -36,65 +36,14 @@ class Spread:
         return fmean(self.values)
 
     @property
+    def estimate(self) -> Estimate:
+        """The mean with its 95 % interval."""
+        return estimate([[value] for value in self.values])
+
+    @property
     def margin(self) -> float | None:
-        """Half of the interval that holds the mean with 95 % confidence; None for one value."""
-        count = len(self.values)
-        if count < 2:
-            return None
-        return STUDENT.get(count - 1, 1.96) * stdev(self.values) / math.sqrt(count)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """An arm with a seed: losses where the rate has decayed, by what they took.
-
-    Attributes:
-        tokens: trained on, without the source's.
-        flops: computed, without the source's.
-        test: nats per token.
-        at: shares of the extra compute.
-        before: FLOPs of the source that it began with.
-    """
-
-    tokens: tuple[float, ...]
-    flops: tuple[float, ...]
-    test: tuple[float, ...]
-    at: tuple[Any, ...]
-    before: float
-
-    def reaching(self, loss: float, by: Sequence[float]) -> tuple[str, float]:
-        """What it takes to a loss, in a straight line over the logarithm between two points.
-
-        Args:
-            loss: to reach.
-            by: tokens or FLOPs of the points.
-
-        Returns:
-            ``=`` and how much; ``<`` and the least that was tried; ``>`` and the most.
-        """
-        if self.test[0] <= loss:
-            return ("=" if self.test[0] == loss else "<"), by[0]
-        for number in range(1, len(by)):
-            high, low = self.test[number - 1], self.test[number]
-            if low == loss:
-                return "=", by[number]
-            if low < loss:
-                share = (high - loss) / (high - low)
-                first, last = math.log(by[number - 1]), math.log(by[number])
-                return "=", math.exp(first + share * (last - first))
-        return ">", by[-1]
-
-
-def curve_of(line: Line) -> Curve:
-    """The points of a line."""
-    points = line["points"]
-    return Curve(
-        tuple(each["tokens"] for each in points),
-        tuple(each["flops"] for each in points),
-        tuple(each["test"] for each in points),
-        tuple(each["at"] for each in points),
-        line["before_flops"],
-    )
+        """Half of the interval; None for one value."""
+        return self.estimate.high - self.mean if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -116,14 +65,9 @@ class Outcome:
     lines: Mapping[int, Line]
 
     @property
-    def curves(self) -> dict[int, Curve]:
-        """By seed."""
-        return {seed: curve_of(line) for seed, line in self.lines.items()}
-
-    @property
-    def shares(self) -> tuple[Any, ...]:
+    def shares(self) -> list[Any]:
         """Its points, in shares of the extra compute."""
-        return next(iter(self.curves.values())).at
+        return [point["at"] for point in next(iter(self.lines.values()))["points"]]
 
     @property
     def last(self) -> Any:
@@ -147,23 +91,19 @@ class Outcome:
 
 def outcomes(experiment: Experiment, found: Found) -> dict[str, Outcome]:
     """Of all sources and arms whose rates were tried."""
-    made = {}
+    made, rates, first = {}, experiment.learning_rates, experiment.seeds[0]
     for name in (*experiment.sources, *experiment.arms):
         rate = best_rate(experiment, found, name)
         if rate is None:
             continue
-        rates, first = experiment.learning_rates, experiment.seeds[0]
         tried = {}
         for each in rates:
             line = found[name, first, each]
-            sound = "diverged" not in line
-            tried[each] = line["points"][-1]["validation"] if sound else None
-        keys = [(seed, (name, seed, rate)) for seed in experiment.seeds]
-        lines = {
-            seed: found[key] for seed, key in keys if key in found and "diverged" not in found[key]
-        }
+            tried[each] = None if "diverged" in line else line["points"][-1]["validation"]
+        lines = {seed: found.get((name, seed, rate)) for seed in experiment.seeds}
+        sound = {seed: line for seed, line in lines.items() if line and "diverged" not in line}
         at_edge = len(rates) > 1 and rate in (min(rates), max(rates))
-        made[name] = Outcome(name, rate, at_edge, tried, lines)
+        made[name] = Outcome(name, rate, at_edge, tried, sound)
     return made
 
 
@@ -178,9 +118,10 @@ class Judged:
     """What became of a claim.
 
     Attributes:
-        says: the claim, with where it is said.
+        says: the claim, with its source.
         of: what was measured.
-        found: how far what is said to be better is above the other; None without runs of both.
+        found: how far the arm that is claimed to be better is above the other; None without runs
+            of both.
         more: whether more is better.
     """
 
@@ -198,77 +139,82 @@ class Judged:
             return "one seed says nothing"
         if not any(self.found.values):
             return "no difference at all"
-        if abs(self.found.mean) <= self.found.margin:
+        if self.found.estimate.noise:
             return "noise"
         return "yes" if (self.found.mean > 0) == self.more else "no, the other way round"
 
 
 def judged(experiment: Experiment, made: Mapping[str, Outcome]) -> list[Judged]:
     """All claims of an experiment."""
-    all_of_them = []
+    every = []
     for claim in experiment.claims:
         one, other = made.get(claim["better"]), made.get(claim["than"])
         of, found = claim.get("of", "test"), None
         if one and other:
             at = claim.get("at", 1)
             found = differences(one.at(at, of), other.at(claim.get("against", at), of))
-        more = claim.get("more", False)
-        all_of_them.append(Judged(claim["says"], of, found, more))
-    return all_of_them
+        every.append(Judged(claim["says"], of, found, claim.get("more", False)))
+    return every
+
+
+def reaching(points: Sequence[Mapping[str, Any]], loss: float, by: str) -> tuple[str, float]:
+    """What it takes to a test loss, in a straight line over the logarithm between two points.
+
+    Args:
+        points: of a line.
+        loss: to reach.
+        by: ``tokens`` or ``flops``.
+
+    Returns:
+        ``=`` and how much; ``<`` and the least that was tried; ``>`` and the most.
+    """
+    if points[0]["test"] <= loss:
+        return ("=" if points[0]["test"] == loss else "<"), points[0][by]
+    for before, after in pairwise(points):
+        if after["test"] <= loss:
+            share = (before["test"] - loss) / (before["test"] - after["test"])
+            return "=", before[by] * math.exp(share * math.log(after[by] / before[by]))
+    return ">", points[-1][by]
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What arms take to a loss, by seed.
+    """What a seed of an arm takes to a loss.
 
     Attributes:
-        signs: ``=``, ``<`` or ``>`` (it was not reached), by seed.
+        sign: ``=``, ``<`` or ``>`` (it was not reached).
         tokens: extra ones.
         flops: extra ones.
         total: FLOPs with those of the source.
-        saved: logarithms of FLOPs of the baseline over extra FLOPs.
-        saved_total: the same, both with those of the sources.
+        saved: logarithm of the baseline's extra FLOPs over its own.
+        saved_total: the same with those of the sources.
     """
 
-    signs: tuple[str, ...]
-    tokens: tuple[float, ...]
-    flops: tuple[float, ...]
-    total: tuple[float, ...]
-    saved: Spread
-    saved_total: Spread
+    sign: str
+    tokens: float
+    flops: float
+    total: float
+    saved: float
+    saved_total: float
 
 
-def reached(arm: Outcome, baseline: Outcome, share: Any) -> Reached | None:
+def reached(arm: Outcome, baseline: Outcome, share: Any) -> list[Reached]:
     """What an arm takes to the baseline's loss at a point, seed by seed.
 
     Args:
         arm: which.
         baseline: whose loss is to be reached.
         share: the baseline's point.
-
-    Returns:
-        None if no seed has both.
     """
-    goals = baseline.at(share)
-    seeds = [seed for seed in arm.lines if seed in goals]
-    if not seeds:
-        return None
-    signs, tokens, flops, total, saved, saved_total = [], [], [], [], [], []
-    for seed in seeds:
-        curve, base = arm.curves[seed], baseline.curves[seed]
-        sign, needed = curve.reaching(goals[seed], curve.flops)
-        spent = base.flops[base.at.index(share)]
-        signs.append(sign)
-        tokens.append(curve.reaching(goals[seed], curve.tokens)[1])
-        flops.append(needed)
-        total.append(needed + curve.before)
-        saved.append(math.log(spent / needed))
-        saved_total.append(math.log((spent + base.before) / (needed + curve.before)))
-    return Reached(
-        tuple(signs),
-        tuple(tokens),
-        tuple(flops),
-        tuple(total),
-        Spread(tuple(saved)),
-        Spread(tuple(saved_total)),
-    )
+    found = []
+    for seed, goal in baseline.at(share).items():
+        if seed not in arm.lines:
+            continue
+        line, base = arm.lines[seed], baseline.lines[seed]
+        sign, flops = reaching(line["points"], goal, "flops")
+        tokens = reaching(line["points"], goal, "tokens")[1]
+        spent = next(each["flops"] for each in base["points"] if each["at"] == share)
+        total, base_total = flops + line["before_flops"], spent + base["before_flops"]
+        saved = math.log(spent / flops), math.log(base_total / total)
+        found.append(Reached(sign, tokens, flops, total, *saved))
+    return found

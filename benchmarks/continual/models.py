@@ -1,6 +1,18 @@
-"""Models of an experiment: the source, what is made of it, and the optimizers that go on.
+"""Models of an experiment: the source, what growkit makes of it, their optimizers and compute.
 
-Nothing is grown or converted here: growkit does that with the folders on the disk.
+A training step takes three times the FLOPs of a forward pass. The forward pass takes, per token,
+
+    2 · Σ elements of matrices  +  (context + 1) · Σ over attention heads (head_dim + value width)
+
+- Matrices are all that a token is multiplied with: the output head counts (tied or not), reading
+  the embedding does not; of experts, those that a token uses.
+- A head multiplies its query with the keys so far (head_dim) and its map with their values (value
+  width); a token sees (context + 1) / 2 keys on average, and a product with n of them takes 2 · n.
+  Noise heads count like signal heads; an integral (DINT) adds one product with values per signal
+  head.
+- Norms, softmax, rotations, activations and the optimizer are left out, as is usual.
+
+``growkit probe`` counts the products of any model instead, with whole maps of attention.
 """
 
 from __future__ import annotations
@@ -8,11 +20,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 import growkit
@@ -20,8 +32,11 @@ from benchmarks.continual.experiment import Arm, Experiment, Scale
 from benchmarks.continual.text import Text
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
+from growkit.probing.training import groups_of
 from growkit.recipe.recipe import STEPS
-from growkit.training import param_groups
+
+if TYPE_CHECKING:
+    from benchmarks.continual.runs import Job
 
 register()
 
@@ -30,19 +45,45 @@ SPREAD = 0.55
 """Standard deviation of new weights, times √hidden: 0.02 at a hidden size of 768."""
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """What a training begins with.
+def training_flops(model: Any, context: int) -> int:
+    """FLOPs of a training step, per token."""
+    return 3 * forward_flops(model, context)
 
-    Attributes:
-        model: in float32.
-        groups: of AdamW, with their rates.
-        state: of AdamW; None for a new one.
-    """
 
-    model: Any
-    groups: list[dict[str, Any]]
-    state: Path | None
+def forward_flops(model: Any, context: int) -> int:
+    """FLOPs of a forward pass, per token; see above."""
+    config = model.config
+    experts = getattr(config, "num_local_experts", getattr(config, "num_experts", 1))
+    chosen = getattr(config, "num_experts_per_tok", 1) if experts > 1 else 1
+    head = model.get_output_embeddings()
+    ends = {id(model.get_input_embeddings().weight), id(head.weight)}
+    total = head.weight.numel()
+    for parameter in model.parameters():
+        if id(parameter) not in ends and parameter.dim() > 1:
+            of_experts = parameter.dim() == 3
+            total += parameter.numel() * chosen // experts if of_experts else parameter.numel()
+    return 2 * total + (context + 1) * config.num_hidden_layers * attention_width(config)
+
+
+def attention_width(config: Any) -> int:
+    """Sum of head dims and value widths of the maps that a token uses in one layer."""
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if config.model_type == "diff_transformer":
+        width = config.value_head_dim
+        integral = config.num_signal_heads * width if config.integral != "none" else 0
+        return int(heads * (head_dim + width) + integral)
+    return int(heads * head_dim * (3 if config.model_type == "diffllama" else 2))
+
+
+def source_flops(experiment: Experiment, name: str) -> int:
+    """FLOPs that a source is trained with."""
+    scale = experiment.scale
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config_of(scale, experiment.sources[name].model, {})
+        )
+    return scale.source_tokens * training_flops(model, scale.context)
 
 
 def config_of(scale: Scale, model: str, replaced: Mapping[str, Any]) -> PreTrainedConfig:
@@ -67,25 +108,20 @@ def drawn(config: PreTrainedConfig, seed: int) -> Any:
 
 
 def shape_of(experiment: Experiment, arm: Arm, text: Text, work: Path) -> PreTrainedConfig:
-    """The config of an arm, as growkit writes it; of new weights, which need no trained source."""
+    """The config of an arm with new weights, as growkit writes it."""
     model = experiment.sources[arm.source].model
     config = config_of(experiment.scale, model, arm.model)
-    if arm.equal == "parameters":
-        fit(config, config_of(experiment.scale, model, {}))
+    if arm.equal == "parameters":  # fit the width of the MLP
+        with torch.device("meta"):
+            pair = config, config_of(experiment.scale, model, {})
+            have, want = (AutoModelForCausalLM.from_config(each).num_parameters() for each in pair)
+        each = 3 * config.hidden_size * config.num_hidden_layers
+        config.intermediate_size += round((want - have) / each)
     if not arm.steps:
         return config
     write(drawn(config, 0), text, work / "shape")
     apply(arm.steps, work / "shape", work / "made", text, seed=0, state=None)
     return AutoConfig.from_pretrained(work / "made")
-
-
-def fit(config: Any, like: Any) -> None:
-    """Give a config the width of MLP with which it has as many parameters as another."""
-    with torch.device("meta"):
-        models = [AutoModelForCausalLM.from_config(each) for each in (config, like)]
-    have, want = (each.num_parameters() for each in models)
-    each = 3 * config.hidden_size * config.num_hidden_layers
-    config.intermediate_size += round((want - have) / each)
 
 
 def write(model: Any, text: Text, folder: Path) -> None:
@@ -98,10 +134,10 @@ def write(model: Any, text: Text, folder: Path) -> None:
 def hand_on(model: Any, optimizer: torch.optim.Optimizer, text: Text, folder: Path) -> None:
     """Write a trained source with its optimizer, whole or not at all."""
     unfinished = folder.with_name(f".{folder.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    for each in (unfinished, folder):
+        shutil.rmtree(each, ignore_errors=True)
     write(model, text, unfinished)
     torch.save(optimizer.state_dict(), unfinished / OPTIMIZER)
-    shutil.rmtree(folder, ignore_errors=True)
     os.replace(unfinished, folder)
 
 
@@ -116,12 +152,12 @@ def apply(
     """Carry steps out with growkit.
 
     Args:
-        steps: as in a recipe; ``TEXT`` stands for a text to calibrate on.
+        steps: as in a recipe; the value ``TEXT`` is a text to calibrate on.
         source: a model folder.
-        output: a folder to make; replaced if it is there.
+        output: a folder to make; replaced if it exists.
         text: of the experiment.
         seed: of random splits.
-        state: of the source's optimizer, to go along; None for none.
+        state: of the source's optimizer, to grow as well; None for none.
     """
     calibration = str(text.folder / "calibration.txt")
     made = []
@@ -129,96 +165,67 @@ def apply(
         (verb,) = each.keys() & STEPS.keys()
         options = {key: calibration if value == "TEXT" else value for key, value in each.items()}
         made.append(STEPS[verb](options.pop(verb), options))
+    optimizer = None if state is None else str(state)
     recipe = growkit.Recipe(
-        str(source),
-        tuple(made),
-        str(output),
-        verify=None,
-        seed=seed,
-        optimizer=None if state is None else str(state),
+        str(source), tuple(made), str(output), verify=None, seed=seed, optimizer=optimizer
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     growkit.run(recipe, overwrite=True)
 
 
-def begin(
-    experiment: Experiment, arm: Arm, text: Text, work: Path, source: Path, seed: int, rate: float
-) -> Beginning:
-    """What an arm begins with.
+def begin(job: Job, text: Text, work: Path, source: Path | None) -> tuple[Any, torch.optim.AdamW]:
+    """The model of a run in float32, and its optimizer.
 
     Args:
-        experiment: with the arm.
-        arm: which.
+        job: the run.
         text: of the experiment.
-        work: of the run, where models are made.
-        source: folder of the trained source; not read for new weights.
-        seed: of new weights and random splits.
-        rate: the learning rate, as the source would have it.
+        work: folder of the run, where models are made.
+        source: folder of the trained source; None for a source, and for new weights.
     """
-    scale = experiment.scale
-    if arm.weights == "new":
-        model = drawn(shape_of(experiment, arm, text, work), seed)
-        return Beginning(model, plain_groups(model, scale, rate), None)
-    with_state = arm.optimizer == "law"
-    folder = source
-    if arm.steps:
-        folder = work / "made"
-        state = source / OPTIMIZER if with_state else None
-        apply(arm.steps, source, folder, text, seed, state)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if arm.steps and arm.optimizer != "plain":
-        groups = param_groups(
-            model,
-            folder,
-            lr=rate,
-            weight_decay=scale.weight_decay,
-            eps=scale.eps,
-            decays=lambda _, parameter: parameter.dim() > 1,
-        )
+    experiment, arm, scale = job.experiment, job.arm, job.experiment.scale
+    law = state = None
+    if arm is None or arm.weights == "new":
+        model_of = experiment.sources[job.name].model if arm is None else ""
+        shape = shape_of(experiment, arm, text, work) if arm else config_of(scale, model_of, {})
+        model = drawn(shape, job.seed)
     else:
-        groups = plain_groups(model, scale, rate)
-    return Beginning(model, groups, folder / OPTIMIZER if with_state else None)
+        assert source is not None
+        folder = work / "made" if arm.steps else source
+        if arm.optimizer == "law":
+            state = folder / OPTIMIZER
+        if arm.steps:
+            grown = source / OPTIMIZER if state else None
+            apply(arm.steps, source, folder, text, job.seed, grown)
+            law = folder if arm.optimizer != "plain" else None
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    groups = groups_of(model, law, job.rate, scale.weight_decay, scale.eps, is_matrix)
+    return model, adamw(model, groups, scale.betas, state)
 
 
-def plain_groups(model: Any, scale: Scale, rate: float) -> list[dict[str, Any]]:
-    """One rate for all; matrices decay, vectors do not."""
-    parameters = list(model.parameters())
-    common = {"lr": rate, "eps": scale.eps}
-    decayed = [each for each in parameters if each.dim() > 1]
-    others = [each for each in parameters if each.dim() <= 1]
-    return [
-        {"params": decayed, "weight_decay": scale.weight_decay, **common},
-        {"params": others, "weight_decay": 0.0, **common},
-    ]
+def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter decays."""
+    return parameter.dim() > 1
 
 
-def adamw(beginning: Beginning, scale: Scale) -> torch.optim.AdamW:
-    """The optimizer, with the state that goes on; rates and decay are those of the groups."""
-    optimizer = torch.optim.AdamW(beginning.groups, betas=scale.betas)
-    if beginning.state is None:
+def adamw(
+    model: Any, groups: list[dict[str, Any]], betas: tuple[float, float], state: Path | None
+) -> torch.optim.AdamW:
+    """The optimizer with a state from a file; rates and decay are those of the groups."""
+    optimizer = torch.optim.AdamW(groups, betas=betas)
+    if state is None:
         return optimizer
-    saved = torch.load(beginning.state, weights_only=True)
-    groups = saved["param_groups"]
-    numbers = [number for group in groups for number in group["params"]]
+    saved = torch.load(state, weights_only=True)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    if all("param_names" in group for group in groups):  # as growkit writes them
-        names = [name for group in groups for name in group["param_names"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    if all("param_names" in group for group in saved["param_groups"]):  # as growkit writes them
+        names = [name for group in saved["param_groups"] for name in group["param_names"]]
         number_of = dict(zip(names, numbers, strict=True))
-        of = {id(each): name for name, each in beginning.model.named_parameters()}
+        of = {id(each): name for name, each in model.named_parameters()}
         numbers = [number_of[of[id(each)]] for each in parameters]
-    state = {
-        place: saved["state"][number]
-        for place, number in enumerate(numbers)
-        if number in saved["state"]
-    }
-    optimizer.load_state_dict(
-        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
+    found = enumerate(numbers)
+    moments = {place: saved["state"][n] for place, n in found if n in saved["state"]}
+    own = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": moments, "param_groups": own})
     for parameter, each in optimizer.state.items():
         assert each["exp_avg"].shape == parameter.shape, "the state of another parameter"
     return optimizer
-
-
-def file_name(name: str) -> str:
-    """An arm's name as that of a folder."""
-    return "".join(each if each.isalnum() else "-" for each in name)

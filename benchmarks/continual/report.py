@@ -1,4 +1,4 @@
-"""The page of all experiments: a summary, and what the lines of their runs come to."""
+"""The page of all experiments: a summary, claims and charts; and the tables of all runs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from benchmarks.continual import results, tables
-from benchmarks.continual.analysis import Judged, Outcome, differences, judged, outcomes
-from benchmarks.continual.campaign import shared
-from benchmarks.continual.charts import Panel, Point, Row, dot_chart, line_chart
+from benchmarks.continual.analysis import Outcome, Spread, differences, judged, outcomes
+from benchmarks.continual.campaign import shared, sorted_lines
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
-from benchmarks.continual.results import Line
-from benchmarks.continual.wording import count, signed
+from benchmarks.continual.tables import count
+from growkit.probing.lines import Line
+from growkit.report.curves import Curve, Interval, curves, intervals
+from growkit.report.drawing import standalone
 
 TITLE = "# What growing is worth\n"
 TABLES = "# All experiments\n"
 SUMMARY = "summary.md"
-"""Beside the lines: what they mean, in words."""
+"""Next to the lines: what they mean, in words."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,6 @@ class Section:
     runs: Sequence[Line]
     left_out: int
     made: Mapping[str, Outcome]
-
-    @property
-    def title(self) -> str:
-        """Its heading."""
-        return f"{self.experiment.name}, {self.experiment.scale_name}"
-
-    @property
-    def file_name(self) -> str:
-        """What its charts are called."""
-        return f"{self.experiment.name}-{self.experiment.scale_name}"
 
     @property
     def arms(self) -> dict[str, Outcome]:
@@ -72,7 +63,7 @@ def write(lines: Path, page: Path, all_tables: Path) -> None:
     charts.mkdir(parents=True, exist_ok=True)
     summary = lines / SUMMARY
     parts = [TITLE, *([summary.read_text("utf-8")] if summary.exists() else [])]
-    _save(page, [*parts, *_claims(sections, charts)])
+    _save(page, [*parts, *_claims(sections)])
     link = os.path.relpath(charts, all_tables.parent)
     _save(
         all_tables, [TABLES, *(part for each in sections for part in _section(each, charts, link))]
@@ -84,47 +75,39 @@ def _save(file: Path, parts: Sequence[str]) -> None:
 
 
 def _sections(name: str, folder: Path) -> Iterator[Section]:
-    lines = results.read(folder / f"{name}.jsonl")
+    lines, every = results.read(folder / f"{name}.jsonl"), results.read_all(folder)
     for scale in dict.fromkeys(line["scale"] for line in lines):
         experiment = load(name, scale)
         known = {*experiment.sources, *experiment.arms}
+        texts = dict.fromkeys(line["text"]["sha256"] for line in every)
         own: dict[tuple[str, int, float], Line] = {}
         others: dict[tuple[str, int, float], Line] = {}
-        for line in results.read_all(folder):
-            same = line["run"] in known and line["settings"] == settings_of(
-                experiment, line["run"], line["text"]["sha256"]
-            )
-            if same:
-                to = own if (line["experiment"], line["scale"]) == (name, scale) else others
-                to[line["run"], line["seed"], line["rate"]] = line
+        for text in texts:
+            settings = {run: settings_of(experiment, run, text) for run in known}
+            mine, theirs = sorted_lines(experiment, every, settings)
+            own, others = own | mine, others | theirs
         fit = shared(experiment, own, others)
         left_out = sum(line["scale"] == scale for line in lines) - len(own)
         yield Section(experiment, [*fit.values()], left_out, outcomes(experiment, fit))
 
 
-def _claims(sections: Sequence[Section], charts: Path) -> Iterator[str]:
+def _claims(sections: Sequence[Section]) -> Iterator[str]:
     """What appeared, and what did not."""
     found = [each for section in sections for each in judged(section.experiment, section.arms)]
-    drawn = [_row(each) for each in found if each.found and each.of == "test"]
-    if drawn:
-        title = "Published claims, and what appeared"
-        said = "difference of the test loss, nats per token; left of 0 is as claimed"
-        (charts / "claims.svg").write_text(dot_chart(title, said, drawn), "utf-8")
-        yield f"![{title}]({charts.name}/claims.svg)\n"
     for title, appeared in (("What holds", True), ("What does not hold", False)):
         yield f"## {title}\n"
         yield tables.claims([each for each in found if (each.verdict == "yes") is appeared])
 
 
-def _row(claim: Judged) -> Row:
-    assert claim.found
-    name = re.sub(r" \(.*\)", "", claim.says)
-    return Row(name, claim.found.values, claim.found.margin, claim.verdict)
+def _interval(name: str, found: Spread) -> Interval:
+    margin = found.margin or 0.0
+    ends = found.mean - margin, found.mean + margin
+    return Interval(name, found.mean, *ends, found.values, found.estimate.noise)
 
 
 def _section(section: Section, charts: Path, link: str) -> Iterator[str]:
     experiment, shown = section.experiment, section.arms
-    yield f"## {section.title}\n"
+    yield f"## {experiment.name}, {experiment.scale_name}\n"
     yield f"{experiment.question}\n"
     yield _state(section)
     if not section.runs:
@@ -193,51 +176,73 @@ def _setting(section: Section) -> str:
 
 def _charts(section: Section, baseline: Outcome, folder: Path, link: str) -> Iterator[str]:
     experiment, shown = section.experiment, section.arms
+    name = f"{experiment.name}-{experiment.scale_name}"
     for number, (title, arms) in enumerate(experiment.charts.items(), 1):
         of = {arm: shown[arm] for arm in arms if arm in shown}
         if not of:
             continue
-        level = _level(section, of)
-        panels = [_panel(of, level, "extra compute, FLOPs", False)]
-        if any(curve.before for arm in of.values() for curve in arm.curves.values()):
-            panels.append(_panel(of, level, "the source's and extra compute, FLOPs", True))
-        file = folder / f"{section.file_name}-{number}.svg"
-        file.write_text(line_chart(title, panels), "utf-8")
-        yield f"![{title}: test loss by compute]({link}/{file.name})\n"
+        made = [_curves(section, of, "extra compute", total=False)]
+        if any(line["before_flops"] for arm in of.values() for line in arm.lines.values()):
+            made.append(_curves(section, of, "the source's and extra compute", total=True))
+        (folder / f"{name}-{number}.svg").write_text(standalone(_in_a_row(made, title)), "utf-8")
+        yield f"![{title}: test loss by compute]({link}/{name}-{number}.svg)\n"
     rows = []
     for arm, outcome in shown.items():
         found = differences(outcome.at(outcome.last), baseline.at(outcome.last))
         if found and arm != baseline.name:
-            rows.append(Row(arm, found.values, found.margin, signed(found)))
+            rows.append(_interval(arm, found))
     if rows:
         title = f"Test loss above that of “{baseline.name}”"
-        file = folder / f"{section.file_name}-differences.svg"
-        said = "nats per token at equal extra compute; left of 0 is better"
-        file.write_text(dot_chart(title, said, rows), "utf-8")
-        yield f"![{title}]({link}/{file.name})\n"
+        axis = "nats per token at equal extra compute; left of 0 is better"
+        made_of = standalone(intervals(rows, title=title, x_title=axis))
+        (folder / f"{name}-differences.svg").write_text(made_of, "utf-8")
+        yield f"![{title}]({link}/{name}-differences.svg)\n"
 
 
-def _level(section: Section, arms: Mapping[str, Outcome]) -> dict[str, float]:
-    """Losses of the trained sources of arms, where their rates have decayed."""
+def _curves(section: Section, arms: Mapping[str, Outcome], axis: str, *, total: bool) -> str:
+    """Test losses where rates have decayed, by compute, with those of the trained sources."""
+    lines, tops = [], []
+    most = max(
+        point["flops"] + line["before_flops"] * total
+        for arm in arms.values()
+        for line in arm.lines.values()
+        for point in line["points"]
+    )
+    unit, letter = tables.unit_of(most)
+    for style, (name, arm) in enumerate(arms.items()):
+        each = [
+            [
+                ((point["flops"] + line["before_flops"] * total) / unit, point["test"])
+                for point in line["points"]
+            ]
+            for line in arm.lines.values()
+        ]
+        mean = [
+            (points[0][0], fmean(loss for _, loss in points)) for points in zip(*each, strict=True)
+        ]
+        tops += [loss for points in each for _, loss in points[1:] or points]
+        lines.append(Curve(name, mean, each, style))
     experiment = section.experiment
-    used = {experiment.arms[name].source for name in arms}
-    return {
-        name: fmean(outcome.at(1.0).values())
-        for name, outcome in section.made.items()
-        if name in used and experiment.sources[name].trained
-    }
+    for source in dict.fromkeys(experiment.arms[name].source for name in arms):
+        if experiment.sources[source].trained and source in section.made:
+            loss = fmean(section.made[source].at(1.0).values())
+            level = [(0.0, loss), (most / unit, loss)]
+            lines.append(Curve(f"{source}, before", level, [], len(lines)))
+            tops.append(loss)
+    titles = {"x_title": f"{axis}, {letter}FLOPs", "y_title": "test loss, nats per token"}
+    return curves(lines, title=f"Test loss by {axis}", **titles, most=max(tops))
 
 
-def _panel(
-    arms: Mapping[str, Outcome], level: Mapping[str, float], x_title: str, total: bool
-) -> Panel:
-    lines: dict[str, Any] = {}
-    for name, outcome in arms.items():
-        curves = list(outcome.curves.values())
-        points = []
-        for number in range(len(curves[0].at)):
-            values = [curve.test[number] for curve in curves]
-            x = curves[0].flops[number] + (curves[0].before if total else 0)
-            points.append(Point(x, fmean(values), min(values), max(values)))
-        lines[name] = points
-    return Panel("test loss, nats per token", x_title, lines, level)
+def _in_a_row(charts: Sequence[str], title: str) -> str:
+    """Charts next to each other as one drawing."""
+    sizes = [tuple(map(int, re.findall(r'(?:width|height)="(\d+)"', each)[:2])) for each in charts]
+    width, height = sum(each[0] for each in sizes), max(each[1] for each in sizes)
+    placed = [
+        chart.replace("<svg ", f'<svg x="{sum(each[0] for each in sizes[:number])}" ', 1)
+        for number, chart in enumerate(charts)
+    ]
+    return (
+        f'<svg class="chart" role="img" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}"><title>{escape(title)}</title><desc>{escape(title)}.</desc>'
+        f"{''.join(placed)}</svg>"
+    )

@@ -1,17 +1,68 @@
-"""The tables of an experiment, in Markdown."""
+"""The tables of an experiment, in Markdown, and figures as they are printed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from benchmarks.continual.analysis import Judged, Outcome, Spread, differences, reached
 from benchmarks.continual.experiment import Experiment
-from benchmarks.continual.wording import amounts, signed, times
 
+UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 LOSSES = ("at", "tokens", "flops", "validation", "test")
 """What is known of every point."""
+
+
+def count(value: float) -> str:
+    """A large number with three digits."""
+    size, letter = unit_of(value)
+    return f"{value / size:.3g}{letter}"
+
+
+def unit_of(value: float) -> tuple[float, str]:
+    """The largest unit that is not above a value, and its letter."""
+    return next((unit for unit in UNITS if value >= unit[0]), UNITS[-1])
+
+
+def with_margin(found: Spread, sign: str = "") -> str:
+    """A mean with its interval."""
+    margin = "" if found.margin is None else f" ± {found.margin:.3f}"
+    return f"{found.mean:{sign}.3f}{margin}"
+
+
+def signed(found: Spread) -> str:
+    """A difference with its interval."""
+    return with_margin(found, "+").replace("-", "−")
+
+
+def times(signs: Sequence[str], logarithms: Sequence[float]) -> str:
+    """A ratio from its logarithms, with its interval; a bound where not all seeds have one.
+
+    Args:
+        signs: of the seeds: ``=``, or ``<`` and ``>`` where only a bound is known.
+        logarithms: of the seeds.
+    """
+    if ">" in signs:
+        return f"< {math.exp(max(logarithms)):.2f}" if set(signs) == {">"} else ""
+    if "<" in signs:
+        return f"> {math.exp(min(logarithms)):.2f}"
+    found = Spread(tuple(logarithms))
+    middle, margin = math.exp(found.mean), found.margin
+    if not margin:
+        return f"{middle:.2f}"
+    return f"{middle:.2f} ({middle / math.exp(margin):.2f} to {middle * math.exp(margin):.2f})"
+
+
+def amounts(signs: Sequence[str], values: Sequence[float]) -> str:
+    """The mean where all seeds have one, else each seed's."""
+    if set(signs) == {"="}:
+        low, high = count(min(values)), count(max(values))
+        return count(fmean(values)) + (f" ({low} to {high})" if high != low else "")
+    pairs = zip(signs, values, strict=True)
+    each = [f"{sign.strip('=')} {count(value)}".strip() for sign, value in pairs]
+    return each[0] if len({*each}) == 1 else ", ".join(each)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -35,16 +86,13 @@ def losses(experiment: Experiment, shown: Mapping[str, Outcome], baseline: Outco
     shares = list(dict.fromkeys(share for each in shown.values() for share in each.shares))
     rows = []
     for name, outcome in shown.items():
-        cells = []
+        rows.append([name, f"{outcome.rate:g}{' (edge)' * outcome.at_edge}"])
         for share in shares:
             values = outcome.at(share)
             cell = f"{fmean(values.values()):.3f}" if values else ""
             above = differences(values, baseline.at(share))
-            if above and name != baseline.name:
-                cell += f" ({signed(above)})"
-            cells.append(cell)
-        edge = " (edge)" * outcome.at_edge
-        rows.append([name, f"{outcome.rate:g}{edge}", *cells])
+            compared = above and name != baseline.name
+            rows[-1].append(f"{cell} ({signed(above)})" if above and compared else cell)
     heads = [budget(share, experiment.scale.extra) for share in shares]
     return (
         "Test loss where the rate has decayed, by extra compute in multiples of the source's (mean "
@@ -63,37 +111,24 @@ def compute_to(
         shown: arms by name.
         goal: whose losses are to be reached.
     """
+    heads = ["arm", "extra tokens", "extra FLOPs", "FLOPs with the source's"]
+    heads += ["times as fast, extra", "times as fast, with the source's"]
     for share in dict.fromkeys((goal.last, goal.shares[-1])):
         rows = []
         for name, outcome in shown.items():
-            found = reached(outcome, goal, share)
-            if found is None:
-                continue
-            cells = [
-                amounts(found.signs, found.tokens),
-                amounts(found.signs, found.flops),
-                amounts(found.signs, found.total),
-                times(found.signs, found.saved),
-                times(found.signs, found.saved_total),
-            ]
-            rows.append([name, *cells])
+            if found := reached(outcome, goal, share):
+                signs = [each.sign for each in found]
+                spent = ([e.tokens for e in found], [e.flops for e in found])
+                saved = ([e.saved for e in found], [e.saved_total for e in found])
+                cells = [amounts(signs, each) for each in (*spent, [e.total for e in found])]
+                rows.append([name, *cells, *(times(signs, each) for each in saved)])
         yield (
             f"What it takes to the loss of “{goal.name}” at "
             f"{budget(share, experiment.scale.extra)} the source's compute "
             f"({fmean(goal.at(share).values()):.3f}; between two points in a straight line over "
             "the logarithm; < is the least that was tried, > the most, and the loss was not "
             "reached):\n\n"
-        ) + table(
-            [
-                "arm",
-                "extra tokens",
-                "extra FLOPs",
-                "FLOPs with the source's",
-                "times as fast, extra",
-                "times as fast, with the source's",
-            ],
-            rows,
-        )
+        ) + table(heads, rows)
 
 
 def measures(shown: Mapping[str, Outcome]) -> Iterator[str]:
@@ -104,22 +139,17 @@ def measures(shown: Mapping[str, Outcome]) -> Iterator[str]:
     kinds = [key for key in next(iter(points.values()))[0] if key not in LOSSES]
     if not kinds:
         return
-    rows = []
-    for name, each in points.items():
-        spreads = [Spread(tuple(point[kind] for point in each)) for kind in kinds]
-        rows.append([name, *map(_with_margin, spreads)])
+    rows = [
+        [name, *(with_margin(Spread(tuple(point[kind] for point in each))) for kind in kinds)]
+        for name, each in points.items()
+    ]
     yield "At the last point (mean over seeds):\n\n" + table(["arm", *kinds], rows)
 
 
-def _with_margin(found: Spread) -> str:
-    margin = "" if found.margin is None else f" ± {found.margin:.3f}"
-    return f"{found.mean:.3f}{margin}"
-
-
-def claims(all_of_them: Sequence[Judged]) -> str:
+def claims(every: Sequence[Judged]) -> str:
     """Claims, and the differences that were measured."""
     rows = []
-    for each in all_of_them:
+    for each in every:
         found = signed(each.found) if each.found else ""
         rows.append([each.says, found + f" ({each.of})" * (each.of != "test"), each.verdict])
     return table(["claim", "difference here", "does it appear?"], rows)
@@ -127,17 +157,14 @@ def claims(all_of_them: Sequence[Judged]) -> str:
 
 def rates(experiment: Experiment, made: Mapping[str, Outcome]) -> str:
     """Validation losses with every learning rate."""
-    tried = experiment.learning_rates
     rows = []
     for name, outcome in made.items():
-        cells = []
-        for rate in tried:
-            loss = outcome.tried[rate]
+        rows.append([name])
+        for rate, loss in outcome.tried.items():
             cell = "diverged" if loss is None else f"{loss:.3f}"
-            cells.append(f"**{cell}**" if rate == outcome.rate else cell)
-        rows.append([name, *cells])
-    said = "Validation loss at the last point with every learning rate, on the first seed:\n\n"
-    said += table(["", *(f"{each:g}" for each in tried)], rows)
+            rows[-1].append(f"**{cell}**" if rate == outcome.rate else cell)
+    text = "Validation loss at the last point with every learning rate, on the first seed:\n\n"
+    text += table(["", *(f"{each:g}" for each in experiment.learning_rates)], rows)
     if edges := [name for name, each in made.items() if each.at_edge]:
-        said += f"\nAt the edge of what was tried: {', '.join(edges)}.\n"
-    return said
+        text += f"\nAt the edge of what was tried: {', '.join(edges)}.\n"
+    return text

@@ -6,7 +6,6 @@ Whole files are held out, by the hash of their path: a twentieth for choosing le
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -33,17 +33,8 @@ PIECE = 200
 """Lines of a single file that are held out together."""
 
 
-@dataclass(frozen=True)
-class Document:
-    """A file, or a piece of one.
-
-    Attributes:
-        name: its path inside the folder, with ``/``.
-        text: what stands in it.
-    """
-
-    name: str
-    text: str
+Document = tuple[str, str]
+"""A file, or a piece of one: its path inside the folder, with ``/``, and its text."""
 
 
 @dataclass(frozen=True)
@@ -67,35 +58,10 @@ class Text:
         starts = torch.linspace(0, len(tokens) - context, count).long().tolist()
         return torch.stack([tokens[at : at + context] for at in starts])
 
-    def batch(self, seed: int, first: int, count: int, context: int) -> Tensor:
-        """Windows to train on, [count, context]: all text in the order of a seed; then again.
-
-        Args:
-            seed: of the order.
-            first: number of the first window, counted from the beginning of a training.
-            count: of windows.
-            context: tokens in each.
-        """
-        tokens = self.parts["train"]
-        in_all = len(tokens) // context
-        found = []
-        for number in range(first, first + count):
-            order = _order(seed, number // in_all, in_all)
-            at = int(order[number % in_all]) * context
-            found.append(tokens[at : at + context])
-        return torch.stack(found)
-
-
-_ORDERS: dict[tuple[int, int, int], Tensor] = {}
-
-
-def _order(seed: int, epoch: int, windows: int) -> Tensor:
-    key = (seed, epoch, windows)
-    if key not in _ORDERS:
-        _ORDERS.clear()  # a training needs one at a time
-        generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
-        _ORDERS[key] = torch.randperm(windows, generator=generator)
-    return _ORDERS[key]
+    def windows(self, part: str, context: int) -> Tensor:
+        """All of a part without overlap, [windows, context]."""
+        tokens = self.parts[part]
+        return tokens[: len(tokens) // context * context].view(-1, context)
 
 
 def read_text(path: Path | None, vocabulary: int, work: Path, most: int | None = None) -> Text:
@@ -109,13 +75,12 @@ def read_text(path: Path | None, vocabulary: int, work: Path, most: int | None =
     """
     documents = _up_to(most, _of_path(path) if path else standard_library())
     found = hashlib.sha256(str(vocabulary).encode())
-    for document in documents:
-        found.update(f"{document.name}\0{document.text}\0".encode())
+    for name, content in documents:
+        found.update(f"{name}\0{content}\0".encode())
     folder = work / f"text-{found.hexdigest()[:16]}"
     about = folder / "about.json"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)  # another process waits until it is made
+    with FileLock(folder / "lock"):  # another process waits until it is made
         if not about.is_file():  # written last
             _prepare(documents, vocabulary, folder)
             library = f"standard library of Python {platform.python_version()}"
@@ -123,7 +88,7 @@ def read_text(path: Path | None, vocabulary: int, work: Path, most: int | None =
                 "text": path.name if path else library,
                 "sha256": found.hexdigest(),
                 "files": len(documents),
-                "bytes": sum(len(document.text.encode()) for document in documents),
+                "bytes": sum(len(content.encode()) for _, content in documents),
                 "vocabulary": vocabulary,
                 "tokens": {part: len(torch.load(folder / f"{part}.pt")) for part in PARTS},
             }
@@ -148,7 +113,7 @@ def _of_path(path: Path) -> list[Document]:
         return _documents(path, [".txt", ".md", ".py", ".rst", ".json", ".c", ".h"])
     lines = path.read_text("utf-8").splitlines(keepends=True)
     pieces = range(0, len(lines), PIECE)
-    return [Document(f"{number:08}", "".join(lines[number : number + PIECE])) for number in pieces]
+    return [(f"{number:08}", "".join(lines[number : number + PIECE])) for number in pieces]
 
 
 def _documents(root: Path, endings: Sequence[str], skip: Sequence[str] = ()) -> list[Document]:
@@ -157,10 +122,10 @@ def _documents(root: Path, endings: Sequence[str], skip: Sequence[str] = ()) -> 
         name = file.relative_to(root).as_posix()
         if file.suffix in endings and not any(each in name for each in skip) and file.is_file():
             try:
-                found.append(Document(name, file.read_bytes().decode("utf-8")))
+                found.append((name, file.read_bytes().decode("utf-8")))
             except UnicodeDecodeError:
                 continue
-    return sorted(found, key=lambda document: document.name)
+    return sorted(found)
 
 
 def _up_to(most: int | None, documents: list[Document]) -> list[Document]:
@@ -168,12 +133,12 @@ def _up_to(most: int | None, documents: list[Document]) -> list[Document]:
     if most is None:
         return documents
     kept, left = set(), most
-    for document in sorted(documents, key=lambda each: _hash(each.name)):
-        size = len(document.text.encode())
+    for name, content in sorted(documents, key=lambda each: _hash(each[0])):
+        size = len(content.encode())
         if size <= left:
-            kept.add(document.name)
+            kept.add(name)
             left -= size
-    return [document for document in documents if document.name in kept]
+    return [document for document in documents if document[0] in kept]
 
 
 def _hash(name: str) -> int:
@@ -188,8 +153,8 @@ def part_of(name: str) -> str:
 def _prepare(documents: Sequence[Document], vocabulary: int, folder: Path) -> None:
     """Train a tokenizer, and write what it makes of every part."""
     by_part: dict[str, list[str]] = {part: [] for part in PARTS}
-    for document in documents:
-        by_part[part_of(document.name)].append(document.text)
+    for name, content in documents:
+        by_part[part_of(name)].append(content)
     tokenizer = trained_tokenizer(by_part["train"], vocabulary)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
     wrapped.save_pretrained(folder)

@@ -1,253 +1,335 @@
-"""Those that are trained: the source, and what the candidates make of it."""
+"""The arms of a probe: the source and what becomes of the candidates, trained on one text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import hashlib
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-from growkit.base.errors import InputError, PlaceError
+from growkit.base.errors import InputError, PlaceError, foreign
 from growkit.base.progress import Advance, Progress
 from growkit.checkpoint.made import is_untouched
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_parameters
-from growkit.engine.oracle import lacks_class, load, quiet
+from growkit.engine.oracle import lacks_class, load, longest_context
+from growkit.engine.prompts import ids_of, load_tokenizer
+from growkit.engine.texts import documents, read_text
 from growkit.families.added import temporary_family
 from growkit.pipeline.running import run
-from growkit.probing.candidates import Candidate
-from growkit.probing.settings import ProbeSettings
-from growkit.probing.text import Data
-from growkit.probing.training import Look, Trainee, no_failure, train
-from growkit.probing.work import Work
+from growkit.probing import training as harness
+from growkit.probing.lines import Work
+from growkit.probing.ranking import Arm, new_arm
+from growkit.probing.settings import Candidate, ProbeSettings
+from growkit.probing.training import Look
+from growkit.recipe.recipe import Recipe
 
+MOST_TEXT = 1 << 27
+"""Bytes that are read of a text."""
 
-def flops_of(stored: Any, window: Tensor, device: torch.device) -> int:
-    """Floating-point operations of training on a window, [tokens].
+MOST, FEW, FEWEST = 64, 16, 8
+"""Windows that are held out, at most, of a short training, and at least."""
 
-    Args:
-        stored: a model folder, or the checkpoint in one.
-        window: the tokens.
-        device: where it is tried.
-    """
-    model: Any = load(stored, torch.float32, device, None)  # as it is trained
-    if model._can_set_experts_implementation():
-        model.set_experts_implementation("eager")  # products of groups are not counted
-    ids = window[None].to(device)
-    # Fused attention is not counted on every device, and its kernels by other rules.
-    math = sdpa_kernel(SDPBackend.MATH)
-    with quiet(), math, FlopCounterMode(display=False) as counter:
-        model(ids, labels=ids, use_cache=False).loss.backward()
-    return int(counter.get_total_flops())
+A_WORD = 100
+"""Characters; where words are separated by spaces, the next space is not farther away."""
 
-
-SOURCE = "source"
-"""What notes call the source; those of candidates begin with a number."""
-
-NOTED = ("outcome", "reason", "promise", "parameters", "step_flops")
-"""What is noted of one that was grown."""
+SHARE = 16
+"""Windows that a training takes for each that is held out: looking costs less than training."""
 
 LOOKS, EARLY = 8, 4
-"""Looks at the loss on the way: over a whole training, and up to equal compute."""
+"""Looks at the loss: over a whole training, and up to equal compute."""
+
+TIMED = 3
+"""Steps that are timed; the first one is left out, as it allocates."""
+
+NOTED = ("outcome", "reason", "promise", "parameters", "step_flops")
+"""What the journal records of a candidate that was grown."""
 
 
-@dataclass
-class Arm:
-    """The source, or a candidate, and what became of it.
+@dataclass(frozen=True)
+class Data:
+    """Windows of a text.
 
     Attributes:
-        name: what it is called.
-        candidate: None for the source.
-        stored: where its model lies; None if there is none that could be trained.
-        outcome: ``grown``, ``broken`` or ``refused``.
-        reason: why, of the last two.
-        promise: of its recipe.
-        parameters: of its model.
-        step_flops: floating-point operations of a step.
-        runs: its trainings, by rate and seed.
+        training: to train on, [windows, length]; they do not overlap.
+        held_out: to measure the loss on, [windows, length], from the text's last tenth.
+        sha256: of what was read of the text.
+        cut: whether that is only its beginning.
     """
 
-    name: str
-    candidate: Candidate | None
-    stored: Path | Checkpoint | None = None
-    outcome: str = "grown"
-    reason: str | None = None
-    promise: str | None = None
-    parameters: int | None = None
-    step_flops: int | None = None
-    runs: dict[tuple[float, int], list[Look]] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        """What notes call it."""
-        return self.candidate.folder if self.candidate else SOURCE
-
-    @property
-    def family(self) -> Mapping[str, Any] | None:
-        """What describes its family, where growkit does not know that."""
-        return self.candidate.recipe.family if self.candidate else None
-
-    def refuse(self, reason: str) -> None:
-        """It cannot be grown or trained."""
-        self.outcome, self.reason, self.stored, self.step_flops = "refused", reason, None, None
-        self.runs = {}
+    training: Tensor
+    held_out: Tensor
+    sha256: str
+    cut: bool
 
 
-def the_source(
-    name: str, model: Checkpoint, data: Data, settings: ProbeSettings, device: torch.device
-) -> Arm:
-    """The source, as it is.
+def make_data(text: str | Path, folder: Path, config: Any, settings: ProbeSettings) -> Data:
+    """The windows of a text, by the tokenizer of a folder.
 
-    Raises:
-        InputError: it cannot be trained.
-    """
-    arm = Arm(name, None, model, parameters=total_parameters(model.tensors))
-    arm.step_flops = _step_flops(name, model, data, settings, device)
-    return arm
-
-
-def grown(
-    candidate: Candidate,
-    work: Work,
-    data: Data,
-    settings: ProbeSettings,
-    device: torch.device,
-    progress: Progress,
-) -> Arm:
-    """A candidate, grown and proved unless that was done before.
-
-    Raises:
-        InputError: what was grown before is not what it was, or nothing can be written any more.
-    """
-    arm, folder = Arm(candidate.name, candidate), work.folder / candidate.folder
-    noted = work.grown(arm.key)
-    if noted and noted["outcome"] == "grown" and not is_untouched(folder):
-        raise InputError(
-            f"{folder} has been changed since it was grown; choose another --work, and begin again"
-        )
-    if noted is None:
-        with temporary_family(arm.family):
-            _grow(arm, candidate, folder, data, settings, device, progress)
-        noted = work.note_grown(arm.key, {name: getattr(arm, name) for name in NOTED})
-    arm = replace(arm, **{name: noted[name] for name in NOTED})
-    arm.stored = folder if arm.outcome == "grown" else None
-    return arm
-
-
-def _grow(
-    arm: Arm,
-    candidate: Candidate,
-    folder: Path,
-    data: Data,
-    settings: ProbeSettings,
-    device: torch.device,
-    progress: Progress,
-) -> None:
-    recipe = replace(candidate.recipe, output=str(folder))
-    try:
-        result = run(recipe, overwrite=True, progress=progress)
-        arm.promise, arm.parameters = result.promise, result.parameters
-        if result.kept is False:
-            assert result.verification
-            arm.outcome, arm.reason = "broken", result.verification.reason
-            return
-        if lacks_class(Checkpoint(folder).config):
-            raise InputError(
-                "transformers has no class for its layout, so it cannot be trained as it is; end "
-                "the recipe with 'convert: diff-transformer'"
-            )
-        arm.step_flops = _step_flops(arm.name, folder, data, settings, device)
-    except PlaceError:
-        raise  # with more room, it can be grown after all
-    except InputError as error:
-        arm.refuse(str(error))
-
-
-def _step_flops(
-    name: str, stored: Path | Checkpoint, data: Data, settings: ProbeSettings, device: torch.device
-) -> int:
-    with no_failure(name, device):
-        return settings.batch * flops_of(stored, data.training[0], device)
-
-
-def train_all(
-    arms: list[Arm],
-    work: Work,
-    data: Data,
-    settings: ProbeSettings,
-    device: torch.device,
-    advance: Advance,
-) -> None:
-    """Train everything that can be, with every rate and seed, unless that was done before.
+    Of a long text, documents are taken in a random order, and no more is tokenized than all seeds
+    could take together.
 
     Args:
-        arms: of which some may be refused in the end.
-        work: where it is noted.
-        data: what they learn from, and are asked.
-        settings: how they are trained.
-        device: where.
-        advance: called with the floating-point operations that are over.
+        text: a UTF-8 file.
+        folder: with the tokenizer.
+        config: of the source, for its vocabulary and longest context.
+        settings: how much is needed.
 
     Raises:
-        InputError: the source cannot be trained.
+        InputError: the text cannot be read or is too short; there is no tokenizer, or it is that of
+            another model.
     """
-    equal = settings.steps * min(arm.step_flops for arm in arms if arm.step_flops)
-    for arm in arms:
-        assert arm.step_flops
-        looks = looks_of(settings.steps, equal / arm.step_flops)
+    longest = longest_context(config)
+    length = min(settings.length, longest) if isinstance(longest, int) else settings.length
+    content = read_text(str(text), MOST_TEXT)
+    whole = content.decode("utf-8")
+    tenth = len(whole) * 9 // 10  # it begins with a word, in languages that separate them
+    cut = whole.rfind(" ", max(tenth - A_WORD, 0), tenth) + 1 or tenth
+    tokenizer = load_tokenizer(folder)
+    taken = settings.steps * settings.batch
+    windows = _windows(tokenizer, whole[:cut], length, taken * settings.seeds)
+    some = max(FEW, min(MOST, taken // SHARE))
+    held_out = _windows(tokenizer, whole[cut:], length, some, spread=True)
+    if len(held_out) < FEWEST or len(windows) < settings.batch:
+        raise InputError(
+            f"text {text} has {len(windows)} windows of {length} tokens to train on and, in its "
+            f"last tenth, {len(held_out)} to hold out; at least {settings.batch} and {FEWEST} are "
+            "needed, give a longer text or a smaller --length or --batch"
+        )
+    largest = max(int(windows.max()), int(held_out.max()))
+    if largest >= config["vocab_size"]:
+        raise InputError(
+            f"the tokenizer in {folder} makes token {largest} of {text}, but the model's "
+            f"vocab_size is {config['vocab_size']}; they do not belong together"
+        )
+    shortened = Path(text).stat().st_size > MOST_TEXT
+    return Data(windows, held_out, hashlib.sha256(content).hexdigest(), shortened)
+
+
+def _windows(tokenizer: Any, text: str, length: int, most: int, *, spread: bool = False) -> Tensor:
+    """The windows of some documents in a row, [windows, length].
+
+    Args:
+        tokenizer: of the model.
+        text: with the documents.
+        length: tokens in a window.
+        most: windows, at most.
+        spread: whether as many documents as possible have a part in them.
+    """
+    parts = documents(text.encode())
+    each = max(FEWEST, -(-most // max(len(parts), 1))) if spread else most
+    order = torch.randperm(len(parts), generator=torch.Generator().manual_seed(0))
+    ids: list[int] = []
+    for number in order.tolist():
+        ids += ids_of(tokenizer, parts[number])[: each * length]
+        if len(ids) >= most * length:
+            break
+    count = min(len(ids) // length, most)
+    return torch.tensor(ids[: count * length], dtype=torch.long).view(count, length)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Makes arms and trains them alike.
+
+    Attributes:
+        work: where models are grown, and finished trainings are recorded.
+        data: what all learn from, and are measured on.
+        settings: how all are trained.
+        device: where.
+    """
+
+    work: Work
+    data: Data
+    settings: ProbeSettings
+    device: torch.device
+
+    @property
+    def dtype(self) -> str:
+        """The torch name of the dtype that is computed in."""
+        usual = "bfloat16" if self.device.type == "cuda" else "float32"
+        return self.settings.dtype or usual
+
+    def source(self, name: str, model: Checkpoint) -> Arm:
+        """The source as it is.
+
+        Raises:
+            InputError: it cannot be trained.
+        """
+        arm = new_arm(name)
+        arm.stored, arm.found.parameters = model, total_parameters(model.tensors)
+        self._count(arm)
+        return arm
+
+    def grown(self, candidate: Candidate, progress: Progress) -> Arm:
+        """A candidate, grown and proved unless that was done before.
+
+        Raises:
+            InputError: what was grown before was changed, or nothing can be written any more.
+        """
+        arm, folder = new_arm(candidate.name, candidate), self.work.folder / candidate.folder
+        line = self.work.find(grown=arm.key)
+        if line is None:
+            with temporary_family(candidate.recipe.family):
+                self._grow(arm, replace(candidate.recipe, output=str(folder)), progress)
+            noted = {name: arm.found[name] for name in NOTED}
+            line = self.work.note({"grown": arm.key, **noted})
+        elif line["outcome"] == "ranked" and not is_untouched(folder):
+            raise InputError(
+                f"{folder} has been changed since it was grown; choose another --work, and begin "
+                "again"
+            )
+        arm.found |= {name: line[name] for name in NOTED}
+        arm.stored = folder if arm.found.outcome == "ranked" else None
+        return arm
+
+    def _grow(self, arm: Arm, recipe: Recipe, progress: Progress) -> None:
+        arm.stored = Path(recipe.output)
         try:
-            with temporary_family(arm.family):
-                _train(arm, work, data, settings, device, looks, advance)
+            result = run(recipe, overwrite=True, progress=progress)
+            arm.found.promise, arm.found.parameters = result.promise, result.parameters
+            if result.kept is False:
+                assert result.verification
+                arm.found.outcome, arm.found.reason = "broken", result.verification.reason
+            elif lacks_class(Checkpoint(arm.stored).config):
+                arm.refuse(
+                    "transformers has no class for its layout, so it cannot be trained as it is; "
+                    "end the recipe with 'convert: diff-transformer'"
+                )
+            else:
+                self._count(arm)
+        except PlaceError:
+            raise  # with more room, it can be grown after all
         except InputError as error:
-            if arm.candidate is None:
-                raise
             arm.refuse(str(error))
 
+    def _count(self, arm: Arm) -> None:
+        assert arm.stored is not None
+        with trainable(arm.found.name, self.device):
+            flops = harness.flops_of(arm.stored, self.data.training[0], self.device)
+        arm.found.step_flops = self.settings.batch * flops
 
-def _train(
-    arm: Arm,
-    work: Work,
-    data: Data,
-    settings: ProbeSettings,
-    device: torch.device,
-    looks: set[int],
-    advance: Advance,
-) -> None:
-    cost = arm.step_flops or 0
-    trainee = trainee_of(arm, work)
-    for lr in settings.lr:
-        for seed in range(settings.seeds):
-            found = work.trained(arm.key, lr, seed, settings.steps, len(data.held_out))
-            if found is None:
-                found = train(
-                    trainee, data, settings, lr, seed, looks, device, lambda n: advance(n * cost)
-                )
-                work.note_trained(arm.key, lr, seed, found)
-                advance((settings.steps - found[-1].step) * cost)
-            else:
-                advance(settings.steps * cost)
-            arm.runs[lr, seed] = found
+    def train(self, arms: Sequence[Arm], advance: Advance) -> None:
+        """Train everything with every rate and seed, unless that was done before.
+
+        Args:
+            arms: some may be refused in the end.
+            advance: called with the floating-point operations that are over.
+
+        Raises:
+            InputError: the source cannot be trained.
+        """
+        for arm in arms:
+            looks = self._looks(arm, arms)
+            try:
+                for rate, seed in self._runs:
+                    self._train(arm, rate, seed, looks, advance)
+            except InputError as error:
+                if arm.candidate is None:
+                    raise
+                arm.refuse(str(error))
+
+    def _train(
+        self, arm: Arm, rate: float, seed: int, looks: Collection[int], advance: Advance
+    ) -> None:
+        steps, cost = self.settings.steps, arm.step_flops
+        made = self._done(arm, rate, seed)
+        if made is None:
+            made = self._run(arm, rate, seed, steps, looks, lambda n: advance(n * cost))
+            key = {"trained": arm.key, "lr": rate, "seed": seed}
+            self.work.note({**key, "looks": [[each.step, each.losses] for each in made]})
+            steps -= made[-1].step
+        advance(steps * cost)
+        arm.runs[rate, seed] = made
+
+    def time_left(self, arms: Sequence[Arm]) -> float:
+        """Seconds that the unfinished trainings take, from a few steps of each model.
+
+        A look at the held-out loss is taken to cost a third of a step for each batch, as it has no
+        backward pass. A model that cannot be trained takes no time.
+        """
+        batches, seconds = -(-len(self.data.held_out) // self.settings.batch), 0.0
+        for arm in arms:
+            left = sum(self._done(arm, *each) is None for each in self._runs)
+            if left:
+                steps = self.settings.steps + len(self._looks(arm, arms)) * batches / 3
+                seconds += left * steps * self._step_seconds(arm)
+        return seconds
+
+    def _step_seconds(self, arm: Arm) -> float:
+        times: list[float] = []
+        timed = (arm, min(self.settings.lr), 0, TIMED, ())
+        with suppress(InputError):  # the training itself reports it
+            self._run(*timed, lambda _: times.append(time.perf_counter()))
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+
+    @property
+    def _runs(self) -> Iterable[tuple[float, int]]:
+        return product(self.settings.lr, range(self.settings.seeds))
+
+    def _done(self, arm: Arm, rate: float, seed: int) -> list[Look] | None:
+        line = self.work.find(trained=arm.key, lr=rate, seed=seed)
+        return [Look(*each) for each in line["looks"]] if line else None
+
+    def _looks(self, arm: Arm, arms: Sequence[Arm]) -> set[int]:
+        """After which steps the loss is measured: as it learns, and around equal compute."""
+        steps = self.settings.steps
+        equal = steps * min(each.step_flops for each in arms if each.step_flops) / arm.step_flops
+        whole = {round(number * steps / LOOKS) for number in range(LOOKS + 1)}
+        early = {round(number * equal / EARLY) for number in range(EARLY)}
+        return whole | early | {int(equal), min(int(equal) + 1, steps)}
+
+    def _run(
+        self,
+        arm: Arm,
+        rate: float,
+        seed: int,
+        steps: int,
+        looks: Collection[int],
+        advance: Advance,
+    ) -> list[Look]:
+        """Train an arm; it ends early where a loss is not finite."""
+        size, data, family = self.settings.batch, self.data, None
+        assert arm.stored is not None
+        if arm.candidate:
+            family = arm.candidate.recipe.family
+        with (
+            temporary_family(family),
+            trainable(arm.found.name, self.device),
+            harness.isolated(self.device, seed),
+        ):
+            model: Any = load(arm.stored, torch.float32, self.device, None)
+            law = arm.stored if isinstance(arm.stored, Path) else None
+            groups = harness.groups_of(model, law, rate, self.settings.weight_decay)
+            return harness.Training(
+                model,
+                torch.optim.AdamW(groups, betas=harness.BETAS),
+                harness.Schedule([harness.Segment(0, steps)], looks, self.settings.warmup),
+                lambda step: harness.batch_of(data.training, seed, step * size, size),
+                lambda _: harness.window_losses(model, data.held_out, size, self.dtype),
+                self.dtype,
+            ).run(advance)
 
 
-def trainee_of(arm: Arm, work: Work) -> Trainee:
-    """The model of an arm, with the folder that has its law."""
-    assert arm.stored is not None
-    law = None if arm.candidate is None else work.folder / arm.candidate.folder
-    return Trainee(arm.name, arm.stored, law)
+@contextmanager
+def trainable(name: str, device: torch.device) -> Iterator[None]:
+    """Errors in here mean that a model cannot be trained.
 
-
-def looks_of(steps: int, equal: float) -> set[int]:
-    """After which steps the loss is measured.
-
-    Args:
-        steps: of the whole training.
-        equal: the step of equal compute, probably.
+    Raises:
+        InputError: reports why, in place of any error.
     """
-    whole = {round(number * steps / LOOKS) for number in range(LOOKS + 1)}
-    early = {round(number * equal / EARLY) for number in range(EARLY)}
-    return whole | early | {int(equal), min(int(equal) + 1, steps)}
+    failure = f"{name} cannot be trained"
+    try:
+        with foreign(failure, "leave it out, and try its output by itself"):
+            yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise InputError(
+            f"{failure}: {device} has no room for it; give a smaller --batch or --length"
+        ) from error

@@ -1,6 +1,6 @@
 """The story of a probe: grow the candidates, train all of them alike, rank them at equal compute.
 
-Recipes, folders and settings are looked at before torch is imported.
+Recipes, folders and settings are checked before torch is imported.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from typing import TYPE_CHECKING, Any
 from growkit.base.errors import InputError
 from growkit.base.paths import name_of
 from growkit.base.progress import Noting, Progress, Silent, steps
-from growkit.base.units import size
+from growkit.base.units import duration, size
 from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.sources.source import Source, find
 from growkit.engine.inside import Inside
 from growkit.engine.texts import FILES, is_of_tokenizer, read_text
-from growkit.probing.candidates import Candidate, candidates_of, inputs_of
-from growkit.probing.settings import ProbeSettings
-from growkit.probing.work import check_work, workplace
+from growkit.probing.lines import check_work, workplace
+from growkit.probing.settings import Candidate, ProbeSettings, candidates_of, inputs_of
 from growkit.recipe.recipe import Recipe
 from growkit.results.probe import ProbeResult
-from growkit.results.result import versions
+from growkit.results.result import fields, versions
 
 if TYPE_CHECKING:
-    from growkit.probing.text import Data
+    from growkit.probing.arms import Data
 
 
 def probe(
@@ -46,13 +45,13 @@ def probe(
 ) -> ProbeResult:
     """Find out which way of growing a model is worth it, if any is.
 
-    Every candidate is grown and proved as its recipe says, then trained with AdamW by the law of
-    updates (``growkit.training.param_groups``), and the source itself is trained on beside them.
-    For a seed, all take the same windows in the same order. They begin without an optimizer's
-    state, warm up, and stay at their rate. They are ranked by their loss on held-out text at equal
-    compute: in floating-point operations as ``growkit.probing.arms`` counts them, where the
-    cheapest has come to its end. Between two looks at the loss it is taken to follow a straight
-    line. When a difference is noise is said in ``growkit.probing.noise``.
+    Every candidate is grown and proved by its recipe, then trained with AdamW by the law of updates
+    (``growkit.training.param_groups``); the source itself is trained too. For a seed, all take the
+    same windows in the same order. They begin without an optimizer's state, warm up, and stay at
+    their rate. They are ranked by their loss on held-out text at equal compute: in floating-point
+    operations as ``growkit.probing.training.flops_of`` counts them, where the cheapest has come to
+    its end. Between two looks at the loss it is taken to follow a straight line. When a difference
+    is noise is defined in ``growkit.probing.ranking``.
 
     Args:
         source: model folder, or one on the Hub; see ``growkit.grow``.
@@ -60,10 +59,9 @@ def probe(
             out; their output is not written.
         text: UTF-8 text, of which the last tenth is held out.
         settings: how all are trained.
-        work: folder where the grown models stay, and what is needed to go on after a kill; None for
-            a temporary one.
-        resume: continue the probe in ``work``; the figures are those of
-            one that was not killed.
+        work: folder that keeps the grown models, and what is needed to resume after a kill; None
+            for a temporary one.
+        resume: continue the probe in ``work``; the figures are those of one that was not killed.
         progress: where progress is shown.
 
     Returns:
@@ -71,7 +69,7 @@ def probe(
 
     Raises:
         InputError: the source, the text, a recipe or the folder cannot be used, or no candidate can
-            be trained. Some that cannot do not keep the others from being ranked.
+            be trained. If some cannot, the rest are ranked.
     """
     began = time.monotonic()
     found = find(source)
@@ -79,63 +77,55 @@ def probe(
     inputs = inputs_of(found, chosen, text)
     place = Path(work) if work is not None else None
     check_work(place, inputs, resume)
-    read_text(str(text))  # a missing one is told before torch is imported
+    read_text(str(text))  # a missing one is reported before torch is imported
     model = found.open()
     if not any(map(is_of_tokenizer, model.opened.names(*FILES))):
         raise InputError(f"{model.opened} has no tokenizer to read {text} with; add tokenizer.json")
 
     from growkit.engine import devices
-    from growkit.probing.arms import grown, the_source, train_all
+    from growkit.probing.arms import Bench, make_data
     from growkit.probing.ranking import conclude
-    from growkit.probing.text import make_data
-    from growkit.probing.time_left import time_left, time_sentence
-    from growkit.probing.training import computed_in
 
     device = devices.chosen(settings.device)
     data = make_data(text, found.folder, model.config, settings)
-    run = data, settings, device
     with workplace(place, inputs, resume) as working:
         working.begin(_plan(model, data, chosen, settings, devices.called(device)))
-        arms = [the_source(name_of(found.name), model, data, settings, device)]
-        arms += [grown(each, working, data, settings, device, progress) for each in chosen]
+        bench = Bench(working, data, settings, device)
+        arms = [bench.source(name_of(found.name), model)]
+        arms += [bench.grown(each, progress) for each in chosen]
         able = [arm for arm in arms if arm.stored is not None]
         if len(able) == 1:
-            why = "; ".join(f"{arm.name}: {arm.reason}" for arm in arms[1:])
+            why = "; ".join(f"{arm.found.name}: {arm.found.reason}" for arm in arms[1:])
             raise InputError(f"no candidate is left to be trained: {why}")
-        if isinstance(progress, Noting) and (left := time_left(able, working, *run)):
-            progress.note(time_sentence(left))
+        if isinstance(progress, Noting) and (left := bench.time_left(able)):
+            progress.note(
+                f"the trainings will take about {duration(left)}; fewer --steps or --seeds, or a "
+                "smaller --batch or --length, take less, and more of them say more"
+            )
         each_takes = settings.steps * settings.seeds * len(settings.lr)
-        total = each_takes * sum(arm.step_flops or 0 for arm in able)
+        total = each_takes * sum(arm.step_flops for arm in able)
         with steps(progress, "training", total) as advance:
-            train_all(able, working, *run, advance)
+            bench.train(able, advance)
         inputs.check_unchanged([*model.model_files.values()])
-    result = ProbeResult(
-        equal_compute=None,
-        source=found.name,
-        reason="",
-        early=False,
-        candidates=[],
-        differences=[],
-        rule="",
-        steps=settings.steps,
-        seeds=settings.seeds,
-        lr=list(settings.lr),
-        weight_decay=settings.weight_decay,
-        warmup=settings.warmup,
-        batch=settings.batch,
-        length=data.training.shape[1],
-        dtype=computed_in(settings, device),
-        device=devices.called(device),
-        text=str(text),
-        text_sha256=data.sha256,
-        training_tokens=data.training.numel(),
-        held_out_tokens=data.held_out.numel(),
-        work=str(place) if place else None,
-        warnings=list(_warnings(found, model, data, settings, chosen)),
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - began, 3),
-        versions=versions(),
-    )
+    blank: dict[str, Any] = dict.fromkeys(fields(ProbeResult))
+    result = ProbeResult(**blank)
+    result |= {
+        **{key: value for key, value in vars(settings).items() if key in blank},
+        "source": found.name,
+        "lr": list(settings.lr),
+        "length": data.training.shape[1],
+        "dtype": bench.dtype,
+        "device": devices.called(device),
+        "text": str(text),
+        "text_sha256": data.sha256,
+        "training_tokens": data.training.numel(),
+        "held_out_tokens": data.held_out.numel(),
+        "work": str(place) if place else None,
+        "warnings": list(_warnings(found, model, data, settings, chosen)),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - began, 3),
+        "versions": versions(),
+    }
     conclude(result, arms)
     return result
 
@@ -146,7 +136,7 @@ def reads_of(
     text: str | Path,
     work: str | Path | None,
 ) -> tuple[Inputs, list[Path]]:
-    """What a probe reads, and the folders that it makes where it works, which nobody writes into.
+    """The files that a probe reads, and the folders that it makes in ``work``.
 
     Raises:
         InputError: see ``probe``.
@@ -164,7 +154,7 @@ def _plan(
     settings: ProbeSettings,
     device: str,
 ) -> dict[str, str]:
-    """Everything on which the figures depend, by what people call it."""
+    """Everything on which the figures depend, by its name for users."""
     import torch
 
     names = filter(is_of_tokenizer, model.opened.names(*FILES))
@@ -194,6 +184,8 @@ def _warnings(
     settings: ProbeSettings,
     chosen: Sequence[Candidate],
 ) -> Iterator[str]:
+    from growkit.probing.arms import MOST_TEXT
+
     if found.warning:
         yield found.warning
     if isinstance(model, Inside):
@@ -205,8 +197,6 @@ def _warnings(
                 "the others are"
             )
     if data.cut:
-        from growkit.probing.text import MOST_TEXT
-
         yield f"only the first {size(MOST_TEXT)} of the text were read"
     turns = settings.steps * settings.batch / len(data.training)
     if turns > 1:

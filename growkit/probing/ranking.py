@@ -1,14 +1,38 @@
-"""From losses on the way to an order: everything is compared after equal compute."""
+"""From losses to an order: everything is compared after equal compute, and noise is called noise.
+
+Two trainings with a seed see the same batches and are measured on the same held-out windows, so
+their losses are compared pair by pair. The mean difference is uncertain because other orders of
+batches would give other losses (spread over seeds), and other held-out text would (spread over
+windows). With S seeds and W windows, the standard error of the mean of S · W differences is
+
+    se² = s²_seeds / S + s²_windows / W
+
+with the variances of the means of every seed, and of every window; each contains a part of the
+other, so the sum is rather too large. It has (Satterthwaite, 1946)
+
+    se⁴ / ((s²_seeds / S)² / (S - 1) + (s²_windows / W)² / (W - 1))
+
+degrees of freedom, rounded down. A difference is more than noise if the interval of Student's t
+("The probable error of a mean", 1908) around it excludes 0, and if it is more than the rounding of
+losses in float32. Of m pairs that are compared, each has an interval for 1 - 5 % / m, so that all
+hold at once in 95 % of probes (Dunn, 1961). Where several learning rates were tried, the best of
+each is compared; the interval ignores this choice. Where only means over windows are known, as in
+``benchmarks/continual``, the spread over seeds is all there is.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
-from statistics import fmean, stdev
+from pathlib import Path
+from statistics import fmean, stdev, variance
+from typing import Any
 
-from growkit.probing.arms import Arm
-from growkit.probing.noise import RULE, estimate
+from growkit.base.limits import within
+from growkit.checkpoint.reading import Checkpoint
+from growkit.probing.settings import Candidate
 from growkit.probing.training import Look
 from growkit.results.probe import (
     OUTCOMES,
@@ -18,153 +42,245 @@ from growkit.results.probe import (
     ProbeResult,
     probe_sentence,
 )
+from growkit.results.result import fields
 from growkit.results.sentences import counted
 
 FEW = 30
 """Steps before which nothing is concluded, however soon the rate is reached."""
 
-Runs = Mapping[tuple[float, int], Sequence[Look]]
-"""Of one that is trained, by rate and seed."""
+CONFIDENCE = 0.95
+"""Of all intervals together."""
+
+ROUNDING = 1e-5
+"""Nats per token; models that compute the same in other orders may differ by a part of it."""
+
+RULE = (
+    "A difference counts as noise unless the interval of Student's t around it leaves out 0 and it "
+    "is more than rounding makes, 1e-5. "
+    "Losses are paired by seed and by held-out window; the standard error adds the spreads over "
+    "both (degrees of freedom: Satterthwaite 1946). Intervals of all pairs hold together with "
+    "95 % (Dunn 1961)."
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A difference of two losses.
+
+    Attributes:
+        mean: of all pairs.
+        low: lower end of its interval.
+        high: upper end.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def noise(self) -> bool:
+        """Whether the interval contains 0, or rounding may have made the difference."""
+        return self.low <= 0 <= self.high or within(abs(self.mean), ROUNDING)
+
+
+def estimate(differences: Sequence[Sequence[float]], pairs: int = 1) -> Estimate:
+    """The interval of a difference, which is unbounded with one seed and one window.
+
+    Args:
+        differences: of the losses of every seed on every window.
+        pairs: number of differences that are looked at.
+    """
+    spreads = []
+    for groups in (differences, list(zip(*differences, strict=True))):
+        means = [fmean(each) for each in groups]
+        if len(means) > 1:
+            spreads.append((variance(means) / len(means), len(means) - 1))
+    mean, total = fmean(map(fmean, differences)), sum(square for square, _ in spreads)
+    if total == 0:
+        reach = 0.0 if spreads else math.inf
+    else:
+        free = total**2 / sum(square**2 / free for square, free in spreads)
+        reach = t_beyond((1 - CONFIDENCE) / pairs, math.floor(free + 1e-9)) * math.sqrt(total)
+    return Estimate(mean, mean - reach, mean + reach)
+
+
+def t_beyond(probability: float, freedom: int) -> float:
+    """The t that a variable of Student's distribution passes, up or down, with a probability.
+
+    Args:
+        probability: between 0 and 1.
+        freedom: degrees of freedom, from 1 upwards.
+    """
+    low, high = 0.0, 1.0
+    while passed(high, freedom) > probability:
+        high *= 2
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (middle, high) if passed(middle, freedom) > probability else (low, middle)
+    return high
+
+
+def passed(t: float, freedom: int) -> float:
+    """The probability that |t| is passed (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan2(t, math.sqrt(freedom))
+    odd = freedom % 2
+    term, total = 1.0, 0.0
+    for number in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (number - 1) / number
+    if not odd:
+        return 1 - math.sin(angle) * total
+    return 1 - 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)
+
+
+@dataclass
+class Arm:
+    """The source or a candidate, with everything that was measured.
+
+    Attributes:
+        found: its part of the result, as far as it is known; ``ranked`` is what it may become.
+        candidate: None for the source.
+        stored: its model; None if there is none that can be trained.
+        runs: its trainings, by rate and seed.
+    """
+
+    found: ProbeCandidate
+    candidate: Candidate | None = None
+    stored: Path | Checkpoint | None = None
+    runs: dict[tuple[float, int], list[Look]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Its name in the journal; those of candidates begin with a number."""
+        return self.candidate.folder if self.candidate else "source"
+
+    @property
+    def step_flops(self) -> int:
+        """Floating-point operations of a step."""
+        return self.found.step_flops or 0
+
+    def refuse(self, reason: str) -> None:
+        """It cannot be grown or trained."""
+        self.found.outcome, self.found.reason, self.found.step_flops = "refused", reason, None
+        self.stored, self.runs = None, {}
+
+    def finite(self) -> dict[float, list[list[Look]]]:
+        """The trainings of every seed, of the rates with which all losses are finite."""
+        found: dict[float, list[list[Look]]] = {}
+        for (rate, _), looks in self.runs.items():
+            found.setdefault(rate, []).append(looks)
+        lost = {rate for (rate, _), looks in self.runs.items() if looks[-1].losses is None}
+        return {rate: runs for rate, runs in found.items() if rate not in lost}
+
+
+def new_arm(name: str, candidate: Candidate | None = None) -> Arm:
+    """An arm of which nothing is known yet.
+
+    Args:
+        name: in the result.
+        candidate: None for the source.
+    """
+    steps = candidate.recipe.by_names().steps if candidate else ()
+    blank: dict[str, Any] = dict.fromkeys(fields(ProbeCandidate))
+    found = ProbeCandidate(**blank)
+    found.name, found.source, found.outcome = name, candidate is None, "ranked"
+    found.losses, found.by_lr, found.curves = [], [], []
+    found.steps = [", ".join(f"{k} {v}" for k, v in each.as_dict().items()) for each in steps]
+    return Arm(found, candidate)
 
 
 def conclude(result: ProbeResult, arms: Sequence[Arm]) -> None:
-    """Fill in what a result says of those that were tried, in their order.
+    """Fill in the order of the arms, their differences, and the warnings about both.
 
     Args:
         result: with everything else.
         arms: the source and the candidates.
     """
-    reached = [
-        arm.step_flops * most for arm in arms if arm.step_flops and (most := _reached(arm.runs))
-    ]
-    result.equal_compute = float(min(reached)) if reached else None
-    losses: dict[str, list[list[float]]] = {}
-    told = []
-    for arm in arms:
-        candidate = _reported(arm)
-        if arm.runs and arm.step_flops:
-            found = _compared(candidate, arm.runs, (result.equal_compute or 0) / arm.step_flops)
-            losses |= {arm.name: found} if found else {}
-        told.append(candidate)
-    told.sort(key=lambda each: (OUTCOMES.index(each.outcome), each.loss or 0.0))
-    able = [each for each in told if each.outcome != "refused"]
+    ends = [arm.step_flops * runs[0][-1].step for arm in arms for runs in arm.finite().values()]
+    result.equal_compute = float(min(ends)) if ends else None
+    losses = {
+        arm.found.name: found
+        for arm in arms
+        if arm.runs and (found := _compare(arm, (result.equal_compute or 0) / arm.step_flops))
+    }
+    result.candidates = sorted(
+        (arm.found for arm in arms),
+        key=lambda each: (OUTCOMES.index(each.outcome), each.loss or 0.0),
+    )
+    able = [each for each in result.candidates if each.outcome != "refused"]
     for number, candidate in enumerate(able, 1):
         candidate.rank = number
-    result.candidates, result.differences = told, differences_of(losses)
-    early = [*_begun(result), *_above_start(result)]
+    result.differences = differences_of(losses)
+    early = [*_early(result)]
     result.warnings += [*early, *_at_an_end(result)]
     result.early, result.rule = bool(early), RULE
     result.reason = probe_sentence(result)
 
 
-def _reached(runs: Runs) -> int:
-    """The steps that all trainings with some rate reached; 0 if with none all were finite."""
-    return max((looks[0][-1].step for looks in _finite(runs).values()), default=0)
-
-
-def _reported(arm: Arm) -> ProbeCandidate:
-    """What is known of it before anything is compared."""
-    recipe = arm.candidate.recipe.by_names() if arm.candidate else None
-    steps = (
-        [", ".join(f"{k} {v}" for k, v in each.as_dict().items()) for each in recipe.steps]
-        if recipe
-        else []
-    )
-    curves = [
-        ProbeCurve(
-            lr=lr,
-            seed=seed,
-            steps=[look.step for look in looks],
-            losses=[fmean(look.losses) if look.losses else None for look in looks],
-        )
-        for (lr, seed), looks in arm.runs.items()
-    ]
-    return ProbeCandidate(
-        name=arm.name,
-        source=arm.candidate is None,
-        rank=None,
-        outcome="ranked" if arm.outcome == "grown" else arm.outcome,
-        reason=arm.reason,
-        steps=steps,
-        promise=arm.promise,
-        parameters=arm.parameters,
-        step_flops=arm.step_flops,
-        lr=None,
-        equal_step=None,
-        loss=None,
-        spread=None,
-        losses=[],
-        last_loss=None,
-        by_lr=[],
-        curves=curves,
-    )
-
-
-def _compared(candidate: ProbeCandidate, runs: Runs, at: float) -> list[list[float]]:
-    """Fill in how one did at equal compute, with the rate with which it did best.
+def _compare(arm: Arm, at: float) -> list[list[float]]:
+    """Fill in the figures of an arm at equal compute, with its best rate.
 
     Args:
-        candidate: what is filled in; one that was finite with no rate becomes ``diverged``.
-        runs: its trainings.
+        arm: with its trainings; one that was finite with no rate becomes ``diverged``.
         at: the step of equal compute.
 
     Returns:
         The losses there, [seeds][windows]; none of one that diverged.
     """
-    finite = _finite(runs)
-    found = {rate: [_losses_at(looks, at) for looks in each] for rate, each in finite.items()}
-    means = {rate: _mean(found[rate]) if rate in found else None for rate, _ in runs}
-    candidate.by_lr = list(means.values())
+    candidate, finite = arm.found, arm.finite()
+    for (lr, seed), looks in arm.runs.items():
+        losses = [fmean(look.losses) if look.losses else None for look in looks]
+        curve = ProbeCurve(lr=lr, seed=seed, steps=[look.step for look in looks], losses=losses)
+        candidate.curves.append(curve)
+    found = {rate: [_losses_at(looks, at) for looks in runs] for rate, runs in finite.items()}
+    means = {rate: _mean(losses) for rate, losses in found.items()}
+    candidate.by_lr = [means.get(rate) for rate in dict.fromkeys(rate for rate, _ in arm.runs)]
     if not found:
-        candidate.outcome, candidate.reason = "diverged", _diverged(runs)
+        first = min(looks[-1].step for looks in arm.runs.values() if looks[-1].losses is None)
+        candidate.outcome = "diverged"
+        candidate.reason = (
+            f"its loss is not finite with any learning rate, first after {counted(first, 'step')}"
+        )
         return []
-    best = min(found, key=lambda rate: _mean(found[rate]))
-    by_seed = [fmean(each) for each in found[best]]
-    candidate.lr, candidate.equal_step = best, at
-    candidate.loss, candidate.spread, candidate.losses = fmean(by_seed), stdev(by_seed), by_seed
-    candidate.last_loss = _mean([looks[-1].losses or [] for looks in finite[best]])
+    best = min(means, key=lambda rate: means[rate])
+    candidate.losses = [fmean(each) for each in found[best]]
+    candidate.lr, candidate.equal_step, candidate.loss = best, at, fmean(candidate.losses)
+    candidate.spread = stdev(candidate.losses)
+    candidate.last_loss = _mean([looks[-1].losses for looks in finite[best]])
     return found[best]
 
 
-def _begun(result: ProbeResult) -> Iterator[str]:
-    """Trainings that had hardly begun when they were compared."""
+def _early(result: ProbeResult) -> Iterator[str]:
+    """Trainings that had hardly begun when they were compared, or had only done harm."""
     least = max(FEW, 3 * result.warmup)
-    found = [each for each in result.candidates if each.equal_step and each.equal_step < least]
-    if found:
-        named = ", ".join(f"{each.name} {_steps(each.equal_step or 0)}" for each in found)
+    ranked = [each for each in result.candidates if each.equal_step is not None]
+    few = [
+        f"{each.name} {f'{step:.0f}' if step >= 1 else 'less than 1'}"
+        for each in ranked
+        if (step := each.equal_step or 0) < least
+    ]
+    if few:
         shorter = " or a shorter --warmup" if least > FEW else ""
         yield (
-            f"at equal compute few steps were taken ({named}; the rate is warmed up in "
+            f"at equal compute few steps were taken ({', '.join(few)}; the rate is warmed up in "
             f"{result.warmup}), which is against larger models; take more --steps{shorter}"
         )
-
-
-def _steps(count: float) -> str:
-    return f"{count:.0f}" if count >= 1 else "less than 1"
-
-
-def _above_start(result: ProbeResult) -> Iterator[str]:
-    """Trainings that have only done harm so far, where whoever takes fewer steps is ahead."""
-    names = [
-        each.name
-        for each in result.candidates
-        if each.loss is not None and each.loss > (each.curves[0].losses[0] or 0.0)
+    harmed = [
+        each.name for each in ranked if (each.loss or 0.0) > (each.curves[0].losses[0] or 0.0)
     ]
-    if names:
+    if harmed:
         yield (
-            f"at equal compute the loss of {', '.join(names)} is above where it began, so the "
+            f"at equal compute the loss of {', '.join(harmed)} is above where it began, so the "
             "order says little; take more --steps, a lower --lr or a longer --warmup"
         )
 
 
 def _at_an_end(result: ProbeResult) -> Iterator[str]:
     """Rates that might have been better had they been tried."""
-    if len(result.lr) < 2:
-        return
-    for word, end in (("smallest", min(result.lr)), ("largest", max(result.lr))):
+    ends = ("smallest", min(result.lr)), ("largest", max(result.lr))
+    for word, end in ends if len(result.lr) > 1 else ():
         names = [each.name for each in result.candidates if each.lr == end]
         if names:
-            yield (f"{', '.join(names)} did best with the {word} rate, {end:g}; try one beyond it")
+            yield f"{', '.join(names)} did best with the {word} rate, {end:g}; try one beyond it"
 
 
 def differences_of(losses: Mapping[str, list[list[float]]]) -> list[ProbeDifference]:
@@ -176,13 +292,9 @@ def differences_of(losses: Mapping[str, list[list[float]]]) -> list[ProbeDiffere
     pairs = list(combinations(sorted(losses, key=lambda name: _mean(losses[name])), 2))
     found = []
     for better, worse in pairs:
-        apart = estimate(
-            [
-                [high - low for low, high in zip(one, other, strict=True)]
-                for one, other in zip(losses[better], losses[worse], strict=True)
-            ],
-            len(pairs),
-        )
+        seeds = zip(losses[better], losses[worse], strict=True)
+        above = [[high - low for low, high in zip(*seed, strict=True)] for seed in seeds]
+        apart = estimate(above, len(pairs))
         found.append(
             ProbeDifference(
                 better=better,
@@ -196,32 +308,15 @@ def differences_of(losses: Mapping[str, list[list[float]]]) -> list[ProbeDiffere
     return found
 
 
-def _finite(runs: Runs) -> dict[float, list[Sequence[Look]]]:
-    """The trainings of every seed, of the rates with which no loss was anything but finite."""
-    by_rate: dict[float, list[Sequence[Look]]] = {}
-    for (rate, _), looks in runs.items():
-        by_rate.setdefault(rate, []).append(looks)
-    return {
-        rate: every
-        for rate, every in by_rate.items()
-        if all(look.losses is not None for looks in every for look in looks)
-    }
-
-
-def _diverged(runs: Runs) -> str:
-    first = min(look.step for looks in runs.values() for look in looks if look.losses is None)
-    return f"its loss is not finite with any learning rate, first after {counted(first, 'step')}"
-
-
 def _losses_at(looks: Sequence[Look], step: float) -> list[float]:
     """The losses of all windows after some steps, in a straight line between two looks."""
     for before, after in pairwise(looks):
         if step <= after.step:
             share = (step - before.step) / (after.step - before.step)
-            pairs = zip(before.losses or [], after.losses or [], strict=True)
+            pairs = zip(before.losses, after.losses, strict=True)
             return [low + share * (high - low) for low, high in pairs]
     assert math.isclose(step, looks[-1].step), "equal compute is what all have reached"
-    return looks[-1].losses or []
+    return list(looks[-1].losses)
 
 
 def _mean(losses: Sequence[Sequence[float]]) -> float:

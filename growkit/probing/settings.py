@@ -1,27 +1,51 @@
-"""How the candidates of a probe are trained, as people set it."""
+"""What a probe is asked for: how it trains, and the recipes that it tries."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
+from growkit.base.paths import name_of
 from growkit.base.settings import DEVICES, option
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.made import MANIFEST
+from growkit.checkpoint.sources.hub import address_of
+from growkit.checkpoint.sources.source import Source
+from growkit.engine.texts import read_text
+from growkit.recipe.files import load_recipe, recipe_file, shipped_recipes
+from growkit.recipe.recipe import Recipe
 
 COMPUTED = ("float32", "bfloat16")
-"""What a training computes in; weights and moments are float32."""
+"""Dtypes that a training computes in; weights and moments are float32."""
 
-MOST_STEPS, MOST_SEEDS, MOST_RATES, MOST_TOKENS = 100_000, 100, 20, 1 << 24
-"""Limits: of a training, and of the tokens of a step."""
+MOST_TOKENS, MOST_RATES, MOST_CANDIDATES = 1 << 24, 20, 50
+"""Limits: of the tokens of a step, of learning rates, and of recipes."""
+
+LIMITS = {
+    "steps": (1, 100_000),
+    "seeds": (2, 100),
+    "warmup": (0, 100_000),
+    "batch": (1, MOST_TOKENS),
+    "length": (2, MOST_TOKENS),
+}
 
 LARGEST = 1e15
-"""Rate or decay; what comes of them must stay within float32."""
+"""Rate or decay, so that updates stay within float32."""
+
+NOWHERE = "grown"
+"""The output of a recipe that has none; a probe writes somewhere else."""
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How every candidate is trained, and the source beside them.
+    """How every candidate and the source are trained.
 
     Attributes:
         steps: of AdamW that each takes.
@@ -58,48 +82,125 @@ class ProbeSettings:
     def __post_init__(self) -> None:
         given: Any = self.lr
         rates = (given,) if isinstance(given, int | float | str) else tuple(given)
-        _check_numbers("lr", *rates)
-        _check_numbers("weight_decay", self.weight_decay)
+        numbers = [("lr", rate) for rate in rates] + [("weight_decay", self.weight_decay)]
+        for name, value in numbers:
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise InputError(f"{name} is {value!r}; a number was expected")
+            if not 0 <= value <= LARGEST or (name == "lr" and not value):  # false for a NaN
+                least = "more than 0, such as 1e-4," if name == "lr" else "0"
+                raise InputError(f"{name} {value:g} cannot be had; give {least} to {LARGEST:g}")
         object.__setattr__(self, "lr", tuple(dict.fromkeys(map(float, rates))))
-        for name, fewest, most in (
-            ("steps", 1, MOST_STEPS),
-            ("seeds", 2, MOST_SEEDS),
-            ("warmup", 0, MOST_STEPS),
-            ("batch", 1, MOST_TOKENS),
-            ("length", 2, MOST_TOKENS),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not fewest <= value <= most:
+        if not 1 <= len(self.lr) <= MOST_RATES:
+            raise InputError(f"{len(self.lr)} learning rates were given; give 1 to {MOST_RATES}")
+        for name, (fewest, most) in LIMITS.items():
+            count = getattr(self, name)
+            if not isinstance(count, int) or not fewest <= count <= most:
                 why = ", as one alone shows no spread" if name == "seeds" else ""
-                raise InputError(f"{name} {value} cannot be had; give {fewest} to {most:,}{why}")
+                raise InputError(f"{name} {count} cannot be had; give {fewest} to {most:,}{why}")
+        self._check_rest()
+
+    def _check_rest(self) -> None:
         if self.batch * self.length > MOST_TOKENS:
             raise InputError(
                 f"{self.batch:,} windows of {self.length:,} tokens are too many for a step; give "
                 f"fewer or shorter ones, of at most {MOST_TOKENS:,} tokens in all"
             )
-        if not 1 <= len(self.lr) <= MOST_RATES:
-            raise InputError(f"{len(self.lr)} learning rates were given; give 1 to {MOST_RATES}")
-        for rate in self.lr:
-            if not 0 < rate <= LARGEST:  # false for a NaN
-                raise InputError(
-                    f"lr {rate:g} is no learning rate; give one above 0, such as 1e-4, of at most "
-                    f"{LARGEST:g}"
-                )
-        if not 0 <= self.weight_decay <= LARGEST:
-            raise InputError(
-                f"weight_decay {self.weight_decay:g} cannot be had; give 0 to {LARGEST:g}"
-            )
-        for name, known in (("dtype", (None, *COMPUTED)), ("device", DEVICES)):
+        for name, names in (("dtype", COMPUTED), ("device", DEVICES)):
             value = getattr(self, name)
-            if value not in known:
-                names = [each for each in known if each]
-                raise InputError(
-                    f"{name} {value!r} is not known; choose {' or '.join(names)}"
-                    + perhaps(value, names, {"gpu": "cuda"} if name == "device" else {})
-                )
+            if value not in names and not (name == "dtype" and value is None):
+                known, hint = " or ".join(names), perhaps(value, names, {"gpu": "cuda"})
+                raise InputError(f"{name} {value!r} is not known; choose {known}{hint}")
 
 
-def _check_numbers(name: str, *values: object) -> None:
-    for value in values:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InputError(f"{name} is {value!r}; a number was expected")
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe that is tried.
+
+    Attributes:
+        name: in the result, no two alike.
+        folder: name of the folder that it is grown in.
+        recipe: how it is grown, without the optimizer; its output is not written.
+        file: of the recipe; None if it was given as an object.
+        optimizer: the optimizer's state that the recipe names; None without one.
+    """
+
+    name: str
+    folder: str
+    recipe: Recipe
+    file: Path | None
+    optimizer: str | None
+
+
+def candidates_of(
+    given: Sequence[Recipe | str | Path] | Recipe | str | Path, source: str, found: Source
+) -> list[Candidate]:
+    """The candidates.
+
+    A recipe is for the source if it names it, or names none. In recipes that ship with growkit,
+    the source is an example, and in a manifest, a name.
+
+    Args:
+        given: recipes, or what ``growkit.run`` takes for one.
+        source: as it was given.
+        found: where that is.
+
+    Raises:
+        InputError: there are none, one cannot be read, or one is for another source.
+    """
+    given = [given] if isinstance(given, Recipe | str | Path) else given
+    if not 1 <= len(given) <= MOST_CANDIDATES:
+        raise InputError(f"{len(given)} candidates were given; give 1 to {MOST_CANDIDATES} recipes")
+    chosen: list[Candidate] = []
+    for number, each in enumerate(given, 1):
+        file = None if isinstance(each, Recipe) else recipe_file(Path(each))
+        if isinstance(each, Recipe):
+            name, recipe, where = name_of(each.output), each, f"the recipe of {each.output}"
+        else:
+            assert file is not None
+            name = name_of(str(file.parent)) if file.name == MANIFEST else file.stem
+            recipe, where = _read(file, source), str(file)
+        if file not in shipped_recipes().values():
+            _check_source(recipe.source, source, found, where)
+        taken = {name_of(found.name), *(other.name for other in chosen)}
+        names = chain([name], (f"{name} ({n})" for n in count(2)))
+        folder = f"{number:02}-{re.sub(r'[^a-zA-Z0-9._-]+', '-', name)[:60]}"
+        made = replace(recipe, source=source, optimizer=None)  # the source has no state to grow
+        unused = next(each for each in names if each not in taken)
+        chosen.append(Candidate(unused, folder, made, file, recipe.optimizer))
+    return chosen
+
+
+def _read(file: Path, source: str) -> Recipe:
+    """A recipe, with its file in every error, as there are several."""
+    try:
+        recipe = load_recipe(file, otherwise={"source": source, "output": NOWHERE})
+        for text in recipe.texts:
+            read_text(text)  # before anything that takes time
+    except InputError as error:
+        if str(InputError(str(file))) in str(error):
+            raise
+        raise InputError(f"{file}: {error}") from error
+    return recipe
+
+
+def _check_source(named: str, source: str, found: Source, where: str) -> None:
+    """Refuse a recipe for something else."""
+    address = address_of(named)
+    if named in (source, found.name) or (address and address == address_of(source)):
+        return
+    exists = os.path.lexists(named)
+    if not exists and named == name_of(source):  # as manifests have it
+        return
+    if os.path.exists(named) and found.folder.exists() and os.path.samefile(named, found.folder):
+        return
+    raise InputError(
+        f"source in {where} is {named}, but {source} is probed; leave the source out of the "
+        "recipe, or probe that one"
+    )
+
+
+def inputs_of(found: Source, candidates: Sequence[Candidate], text: str | Path) -> Inputs:
+    """Everything that a probe reads."""
+    texts = [each for candidate in candidates for each in candidate.recipe.texts]
+    files = [candidate.file for candidate in candidates if candidate.file]
+    return Inputs([found.folder, text, *texts, *files])

@@ -1,0 +1,177 @@
+"""One run: an arm or a source with a seed and a rate, described for the training harness.
+
+The loop, its checkpoints and its schedule are those of ``growkit.probing.training``, with which
+``growkit probe`` trains as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from benchmarks.continual import models
+from benchmarks.continual.experiment import Arm, Experiment
+from benchmarks.continual.retrieval import MEASURES, mixed
+from benchmarks.continual.text import Text
+from growkit.probing.training import Schedule, Training, batch_of, branches, window_losses
+from growkit.training import GammaRamp
+
+CHECKPOINT = "state.pt"
+PARTS = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Which run.
+
+    Attributes:
+        experiment: with the arm.
+        name: of the arm or the source.
+        seed: of new weights, random splits and the order of the text.
+        rate: its learning rate.
+    """
+
+    experiment: Experiment
+    name: str
+    seed: int
+    rate: float
+
+    @property
+    def arm(self) -> Arm | None:
+        """None for a source."""
+        return self.experiment.arms.get(self.name)
+
+
+@dataclass
+class Run:
+    """A run on its way; it continues from its checkpoint.
+
+    Attributes:
+        job: which.
+        text: that it reads.
+        folder: of its checkpoint and models.
+        source: folder of the trained source; None without one.
+        device: ``cpu`` or ``cuda``.
+        save_every: seconds between checkpoints.
+        training: the harness.
+    """
+
+    job: Job
+    text: Text
+    folder: Path
+    source: Path | None = None
+    device: str = "cpu"
+    save_every: float = 60.0
+    training: Training = field(init=False)
+
+    def __post_init__(self) -> None:
+        scale, arm, job = self.job.experiment.scale, self.job.arm, self.job
+        model, optimizer = models.begin(job, self.text, self.folder, self.source)
+        self.model = model.to(self.device)
+        self.windows = self.text.windows("train", scale.context)
+        self.tokens = scale.batch * scale.context
+        self.flops = models.training_flops(model, scale.context)
+        source = arm.source if arm else job.name
+        of_source = models.source_flops(job.experiment, source)
+        steps = round(scale.source_tokens / self.tokens)
+        self.first_step, self.before, self.shares = 0, 0, [1.0]
+        points, last = [steps], steps
+        if arm is not None:
+            extra = scale.extra * of_source
+            budgets = [extra + of_source if at == "total" else at * extra for at in arm.points]
+            points = [round(each / (self.flops * self.tokens)) for each in budgets]
+            last, self.shares = 0, list(arm.points)
+            if arm.weights == "source":
+                self.first_step, self.before = steps, of_source
+        segments = branches(points, scale.decay, last)
+        trunk = max(each.end for each in segments if each.point is None)
+        looks = range(0, trunk + 1, max(1, trunk // scale.looks))
+        warmup = scale.warmup if arm is None or arm.warm else 0
+        self.ramp = self._ramp(segments[-1].end)
+        self.training = Training(
+            self.model,
+            optimizer,
+            Schedule(segments, looks, warmup),
+            self._batch,
+            self._measure,
+            scale.dtype,
+            self.folder / CHECKPOINT,
+            self.save_every,
+        )
+
+    def finish(self) -> dict[str, Any]:
+        """Train to the end.
+
+        Returns:
+            The line of the run, without its key.
+        """
+        looks = self.training.run()
+        known: dict[str, Any] = {
+            "parameters": self.model.num_parameters(),
+            "flops_per_token": self.flops,
+            "before_flops": self.before,
+            "epochs": self._epochs(),
+            "curve": [],
+            "points": [],
+            "seconds": round(self.training.seconds, 1),
+        }
+        for look in looks:
+            tokens = look.step * self.tokens
+            if look.losses is None:
+                known["diverged"] = look.step + 1
+            elif look.point is None:
+                known["curve"].append([tokens, look.losses])
+            else:
+                spent = {"tokens": tokens, "flops": tokens * self.flops}
+                known["points"].append({"at": self.shares[look.point], **spent, **look.losses})
+        return known
+
+    def _batch(self, step: int) -> Tensor:
+        self.ramp(step)
+        size, seed = self.job.experiment.scale.batch, self.job.seed
+        first = (self.first_step + step) * size
+        batch = batch_of(self.windows, seed, first, size)
+        if "needles" in self.job.experiment.measures:
+            batch = mixed(batch, self.text, seed, first)
+        return batch
+
+    def _measure(self, point: int | None) -> float | dict[str, float] | None:
+        scale = self.job.experiment.scale
+        if point is None:
+            return self._loss("validation", scale.look_windows)
+        found: dict[str, Any] = {part: self._loss(part, scale.windows) for part in PARTS}
+        for name in self.job.experiment.measures:
+            found |= MEASURES[name](self.model, self.text, scale.context)
+        return None if None in found.values() else found
+
+    def _loss(self, part: str, windows: int) -> float | None:
+        """Nats per token on held-out windows; None if that is not finite."""
+        scale = self.job.experiment.scale
+        held_out = self.text.held_out(part, windows, scale.context)
+        losses = window_losses(self.model, held_out, 32, scale.dtype)
+        return None if losses is None else fmean(losses)
+
+    def _ramp(self, steps: int) -> Callable[[int], None]:
+        """Sets the gates of DINT before a step."""
+        arm = self.job.arm
+        if arm is None or not arm.ramp:
+            return lambda _: None
+        ramp = GammaRamp(max(1, round(arm.ramp * steps / float(arm.points[-1]))))
+        control = TrainerControl()
+        arguments = TrainingArguments(str(self.folder), report_to=[], use_cpu=True)
+        ramp.on_train_begin(arguments, TrainerState(), control, model=self.model)
+        return lambda step: ramp.on_step_begin(
+            arguments, TrainerState(global_step=step), control, model=self.model
+        )
+
+    def _epochs(self) -> float:
+        """How often the text was read, with what the source read of it."""
+        last = max(each.end for each in self.training.schedule.segments)
+        read = (self.first_step + last) * self.tokens
+        return round(read / len(self.text.parts["train"]), 3)

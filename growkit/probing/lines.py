@@ -1,0 +1,214 @@
+"""Files of JSON lines that show whether they were changed, and the folder in which a probe works.
+
+A finished step of work is a line, so that a run that was killed loses no more than the step it was
+at. Every line has a hash of itself: that of a probe's journal also covers all lines before it, so
+that a line that was changed, added, moved or removed is noticed. Lines can only be missing at the
+end, as after a kill; their work is then repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from growkit.base.errors import InputError
+from growkit.checkpoint.folder import open_regular, read
+from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.made import made_around
+from growkit.checkpoint.scratch import LOCK, held, holding, temporary
+
+JOURNAL = "growkit.probe.jsonl"
+
+SEAL = "sha256"
+"""The key of a line's hash."""
+
+MOST_BYTES = 1 << 30
+"""Bytes that are read of a file."""
+
+Line = dict[str, Any]
+
+
+def seal(line: Mapping[str, Any], before: str = "") -> str:
+    """The hash of a line.
+
+    Args:
+        line: any JSON; its own hash is left out.
+        before: hash of the line before; empty where lines may have any order.
+    """
+    own = {key: value for key, value in line.items() if key != SEAL}
+    return hashlib.sha256((before + json.dumps(own, sort_keys=True)).encode()).hexdigest()
+
+
+def append_line(file: Path, line: Mapping[str, Any], before: str = "") -> Line:
+    """Write a line after the last whole one, and wait until it is on the disk.
+
+    Args:
+        file: which may not exist yet.
+        line: without its hash.
+        before: see ``seal``.
+
+    Returns:
+        The line with its hash.
+    """
+    sealed = {**line, SEAL: seal(line, before)}
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    with open(os.open(file, flags, 0o600), "r+b") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        stream.seek(max(end - 1, 0))
+        if end and stream.read(1) != b"\n":  # a kill cut it off
+            stream.seek(0)
+            stream.truncate(stream.seek(stream.read().rfind(b"\n") + 1))
+        stream.write(json.dumps(sealed, allow_nan=False).encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    return sealed
+
+
+def read_lines(file: Path, failure: str, *, chained: bool) -> list[Line]:
+    """All whole lines, with their hashes.
+
+    Args:
+        file: which may not exist.
+        failure: the error about a line that was changed; ``{}`` is its number.
+        chained: whether a hash covers the lines before.
+
+    Raises:
+        InputError: a line was changed, or the file cannot be read.
+    """
+    if not os.path.lexists(file):
+        return []
+    with open_regular(file) as stream:
+        whole = read(stream, MOST_BYTES, file).rpartition(b"\n")[0]
+    lines: list[Line] = []
+    for number, text in enumerate(whole.splitlines(), 1):
+        try:
+            line = json.loads(text)
+            before = lines[-1][SEAL] if chained and lines else ""
+            if line[SEAL] != seal(line, before):
+                raise ValueError(number)
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            raise InputError(f"{file}{failure.format(number)}") from None
+        lines.append(line)
+    return lines
+
+
+class Work:
+    """A folder for grown models, with the journal of a probe.
+
+    Args:
+        folder: which exists.
+        lines: of an earlier probe.
+    """
+
+    def __init__(self, folder: Path, lines: list[Line]) -> None:
+        self.folder, self.lines = folder, lines
+
+    def begin(self, plan: Mapping[str, str]) -> None:
+        """Record what is probed.
+
+        Args:
+            plan: everything on which the figures depend, by its name for users.
+
+        Raises:
+            InputError: an earlier probe, of something else, has begun here.
+        """
+        if not self.lines:
+            self.note({"plan": dict(plan)})
+        before = self.lines[0]["plan"]
+        other = sorted(key for key in {*before, *plan} if before.get(key) != plan.get(key))
+        if other:
+            raise InputError(
+                f"{self.folder} holds a probe that cannot be resumed: {', '.join(other)} "
+                f"{'differ' if len(other) > 1 else 'differs'} now; choose another --work"
+            )
+
+    def find(self, **keys: Any) -> Line | None:
+        """The line with these values."""
+        return next((line for line in self.lines if keys.items() <= line.items()), None)
+
+    def note(self, line: Mapping[str, Any]) -> Line:
+        """Record a finished step."""
+        before = self.lines[-1][SEAL] if self.lines else ""
+        self.lines.append(append_line(self.folder / JOURNAL, line, before))
+        return self.lines[-1]
+
+
+@contextmanager
+def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Work]:
+    """The folder that a probe works in: one that stays, or a temporary one.
+
+    Args:
+        folder: the one that stays; None for the other. See ``check_work``.
+        inputs: files that must not be overwritten.
+        resume: whether to continue the probe in the folder.
+
+    Raises:
+        InputError: see ``check_work``.
+    """
+    if folder is None:
+        with temporary("probe") as scratch:
+            yield Work(scratch, [])
+        return
+    check_work(folder, inputs, resume)
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    damaged = " is damaged; choose another --work, and begin again"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with holding(folder / LOCK):
+            try:
+                yield Work(folder, read_lines(folder / JOURNAL, damaged, chained=True))
+            finally:
+                with suppress(OSError):  # a folder stays only if something was grown in it
+                    (folder / LOCK).unlink()
+                    if {each.name for each in folder.iterdir()} <= {JOURNAL}:
+                        (folder / JOURNAL).unlink(missing_ok=True)
+                        for each in missing:
+                            each.rmdir()
+    except OSError as error:
+        where = error.filename or folder
+        raise InputError(
+            f"{folder} cannot be worked in ({error.strerror}: {where}); choose another --work"
+        ) from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"--resume continues in {folder}") from None
+
+
+def check_work(folder: Path | None, inputs: Inputs, resume: bool) -> None:
+    """Refuse a work folder that the probe reads, or that holds anything but a probe to resume.
+
+    Raises:
+        InputError: with what to do about it.
+    """
+    if folder is None:
+        if resume:
+            raise InputError("--resume continues the probe in --work; name that folder")
+        return
+    if problem := _problem(folder, inputs, resume):
+        raise InputError(f"{problem} choose another --work")
+
+
+def _problem(folder: Path, inputs: Inputs, resume: bool) -> str | None:
+    read = inputs.inside(folder) or inputs.around(folder)
+    if read is not None:
+        return f"this probe would work in {folder} and read {read}, which overlap;"
+    if model := made_around(folder):
+        return f"{folder} would become part of {model}, which growkit wrote;"
+    if not os.path.lexists(folder):
+        return None
+    if not folder.is_dir():
+        return f"{folder} is no folder to work in;"
+    own = os.path.lexists(folder / JOURNAL)
+    if own and not resume:
+        return f"{folder} holds an earlier probe; continue it with --resume, or"
+    if not own and any(each.name != LOCK for each in folder.iterdir()):
+        return f"{folder} is not empty;"
+    if (among := inputs.among(folder)) is not None:
+        return f"{folder} holds {among}, which this probe reads;"
+    if held(folder / LOCK):
+        return f"another probe is at work in {folder}; wait, or"
+    return None
