@@ -22,11 +22,12 @@ from growkit.algebra.expansion import IndexMap, in_blocks
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
-from growkit.engine.class_updates import class_updates
+from growkit.optimizer.groups import class_updates
 from growkit.planning.transforms import Kept
+from growkit.planning.update import Update
 from growkit.planning.updates import law_of
 from growkit.proof import training as proof
-from growkit.training.law import class_name
+from growkit.training.groups import class_name
 from tests.conftest import save_model, seeded
 from tests.training_law import (
     CASES,
@@ -59,7 +60,7 @@ def test_training_goes_on_as_that_of_the_source(case: Case, tmp_path: Path) -> N
 def test_plain_settings_would_not_do(grouped: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above."""
     assert max(grouped.apart(3)) < 1e-11
-    plain = training.law.Factors()
+    plain = Update()
     monkeypatch.setattr(training.groups, "matched", lambda model, folder: _Always(plain))
     assert max(grouped.apart(3)) > 1e-4
 

@@ -23,9 +23,9 @@ from transformers import GPT2Config, MixtralConfig, OPTConfig
 import growkit
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.class_updates import class_updates
-from growkit.engine.moments import ORDERS, grown_moments
 from growkit.engine.strict import strict_float64
+from growkit.optimizer.groups import class_updates
+from growkit.optimizer.growing import ADAMW_MOMENTS, grown_moments
 from growkit.planning.update import Update
 from growkit.planning.updates import law_of
 from growkit.proof import training as proof
@@ -189,7 +189,7 @@ class Pair:
         """How far losses, and logits at the end against their scale, are apart after more steps."""
         before, after = Checkpoint(self.source), Checkpoint(self.target)
         new = {name for name, each in law_of(self.lineage).updates.items() if each.new}
-        moments = {n: {k: each[k] for k in ORDERS} for n, each in self.state.items()}
+        moments = {n: {k: each[k] for k in ADAMW_MOMENTS} for n, each in self.state.items()}
         grown = grown_moments(moments, before, after, self.lineage.plans)
         found = []
         for folder, state in ((self.source, moments), (self.target, grown)):
@@ -205,7 +205,7 @@ class Pair:
             for name, parameter in model.named_parameters():
                 step = torch.tensor(float(self.steps))
                 optimizer.state[parameter] = {"step": step} | {
-                    key: state[name][key].clone() for key in ORDERS
+                    key: state[name][key].clone() for key in ADAMW_MOMENTS
                 }
             losses = train(model, optimizer, batches(steps, seed=1))
             with strict_float64(), torch.no_grad():

@@ -8,7 +8,7 @@ when a parameter is needed, on its own tensors alone, and back again for gradien
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import reduce
@@ -197,6 +197,11 @@ class ClassWeights(Weights):
         if conversion.transform is None:
             return self._checkpoint.cuts(conversion.sources[0])
         return int(stacks(conversion))
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A tensor, as consecutive blocks along dimension 0."""
+        plain = self.stored_as(name)
+        return self._checkpoint.blocks(plain) if plain else super().blocks(name)
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """A part of a parameter, in the dtype in which it is stored."""

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from growkit.engine.moments import ORDERS, State
 from growkit.engine.strict import strict_float64
 from growkit.planning.update import Update
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)
 """Of AdamW. Everything decays, so that every factor has something to do."""
@@ -60,7 +61,7 @@ class Beginning:
         customs: how each is treated, where that is not as usual.
     """
 
-    moments: State
+    moments: Mapping[str, Mapping[str, Tensor]]
     steps: Mapping[str, float]
     customs: Mapping[str, Custom] = field(default_factory=dict)
 
@@ -142,7 +143,7 @@ class Training:
             parameter.grad = None
         return total
 
-    def gather(self, windows: Sequence[Tensor]) -> State:
+    def gather(self, windows: Sequence[Tensor]) -> dict[str, dict[str, Tensor]]:
         """The moments after a step of no length."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
@@ -152,10 +153,10 @@ class Training:
             group["lr"] = rate
         return self.state()
 
-    def state(self) -> State:
+    def state(self) -> dict[str, dict[str, Tensor]]:
         """The moments of every parameter that is trained with one eps."""
         return {
-            part.name: {key: self._optimizer.state[part.leaf][key].clone() for key in ORDERS}
+            part.name: {key: self._optimizer.state[part.leaf][key].clone() for key in MOMENTS}
             for part in self._parts
             if part.where is None
         }

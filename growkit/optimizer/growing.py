@@ -1,19 +1,26 @@
-"""Grow the state of the source's optimizer through the transforms of the weights."""
+"""Grow the moments of the source's optimizer through the transforms of the weights.
+
+The class may have in one parameter what files hold in several tensors, experts above all. Moments
+are taken apart into the tensors of files, grown like these, and put together for the class again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from growkit.checkpoint.tensors import ANYWHERE, TORCH_NAMES, TensorInfo, Weights, full
-from growkit.engine.class_weights import ClassWeights
-from growkit.optimizer.groups import Group, split
-from growkit.optimizer.of_kind import OfKind, moments_dtype
+from growkit.base.errors import InputError
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import ANYWHERE, TORCH_NAMES, Config, TensorInfo, Weights, cut, full
+from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
+from growkit.engine.loader import Conversion, loading
+from growkit.engine.oracle import lacks_class
+from growkit.optimizer.groups import Factors, Group, split
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.state import ORDERS, STEP, Grown, State
-from growkit.planning.factors import Factors
+from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import Plan, Planned, Rule
 from growkit.planning.transforms import Constant
@@ -22,6 +29,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OF_COMPUTED = "moments do not go through what is computed"
+
+ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+Moments = dict[str, dict[str, "Tensor"]]
+"""The moments of AdamW in memory, by parameter and by ``ADAMW_MOMENTS``."""
 
 
 class GrownState(Grown):
@@ -51,18 +63,18 @@ class GrownState(Grown):
     ) -> None:
         self._state, self._before, self._after = state, before, after
         self._lineage = lineage
-        kinds = sorted({kind for each in state.kinds.values() for kind in each})
-        self._stages = {kind: self._grown(kind) for kind in kinds}
-        self._classes = {
-            kind: ClassWeights(cast(Any, stage), _made_of(after, stage))
-            for kind, stage in self._stages.items()
-        }
+        self._made = {}
+        for kind in sorted({kind for each in state.kinds.values() for kind in each}):
+            stage: Weights = _StoredMoments(state, kind, before, lineage.source)
+            for plan in lineage.plans:
+                stage = _through(plan, stage, ORDERS[kind])
+            self._made[kind] = _for_class(stage, after.conversions)
         groups = self._grouped()
         self.reset = {
             name: self._why(name)
             for group, known in groups
             for name in group.parameters
-            if not all(name in self._classes[kind].tensors for kind in known)
+            if not all(name in self._made[kind].tensors for kind in known)
         }
         self.groups = split([group for group, _ in groups], factors)
         self.steps = {
@@ -76,8 +88,7 @@ class GrownState(Grown):
             for group, known in groups
             for name in group.parameters
             for kind in sorted(known)
-        }
-        self.tensors |= {f"{name}.{STEP}": TensorInfo((), "F32") for name in self.steps}
+        } | {f"{name}.{STEP}": TensorInfo((), "F32") for name in self.steps}
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A tensor, as consecutive blocks along dimension 0."""
@@ -87,10 +98,8 @@ class GrownState(Grown):
         if kind == STEP or parameter in self.reset:
             yield from super().blocks(name)
         else:
-            dtype = getattr(torch, TORCH_NAMES[self.tensors[name].dtype])
-            weights, stored = self._made(parameter, kind)
-            for block in weights.blocks(stored):
-                yield block.to(dtype)
+            for block in self._made[kind].blocks(parameter):
+                yield block.to(getattr(torch, TORCH_NAMES[self.tensors[name].dtype]))
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """A part of a tensor."""
@@ -104,28 +113,13 @@ class GrownState(Grown):
         if parameter in self.reset:
             sizes = [each.stop - each.start for each in full(info.shape, where)]
             return torch.zeros(sizes, dtype=dtype)
-        weights, stored = self._made(parameter, kind)
-        return weights.read(stored, *where).to(dtype)
+        return self._made[kind].read(parameter, *where).to(dtype)
 
     def cuts(self, name: str) -> int:
         """As those of what it is made from."""
         parameter, _, kind = name.rpartition(".")
-        if kind == STEP or parameter in self.reset:
-            return ANYWHERE
-        weights, stored = self._made(parameter, kind)
-        return weights.cuts(stored)
-
-    def _made(self, parameter: str, kind: str) -> tuple[Weights, str]:
-        """What makes a parameter's moments, and what they are called there."""
-        stored = self._classes[kind].stored_as(parameter)
-        return (self._stages[kind], stored) if stored else (self._classes[kind], parameter)
-
-    def _grown(self, kind: str) -> Weights:
-        """All tensors of one kind, under the names of the target's files."""
-        stage: Weights = OfKind(self._state, kind, self._before, self._lineage.source)
-        for plan in self._lineage.plans:
-            stage = _through(plan, stage, ORDERS[kind])
-        return stage
+        fixed = kind == STEP or parameter in self.reset
+        return ANYWHERE if fixed else self._made[kind].cuts(parameter)
 
     @cached_property
     def _origins(self) -> dict[str, str]:
@@ -155,38 +149,35 @@ class GrownState(Grown):
         What was grown stays in its group. What is new joins those that decay as it does, and of
         these what has as many dimensions: some let matrices decay, and no vector.
         """
-        number_of = {
-            name: number
-            for number, group in enumerate(self._state.groups)
-            for name in group.parameters
-        }
+        kinds, groups = self._state.kinds, self._state.groups
+        number_of = {name: number for number, of in enumerate(groups) for name in of.parameters}
         alike: dict[object, int] = {}
         for name, number in number_of.items():
-            for kind in _customs(self._before, name):
-                alike.setdefault(kind, number)
-        names: list[list[str]] = [[] for _ in self._state.groups]
+            for custom in _customs(self._before, name):
+                alike.setdefault(custom, number)
+        names: list[list[str]] = [[] for _ in groups]
         for name in self._after.shapes:
             origin = self._origins.get(name)
-            if origin is not None and origin not in number_of:
-                continue  # another optimizer has it
-            own = (alike[kind] for kind in _customs(self._after, name) if kind in alike)
-            names[next(own, 0) if origin is None else number_of[origin]].append(name)
-        kinds = self._state.kinds
-        return [
-            (Group(tuple(names[number]), each.options), _kinds(each, kinds))
-            for number, each in enumerate(self._state.groups)
-        ]
+            if origin is None:
+                own = (alike[each] for each in _customs(self._after, name) if each in alike)
+                names[next(own, 0)].append(name)
+            elif origin in number_of:  # else another optimizer has it
+                names[number_of[origin]].append(name)
+        found = []
+        for each, of in zip(groups, names, strict=True):
+            # Those of a group are alike, but for what was never needed.
+            known = [kinds[name] for name in each.parameters]
+            shared = frozenset.intersection(*known) if known else frozenset[str]()
+            found.append((Group(tuple(of), each.options), shared))
+        return found
 
     def _info(self, name: str, kind: str) -> TensorInfo:
-        found = self._classes[kind].tensors.get(name)
+        found = self._made[kind].tensors.get(name)
         if found is not None:
             return found
-        return TensorInfo(self._after.shapes[name], self._main_dtype(kind))
-
-    def _main_dtype(self, kind: str) -> str:
         tensors = self._state.numbers.tensors
-        found = (info.dtype for name, info in tensors.items() if name.endswith(f".{kind}"))
-        return moments_dtype(next(found))
+        dtype = next(info.dtype for key, info in tensors.items() if key.endswith(f".{kind}"))
+        return TensorInfo(self._after.shapes[name], _moments_dtype(dtype))
 
     def _why(self, name: str) -> str:
         """Why a parameter has no moments, in the words of the plan where it has some."""
@@ -201,21 +192,14 @@ class GrownState(Grown):
 
 def _customs(parameters: Parameters, name: str) -> tuple[object, object]:
     """What decides on a parameter's group, the closest first."""
-    decayed = name in parameters.decayed
-    return (decayed, len(parameters.shapes[name]) > 1), decayed
+    is_decayed = name in parameters.decayed
+    return (is_decayed, len(parameters.shapes[name]) > 1), is_decayed
 
 
-def _kinds(group: Group, kinds: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Those that all parameters of a group have; they are alike, but for what was never needed."""
-    of_each = [kinds[name] for name in group.parameters]
-    return frozenset.intersection(*of_each) if of_each else frozenset()
-
-
-def _made_of(parameters: Parameters, stage: Weights) -> tuple[Any, ...]:
-    """The conversions of which all tensors have moments."""
-    return tuple(
-        each for each in parameters.conversions if all(n in stage.tensors for n in each.sources)
-    )
+def _for_class(stage: Weights, conversions: Sequence[Conversion]) -> ClassWeights:
+    """Moments under the names of the class, where all tensors of a parameter have some."""
+    complete = [each for each in conversions if stage.tensors.keys() >= set(each.sources)]
+    return ClassWeights(stage, tuple(complete))
 
 
 def _through(plan: Plan, stage: Weights, order: int) -> Planned:
@@ -230,3 +214,130 @@ def _through(plan: Plan, stage: Weights, order: int) -> Planned:
         dtype = stage.tensors[how.sources[0]].dtype if how.sources else "F32"
         rules.append(Rule(rule.target, replace(rule.info, dtype=dtype), how))
     return Planned(stage, replace(plan, rules=tuple(rules), duplicates={}))
+
+
+def _moments_dtype(dtype: str) -> str:
+    """That in which moments grow: of float16, squares that are divided would become zero."""
+    return "F32" if dtype == "F16" else dtype
+
+
+class _StoredMoments(Weights):
+    """One kind of an optimizer's tensors, under the names and in the shapes of the model's files.
+
+    Args:
+        state: of the optimizer.
+        kind: of its tensors.
+        parameters: of the model.
+        weights: the model's own tensors.
+    """
+
+    def __init__(self, state: State, kind: str, parameters: Parameters, weights: Weights) -> None:
+        self._state, self._kind = state, kind
+        self.config = weights.config
+        self._unconverted = Unconverted(weights.tensors)
+        numbers = state.numbers.tensors
+        self._conversions: dict[str, Conversion] = {}
+        self.tensors = {}
+        for each in parameters.conversions:
+            if any(f"{name}.{kind}" not in numbers for name in each.shapes):
+                continue
+            if each.transform is not None:
+                part = one_row(each, 0) if stacks(each) else each
+                if self._unconverted.places(part) is None:
+                    continue
+            dtype = _moments_dtype(numbers[f"{next(iter(each.shapes))}.{kind}"].dtype)
+            for tensor in each.sources:
+                self._conversions[tensor] = each
+                self.tensors[tensor] = TensorInfo(weights.tensors[tensor].shape, dtype)
+
+    def where(self, name: str | None = None) -> str:
+        """The file or folder of the state."""
+        return str(self._state.where)
+
+    def cuts(self, name: str) -> int:
+        """As the state's, where the class has the tensor as it is."""
+        conversion = self._conversions[name]
+        (first, *_) = conversion.shapes
+        plain = conversion.transform is None
+        return self._state.numbers.cuts(f"{first}.{self._kind}") if plain else 0
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """A part of a tensor.
+
+        Raises:
+            InputError: it holds what such moments cannot be.
+        """
+        conversion = self._conversions[name]
+        if conversion.transform is None:
+            return self._numbers(next(iter(conversion.shapes)), *where)
+        part: slice | None = None
+        if stacks(conversion):
+            number = next(n.index(name) for n in conversion.tensors.values() if name in n)
+            conversion, part = one_row(conversion, number), slice(number, number + 1)
+        made = {each: self._numbers(each, part) for each in conversion.shapes}
+        found = self._unconverted(conversion, made)
+        assert found is not None, f"{name} has no way back"
+        return cut(dict(found)[name], where)
+
+    def _numbers(self, parameter: str, *where: slice | None) -> Tensor:
+        found = self._state.numbers.read(f"{parameter}.{self._kind}", *where)
+        wrong = "NaN or infinity" if not found.isfinite().all() else ""
+        if not wrong and ORDERS[self._kind] == 2 and found.numel() and found.min() < 0:
+            wrong = "negative squares"
+        if wrong:
+            raise InputError(
+                f"{self._kind} of {parameter} in {self._state.where} holds {wrong}; use the state "
+                "of an earlier checkpoint"
+            )
+        return found.float() if str(found.dtype) == "torch.float16" else found
+
+
+class _InMemory(Weights):
+    """Tensors in memory, in float64."""
+
+    def __init__(self, contents: Mapping[str, Tensor], config: Config) -> None:
+        self.config, self._contents = config, contents
+        self.tensors = {n: TensorInfo(tuple(t.shape), "F64") for n, t in contents.items()}
+
+    def where(self, name: str | None = None) -> str:
+        return "the optimizer's state"
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        return cut(self._contents[name], where)
+
+    def cuts(self, name: str) -> int:
+        return ANYWHERE
+
+
+def grown_moments(
+    moments: Moments, before: Checkpoint, after: Checkpoint, plans: Sequence[Plan]
+) -> Moments:
+    """Moments of a source as moments of its target; zeros where none go through a transform.
+
+    Args:
+        moments: of the source's parameters.
+        before: the source.
+        after: the target.
+        plans: of all steps from one to the other.
+    """
+    import torch
+
+    if lacks_class(after.config):
+        plans = (*plans, read_layout(after))
+        shapes = {rule.target: rule.info.shape for rule in plans[-1].rules}
+    else:
+        conversions = loading(after).conversions
+        shapes = {name: shape for each in conversions for name, shape in each.shapes.items()}
+    found: Moments = {name: {} for name in shapes}
+    for kind in ADAMW_MOMENTS:
+        stored = StoredGradients(before)
+        contents = {n: t for name, of in moments.items() for n, t in stored(name, of[kind].cpu())}
+        stage: Weights = _InMemory(contents, before.config)
+        for plan in plans:
+            stage = _through(plan, stage, ORDERS[kind])
+        made = stage if lacks_class(after.config) else _for_class(stage, conversions)
+        for name, shape in shapes.items():
+            known = name in made.tensors
+            empty = torch.zeros(shape, dtype=torch.float64)
+            found[name][kind] = made.read(name).double() if known else empty
+    return found

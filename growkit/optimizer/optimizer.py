@@ -5,30 +5,23 @@ Its state is read and refused before anything is written, and streamed after the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from growkit.algebra.muon import muon_rate
 from growkit.base.errors import InputError
 from growkit.base.progress import Progress
 from growkit.base.registry import members
 from growkit.checkpoint.outline import outlined
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import FLOAT_BYTES, total_parameters
-from growkit.engine.class_updates import class_updates
+from growkit.checkpoint.tensors import FLOAT_BYTES, total_bytes, total_parameters
+from growkit.optimizer.groups import Factors, class_updates
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters, check_class, parameters_of
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
-from growkit.optimizer.state import MUON, Format, State, check, written
-from growkit.planning.factors import UNCHANGED, Factors
+from growkit.optimizer.state import MUON, Format, State, check
 from growkit.planning.lineage import Lineage
-from growkit.planning.update import Update
 from growkit.planning.updates import Law, law_of
 from growkit.results.operation import OptimizerResult
-
-DECOUPLED = "decoupled_weight_decay"
-"""The option of a group by which torch tells AdamW from Adam."""
 
 
 def formats() -> list[Format]:
@@ -77,6 +70,11 @@ class Optimizer:
         source: the checkpoint that it trained.
         lineage: from the source to the target.
 
+    Attributes:
+        state: as it was read.
+        files: everything that is read.
+        bytes: about how much will be written.
+
     Raises:
         InputError: see ``open_state``; or transformers has no class for the source.
     """
@@ -85,27 +83,12 @@ class Optimizer:
         self._lineage = lineage
         check_class(lineage.target.config, f"the grown {source.folder}")
         self._before = parameters_of(source)
-        self._state = open_state(path, self._before)
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Everything that is read."""
-        return self._state.files
-
-    @property
-    def bytes(self) -> int:
-        """About how much will be written."""
-        kinds: Mapping[str, str] = {
-            name.rpartition(".")[2]: info.dtype
-            for name, info in self._state.numbers.tensors.items()
-        }
-        elements = total_parameters(self._lineage.target.tensors)
-        return sum(elements * FLOAT_BYTES[dtype] for dtype in kinds.values())
-
-    @property
-    def state(self) -> State:
-        """As it was read."""
-        return self._state
+        self.state = open_state(path, self._before)
+        self.files = self.state.files
+        tensors = self.state.numbers.tensors
+        kinds = {name.rpartition(".")[2]: info.dtype for name, info in tensors.items()}
+        elements = total_parameters(lineage.target.tensors)
+        self.bytes = sum(elements * FLOAT_BYTES[dtype] for dtype in kinds.values())
 
     def grown(self, target: Checkpoint, law: Law) -> GrownState:
         """The state of the target's optimizer.
@@ -117,20 +100,25 @@ class Optimizer:
         Raises:
             InputError: transformers has no class for it.
         """
-        after = parameters_of(target)
+        after, groups, muon = parameters_of(target), self.state.groups, None
+        if MUON in self.state.kinds.values():
+            muon = str(groups[0].options.get("adjust_lr_fn") or "original")
+        # By this option torch tells AdamW from Adam, whose decay is a part of the gradient.
+        coupled = any(each.options.get("decoupled_weight_decay") is False for each in groups)
+        updates = class_updates(target, law.updates, by_element=False)
         factors = {
-            name: self._factors(each, after.shapes.get(name, ()))
-            for name, each in class_updates(target, law.updates).items()
+            name: Factors.of(each, after.shapes.get(name, ()), muon, coupled=coupled)
+            for name, each in updates.items()
         }
-        return GrownState(self._state, self._lineage, self._before, after, factors)
+        return GrownState(self.state, self._lineage, self._before, after, factors)
 
     def check_schedules(self) -> None:
-        """Try whether schedules that lie with the state can be carried over.
+        """Try whether schedules that are saved with the state can be carried over.
 
         Raises:
             InputError: one holds rates that cannot be scaled, or is of other groups.
         """
-        state, target = self._state, self._lineage.target
+        state, target = self.state, self._lineage.target
         if not holds_schedule(state.schedules):
             return
         with outlined(target, target.config) as outline:
@@ -149,29 +137,14 @@ class Optimizer:
         Raises:
             InputError: the state cannot be read, or transformers has no class for the target.
         """
-        state, grown = self._state, self.grown(Checkpoint(folder), law)
-        with progress.bytes("optimizer", written(grown)) as advance:
-            state.format.write(state, grown, folder, advance)
+        grown = self.grown(Checkpoint(folder), law)
+        with progress.bytes("optimizer", total_bytes(grown.tensors)) as advance:
+            self.state.format.write(self.state, grown, folder, advance)
         return self.result(grown)
-
-    def _factors(self, update: Update, shape: tuple[int, ...]) -> Factors:
-        """What options of a parameter of the target are multiplied by."""
-        state = self._state
-        if MUON not in state.kinds.values():
-            # Decay that is a part of the gradient (Adam's) is scaled as gradients are to weights.
-            coupled = any(each.options.get(DECOUPLED) is False for each in state.groups)
-            decay = update.eps / update.rate if coupled else update.decay
-            return Factors(update.rate, decay, update.eps)
-        if len(shape) != 2:
-            return UNCHANGED  # Muon has none of these
-        adjust = str(state.groups[0].options.get("adjust_lr_fn") or "original")
-        n_out = 1 / (update.eps * update.factor)
-        rate = muon_rate(update.factor, update.n_in, n_out, (shape[0], shape[1]), adjust)
-        return Factors(rate, 1 / rate)
 
     def result(self, grown: GrownState | None = None) -> OptimizerResult:
         """What is known of it: before anything is written, or of what was written."""
-        state = self._state
+        state = self.state
         steps = [step for step in state.steps.values() if step]
         return OptimizerResult(
             path=str(state.where),
@@ -179,7 +152,7 @@ class Optimizer:
             moments=sorted({kind for kinds in state.kinds.values() for kind in kinds}),
             step=int(max(steps)) if steps else None,
             groups=len(grown.groups) if grown else len(state.groups),
-            bytes=written(grown) if grown else self.bytes,
+            bytes=total_bytes(grown.tensors) if grown else self.bytes,
             reset=dict(grown.reset) if grown else {},
             beside=dict(state.beside),
             assumed=state.assumed,

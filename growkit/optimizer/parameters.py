@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from typing import cast
 
 import torch
+from torch import nn
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
@@ -13,7 +16,6 @@ from growkit.checkpoint.tensors import Config
 from growkit.engine.class_weights import empty_model
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
-from growkit.training.decay import decayed
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,35 @@ def parameters_of(checkpoint: Checkpoint) -> Parameters:
         first.setdefault(stored(name), name)
     every = dict(model.named_parameters())
     shapes = {name: tuple(every[name].shape) for name in first.values()}
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    own = {id(each) for end in ends if end is not None for each in end.parameters()}
-    vocabulary = {name for name, each in model.named_parameters() if id(each) in own}
     return Parameters(
         str(checkpoint.folder),
         shapes,
         decayed(model) & shapes.keys(),
-        frozenset(vocabulary),
+        frozenset(every.keys() - without_ends(model)),
         loading(checkpoint).conversions,
     )
+
+
+def without_ends(model: nn.Module) -> set[str]:
+    """Names of all parameters but those of the embedding and the output head."""
+    ends: set[int] = set()
+    for get in ("get_input_embeddings", "get_output_embeddings"):
+        module = getattr(model, get)() if hasattr(model, get) else None
+        ends |= {id(parameter) for parameter in module.parameters()} if module else set()
+    return {name for name, parameter in model.named_parameters() if id(parameter) not in ends}
+
+
+def decayed(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that transformers' ``Trainer`` lets decay: all but norms and biases.
+
+    Args:
+        model: as it is or wrapped; the names are those of its ``named_parameters``.
+    """
+    from transformers import Trainer
+
+    # A method that uses nothing of its trainer.
+    paths = Trainer.get_decay_parameter_names(cast(Trainer, None), model)
+    # Wrappers around all of a model (FSDP, checkpointing) leave themselves out of the names that
+    # they give, but not of these paths. Of norms without weights there are paths to None.
+    chosen = {id(reduce(getattr, path.split("."), model)) for path in paths}
+    return frozenset(name for name, each in model.named_parameters() if id(each) in chosen)

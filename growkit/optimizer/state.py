@@ -1,4 +1,4 @@
-"""What an optimizer remembers of its steps, whatever format it was saved in."""
+"""What an optimizer remembers of its steps, in any format, and whether growkit can grow it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Weights
 from growkit.optimizer.groups import RATES, Group
 from growkit.optimizer.parameters import Parameters
 
-if TYPE_CHECKING:
-    pass
-
 ORDERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "momentum_buffer": 1}
-"""The power in which gradients stand in every kind of tensor that grows with the weights."""
+"""Every kind of tensor that grows with the weights, and the power of the gradient in it."""
 
 STEP = "step"
 
@@ -27,23 +24,27 @@ MUON = frozenset({"momentum_buffer"})
 KNOWN = (ADAMW, ADAMW | {"max_exp_avg_sq"}, MUON)
 """Kinds of moments that belong together: AdamW's, with ``amsgrad``, and Muon's."""
 
-OPTIONS = {
+REQUIRED = {
     ADAMW: ({"betas", "eps", "amsgrad"}, {"betas", "eps", "bias_correction"}),
     MUON: ({"momentum", "ns_steps"},),
 }
 """Options, of one implementation or another, that optimizers with moments alike do not have."""
 
 OF_SCHEDULES = {*RATES, "base_momentum", "max_momentum"}
-OF_ADAMW = {
-    *("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"),
-    *("foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"),
-    *("bias_correction", STEP),
+LAWS = {
+    ADAMW: (
+        "AdamW",
+        OF_SCHEDULES
+        | {"betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable"}
+        | {"differentiable", "fused", "decoupled_weight_decay", "bias_correction", STEP},
+    ),
+    MUON: (
+        "Muon",
+        OF_SCHEDULES
+        | {"momentum", "nesterov", "weight_decay", "eps"}
+        | {"ns_coefficients", "ns_steps", "adjust_lr_fn"},
+    ),
 }
-OF_MUON = {
-    *("lr", "momentum", "nesterov", "weight_decay", "eps"),
-    *("ns_coefficients", "ns_steps", "adjust_lr_fn"),
-}
-LAWS = {ADAMW: ("AdamW", OF_ADAMW | OF_SCHEDULES), MUON: ("Muon", OF_MUON | OF_SCHEDULES)}
 """All options with numbers that optimizers of a kind have, in torch, DeepSpeed or Apex.
 
 Any other number or switch may be a part of another law, such as the bounds of LAMB's trust ratio.
@@ -55,9 +56,6 @@ NO_MOMENTS = (
     "without momentum; there is nothing to grow, leave --optimizer out"
 )
 
-PLAIN = (bool, int, float, str, type(None))
-"""What options of a group are made of."""
-
 MOST_STEPS = 2**53
 
 DTYPES = ("F64", "F32", "BF16", "F16")
@@ -68,8 +66,6 @@ WITHOUT_RATES = (
     "carried over; it holds no rates, so multiply those that it is made with as those of the groups"
 )
 """What becomes of a schedule."""
-
-ONLY = "growkit grows that of AdamW, with or without amsgrad, and of Muon"
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class State:
         steps: that every parameter has taken; none where the optimizer does not count them.
         numbers: its tensors, by the name ``parameter.kind``.
         rest: what the format hands on from reading to writing.
-        beside: what else of a training lies there, by its name, and what becomes of it.
+        beside: what else of a training is in the same place, by its name, and what becomes of it.
         schedules: what may hold schedules of rates, by the file or folder that it comes from.
         assumed: what was assumed of the order of parameters; empty if the files name them.
     """
@@ -125,17 +121,16 @@ class Grown(Weights):
 
 
 class Format(Protocol):
-    """What the file of a format defines."""
+    """What the file of a format defines.
 
-    @property
-    def name(self) -> str:
-        """In a few words."""
-        ...
+    Attributes:
+        name: in a few words.
+        outputs: patterns of everything that it writes into the folder of a model; the first is the
+            state itself.
+    """
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Patterns of everything that it writes into the folder of a model."""
-        ...
+    name: str
+    outputs: tuple[str, ...]
 
     def holds(self, path: Path) -> bool:
         """Whether a file or folder looks like one of this format."""
@@ -164,63 +159,15 @@ class Format(Protocol):
 
 
 def check(state: State, parameters: Parameters) -> None:
-    """Hold a state against the model that it should belong to.
+    """Check a state against the model that it should belong to.
 
     Raises:
         InputError: it belongs to another model or optimizer, or is not complete.
     """
-    kinds, tensors = state.kinds, state.numbers.tensors
-    muon = MUON in kinds.values()
-    for name, shape in parameters.shapes.items():
-        if name not in kinds:
-            if muon and (len(shape) != 2 or name in parameters.vocabulary):
-                continue  # Muon is for the matrices inside; another optimizer has these
-            inner = next((each for each in kinds if each.startswith(f"{name}.")), None)
-            if inner:  # bitsandbytes has numbers of 8 bits, and their scales, below its names
-                _refuse(state, f"{', '.join(sorted(kinds[inner]))} of {inner}")
-            raise InputError(
-                f"{state.where} has no state of {name}, which the model in {parameters.where} "
-                "has; give the state of an optimizer that has trained all of this model"
-            )
-        for kind in sorted(kinds[name]):
-            info = tensors[f"{name}.{kind}"]
-            if kind not in ORDERS or info.dtype not in DTYPES:
-                _refuse(state, f"{kind} of {name} ({info.dtype})")
-            if info.shape != shape:
-                raise InputError(
-                    f"{kind} of {name} in {state.where} has shape {list(info.shape)}, the "
-                    f"parameter in {parameters.where} has {list(shape)}; give the state of the "
-                    "optimizer of this model"
-                )
-    _check_names(state, parameters)
-    for group in state.groups:
-        _check_options(state, group)
-        for name in group.parameters:
-            _check_optimizer(state, group, name, kinds[name])
-    _check_alike(state)
-
-
-def _check_alike(state: State) -> None:
-    """Groups of one optimizer have the same options of it, as torch fills in what is left out."""
-    kinds, first = state.kinds, dict[str, Group]()
-    for group in state.groups:
-        for name in group.parameters[:1]:
-            optimizer, known = LAWS[MUON if kinds[name] >= MUON else ADAMW]
-            other = first.setdefault(optimizer, group)
-            missing = (group.options.keys() ^ other.options.keys()) & known
-            if missing:
-                key = min(missing)
-                without, having = (other, group) if key in group.options else (group, other)
-                raise InputError(
-                    f"{state.where} has no {key} for {without.parameters[0]}, but one for "
-                    f"{having.parameters[0]}; save the optimizer again"
-                )
-
-
-def _check_names(state: State, parameters: Parameters) -> None:
-    """Every parameter is one of the model's, and in one group."""
+    kinds = state.kinds
+    _check_moments(state, parameters, kinds)
     grouped = Counter(name for group in state.groups for name in group.parameters)
-    for name in (*state.kinds, *grouped):
+    for name in (*kinds, *grouped):
         if name not in parameters.shapes:
             raise InputError(
                 f"{state.where} has a state of {name}, which the model in {parameters.where} does "
@@ -231,18 +178,62 @@ def _check_names(state: State, parameters: Parameters) -> None:
                 f"{state.where} has {name} in {grouped[name] or 'no'} groups, where one was "
                 "expected; save the optimizer again"
             )
+    first: dict[str, Group] = {}
+    for group in state.groups:
+        _check_options(state, group)
+        for name in group.parameters:
+            _check_optimizer(state, group, name, kinds[name])
+        for name in group.parameters[:1]:
+            # torch fills in what is left out, so groups of one optimizer have the same options.
+            optimizer, known = LAWS[MUON if kinds[name] >= MUON else ADAMW]
+            other = first.setdefault(optimizer, group)
+            for key in sorted((group.options.keys() ^ other.options.keys()) & known):
+                without, having = (other, group) if key in group.options else (group, other)
+                raise InputError(
+                    f"{state.where} has no {key} for {without.parameters[0]}, but one for "
+                    f"{having.parameters[0]}; save the optimizer again"
+                )
+
+
+def _check_moments(
+    state: State, parameters: Parameters, kinds: Mapping[str, frozenset[str]]
+) -> None:
+    """Every parameter has moments of its own shape."""
+    muon = MUON in kinds.values()
+    for name, shape in parameters.shapes.items():
+        if name not in kinds:
+            if muon and (len(shape) != 2 or name in parameters.vocabulary):
+                continue  # Muon is for the matrices inside; another optimizer has these
+            for inner in kinds:
+                if inner.startswith(f"{name}."):  # as bitsandbytes names numbers of 8 bits
+                    _refuse(state, f"{', '.join(sorted(kinds[inner]))} of {inner}")
+            raise InputError(
+                f"{state.where} has no state of {name}, which the model in {parameters.where} "
+                "has; give the state of an optimizer that has trained all of this model"
+            )
+        for kind in sorted(kinds[name]):
+            info = state.numbers.tensors[f"{name}.{kind}"]
+            if kind not in ORDERS or info.dtype not in DTYPES:
+                _refuse(state, f"{kind} of {name} ({info.dtype})")
+            if info.shape != shape:
+                raise InputError(
+                    f"{kind} of {name} in {state.where} has shape {list(info.shape)}, the "
+                    f"parameter in {parameters.where} has {list(shape)}; give the state of the "
+                    "optimizer of this model"
+                )
 
 
 def _check_optimizer(state: State, group: Group, name: str, kinds: frozenset[str]) -> None:
     if kinds not in KNOWN:
         _refuse(state, f"only {' and '.join(sorted(kinds)) or 'no moment'} of {name}")
     first = MUON if kinds == MUON else ADAMW
-    if not any(options <= group.options.keys() for options in OPTIONS[first]):
-        missing = min(OPTIONS[first][0] - group.options.keys())
+    if not any(options <= group.options.keys() for options in REQUIRED[first]):
+        missing = min(REQUIRED[first][0] - group.options.keys())
         _refuse(state, f"{min(kinds)} in a group without {missing}")
     optimizer, known = LAWS[first]
     for key, value in group.options.items():
-        if key not in known and not _is_label(value):
+        remark = all(each is None or isinstance(each, str) for each in _parts(value))
+        if key not in known and not remark:
             _refuse(
                 state,
                 f"{key} = {str(value)[:40]} in a group of parameters, an option that {optimizer} "
@@ -259,10 +250,10 @@ def _check_optimizer(state: State, group: Group, name: str, kinds: frozenset[str
 
 
 def _check_options(state: State, group: Group) -> None:
-    """Numbers that can be scaled, and nothing that is no plain value."""
+    """Numbers can be scaled, and all values are plain."""
     for key, value in group.options.items():
-        parts = value if isinstance(value, list | tuple) else [value]
-        fit = all(isinstance(each, PLAIN) for each in parts)
+        parts = _parts(value)
+        fit = all(isinstance(each, bool | int | float | str | None) for each in parts)
         if key in (*RATES, "weight_decay", "eps"):
             fit &= value is None or (_is_number(value) and value >= 0)
         if key == "betas":
@@ -272,6 +263,10 @@ def _check_options(state: State, group: Group) -> None:
                 f"{key} of a group in {state.where} is {str(value)[:40]}, which no optimizer "
                 "takes; save it again"
             )
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def as_float(value: float) -> float:
@@ -287,16 +282,8 @@ def _is_number(value: Any) -> bool:
     return number and math.isfinite(as_float(value))
 
 
-def _is_label(value: Any) -> bool:
-    """Whether an option is a remark, such as a name: nothing that could be reckoned with."""
-    parts = value if isinstance(value, list | tuple) else [value]
-    return all(each is None or isinstance(each, str) for each in parts)
-
-
 def _refuse(state: State, what: str, remedy: str = "") -> None:
-    raise InputError(f"{state.where} holds {what}, so it is of another optimizer; {ONLY}{remedy}")
-
-
-def written(grown: Grown) -> int:
-    """Bytes of all tensors."""
-    return sum(info.bytes for info in grown.tensors.values())
+    raise InputError(
+        f"{state.where} holds {what}, so it is of another optimizer; growkit grows that of AdamW, "
+        f"with or without amsgrad, and of Muon{remedy}"
+    )

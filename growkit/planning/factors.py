@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from growkit.checkpoint.tensors import TensorInfo
 from growkit.planning.update import Update
@@ -14,28 +13,6 @@ from growkit.results.operation import UpdateGroup, Updates
 
 NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 """Of a layer or an expert, in the name of a tensor."""
-
-
-@dataclass(frozen=True)
-class Factors:
-    """What the settings of a tensor are multiplied with.
-
-    Attributes:
-        lr: of the learning rate.
-        weight_decay: of decoupled weight decay.
-        eps: of AdamW's eps.
-        n_in: into how many parts its weights are split.
-        n_out: among how many copies its gradients are shared.
-    """
-
-    lr: float = 1.0
-    weight_decay: float = 1.0
-    eps: float = 1.0
-    n_in: float = 1.0
-    n_out: float = 1.0
-
-
-UNCHANGED = Factors()
 
 
 def summary(law: Law, tensors: Mapping[str, TensorInfo]) -> Updates:

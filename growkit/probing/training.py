@@ -27,7 +27,7 @@ from growkit.base.progress import Advance, nothing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import load, quiet
 from growkit.engine.strict import choose_kernels, reproducible
-from growkit.training.decay import decayed
+from growkit.optimizer.parameters import decayed
 from growkit.training.groups import param_groups
 
 BETAS, EPS = (0.9, 0.95), 1e-8

@@ -23,13 +23,13 @@ from growkit.base.settings import Settings
 from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TensorInfo, total_parameters
-from growkit.engine.class_updates import class_updates
 from growkit.engine.metrics import finite
-from growkit.engine.moments import grown_moments
 from growkit.engine.oracle import load
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, Training
+from growkit.optimizer.groups import class_updates
+from growkit.optimizer.growing import grown_moments
 from growkit.planning.lineage import Lineage
 from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.update import Update

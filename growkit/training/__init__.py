@@ -1,10 +1,8 @@
-"""What continued training needs beside an engine of its own."""
+"""What continued training needs apart from an engine."""
 
-from growkit.training.gamma import GammaRamp
 from growkit.training.groups import hidden_matrices, param_groups
-from growkit.training.preserved import AssertPreserved, assert_preserved
-from growkit.training.stored import keep_stored
-from growkit.training.warming import rewarming
+from growkit.training.preserved import AssertPreserved, assert_preserved, keep_stored
+from growkit.training.ramps import GammaRamp, rewarming
 
 __all__ = [
     "AssertPreserved",

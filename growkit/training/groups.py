@@ -1,25 +1,35 @@
-"""Parameter groups with which a grown model goes on as its source would (``docs/training.md``).
+"""Parameter groups that train a grown model as its source would be (``docs/training.md``).
 
 A single eps serves all rows of a tensor. Where these differ (signal and noise heads in one
-``q_proj``), it lies between theirs, where the largest change that it makes is least.
+``q_proj``), it is between theirs, where the largest change that it makes is least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from growkit.algebra.muon import ADJUSTMENTS, muon_rate
+from growkit.algebra.muon import ADJUSTMENTS
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
-from growkit.planning.factors import UNCHANGED, Factors
-from growkit.training.decay import decayed
-from growkit.training.law import found_in, known_of
+from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.loader import loading
+from growkit.engine.oracle import lacks_class
+from growkit.optimizer.groups import Factors, class_updates, recorded_updates
+from growkit.optimizer.parameters import decayed, without_ends
+from growkit.planning.update import Update
 
 OPTIMIZERS = ("adamw", "muon")
+
+WRAPPERS = re.compile(
+    r"\b(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer"
+    r"|modules_to_save\.\w+)\."
+)
+"""What DDP, torch.compile, FSDP, checkpointing of activations and peft put into names."""
 
 
 def param_groups(
@@ -36,8 +46,8 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Parameter groups for ``torch.optim.AdamW`` or ``torch.optim.Muon``.
 
-    Every setting is the one with which the source would go on; each group has what becomes of it.
-    Decayed groups come first, as in transformers' Trainer. What the folder does not have (an
+    Every setting is the one with which the source would be trained; each group has what becomes of
+    it. Decayed groups come first, as in transformers' Trainer. What the folder does not have (an
     adapter, a head for another task) gets the settings as they are.
 
     Args:
@@ -60,74 +70,82 @@ def param_groups(
             raise InputError(
                 f"{value!r} is not known; choose {' or '.join(known)}{perhaps(value, known)}"
             )
-    factors = matched(model, folder)
-    if only is None and optimizer == "muon":
-        matrices = hidden_matrices(model)
-        only = lambda name, _: name in matrices  # noqa: E731
+    muon = adjust_lr_fn if optimizer == "muon" else None
+    updates = matched(model, folder)
+    matrices = hidden_matrices(model) if muon and only is None else set()
     usual = decayed(model) if decays is None else frozenset()
-    groups: dict[tuple[bool, object], dict[str, Any]] = {}
+    groups: dict[tuple[bool, Factors], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or (only and not only(name, parameter)):
+        wanted = only(name, parameter) if only else not muon or name in matrices
+        if not parameter.requires_grad or not wanted:
             continue
+        if muon and parameter.dim() != 2:
+            raise InputError(f"{name} is no matrix, but Muon takes nothing else; leave it out")
+        factors = Factors.of(updates[name], tuple(parameter.shape), muon)
         loses = decays(name, parameter) if decays else name in usual
-        of = factors[name]
-        decay = weight_decay if loses else 0.0
-        if optimizer == "muon":
-            if parameter.dim() != 2:
-                raise InputError(f"{name} is no matrix, but Muon takes nothing else; leave it out")
-            shape = (parameter.shape[0], parameter.shape[1])
-            rate = muon_rate(of.lr * of.n_in, of.n_in, of.n_out, shape, adjust_lr_fn)
-            made = {"lr": lr * rate, "weight_decay": decay / rate, "adjust_lr_fn": adjust_lr_fn}
-            key: tuple[bool, object] = (not loses, rate)
-        else:
-            made = {"lr": lr * of.lr, "weight_decay": decay * of.weight_decay, "eps": eps * of.eps}
-            key = (not loses, (of.lr, of.weight_decay, of.eps))
-        groups.setdefault(key, {"params": [], **made})["params"].append(parameter)
+        of_optimizer = {"adjust_lr_fn": muon} if muon else {"eps": eps}
+        options = {"lr": lr, "weight_decay": weight_decay if loses else 0.0, **of_optimizer}
+        made = groups.setdefault((not loses, factors), {"params": [], **factors.scaled(options)})
+        made["params"].append(parameter)
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:
     """Names of the matrices that Muon is made for: all but the embedding and the output head."""
-    ends: set[int] = set()
-    for get in ("get_input_embeddings", "get_output_embeddings"):
-        module = getattr(model, get)() if hasattr(model, get) else None
-        ends |= {id(parameter) for parameter in module.parameters()} if module else set()
-    return {
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.dim() == 2 and id(parameter) not in ends
-    }
+    matrices = {name for name, parameter in model.named_parameters() if parameter.dim() == 2}
+    return matrices & without_ends(model)
 
 
-def matched(model: nn.Module, folder: str | Path) -> dict[str, Factors]:
-    """The factors of all parameters of a model, by its own names; plain ones where there are none.
+def matched(model: nn.Module, folder: str | Path) -> dict[str, Update]:
+    """How all parameters of a model are updated, by its own names; plainly if they are not known.
 
     Raises:
         InputError: the model is not the one in the folder.
     """
-    known, ties = known_of(folder), _ties(model)
-    found, factors = False, {}
+    checkpoint = Checkpoint(folder)
+    known = recorded_updates(checkpoint)
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    if not lacks_class(checkpoint.config):
+        known = class_updates(checkpoint, known, by_element=False)
+        shapes = {n: s for each in loading(checkpoint).conversions for n, s in each.shapes.items()}
+    modules = (getattr(module, "all_tied_weights_keys", None) for module in model.modules())
+    # Of the model itself, or of the first module that is not a wrapper.
+    ties: dict[str, str] = next((each for each in modules if isinstance(each, dict)), {})
+    updates, found = {}, {}
+    for name, _ in model.named_parameters():
+        plain = class_name(name)
+        same = ties.get(plain, plain)
+        alike = (plain, same, *(one for one, other in ties.items() if other == same))
+        key = next((each for each in alike if each in known), None)
+        updates[name] = known[key] if key else Update()
+        if key:
+            found[name] = shapes[key]
+    check_same(model, found, folder)
+    return updates
+
+
+def check_same(model: nn.Module, found: Mapping[str, tuple[int, ...]], folder: str | Path) -> None:
+    """Refuse a model that is not the one in a folder.
+
+    Args:
+        model: in memory.
+        found: shapes in the folder, by the names that the model has for its parameters.
+        folder: the folder.
+
+    Raises:
+        InputError: no parameter was found, or one has another shape.
+    """
+    kind, remedy = type(model).__name__, "give the folder that it was loaded from"
     for name, parameter in model.named_parameters():
-        each = found_in(name, known, ties)
-        if each and each.shape != tuple(parameter.shape):
+        if name in found and found[name] != tuple(parameter.shape):
             raise InputError(
-                f"{name} of the {type(model).__name__} has shape {list(parameter.shape)}, but "
-                f"{list(each.shape)} in {folder}; give the folder that it was loaded from"
+                f"{name} of the {kind} has shape {list(parameter.shape)}, but "
+                f"{list(found[name])} in {folder}; {remedy}"
             )
-        found |= each is not None
-        factors[name] = each.factors if each else UNCHANGED
     if not found:
-        raise InputError(
-            f"no parameter of the {type(model).__name__} is one of the model in {folder}; give the "
-            "folder that it was loaded from"
-        )
-    return factors
+        raise InputError(f"no parameter of the {kind} is one of the model in {folder}; {remedy}")
 
 
-def _ties(model: nn.Module) -> dict[str, str]:
-    """Parameters that are one with another, as transformers names them."""
-    for module in model.modules():  # the model itself, or the first that is not around it
-        tied = getattr(module, "all_tied_weights_keys", None)
-        if isinstance(tied, dict):
-            return {str(one): str(other) for one, other in tied.items()}
-    return {}
+def class_name(name: str) -> str:
+    """The name of a parameter without what engines have put into it."""
+    return WRAPPERS.sub("", name.removeprefix("base_model.model."))

@@ -30,10 +30,13 @@ from growkit.base.errors import InputError
 from growkit.base.limits import within
 from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import STORED_NAMES
 from growkit.engine.calls import Call
+from growkit.engine.class_weights import class_weights
 from growkit.proof.fingerprint import COMPUTED, Question, apart, fingerprint_of
 from growkit.proof.sizes import check_vocabulary
 from growkit.recipe.manifest import changed_since
+from growkit.training.groups import check_same
 
 OTHER = "give the folder that it was loaded from"
 
@@ -149,6 +152,36 @@ def expected_of(folder: Path) -> Expected:
             f"the fingerprint in {file} is not as growkit writes it; make the model again with "
             f"'growkit run {file}'"
         ) from None
+
+
+def keep_stored(model: nn.Module, folder: str | Path) -> list[str]:
+    """Give parameters back that were narrowed as the model was loaded, in the dtype of the files.
+
+    Where a layout has a norm for every head, its weights are products that only float64 holds
+    (``docs/numerics.md``); ``from_pretrained(dtype=...)`` rounds them. Do it before the model is
+    sharded: FSDP2 wants one dtype for all parameters of a layer, so it is for runs without it.
+
+    Args:
+        model: as transformers loaded it.
+        folder: the folder that it was loaded from.
+
+    Returns:
+        The names of these parameters.
+
+    Raises:
+        InputError: the folder holds another model.
+    """
+    weights = class_weights(Checkpoint(folder))
+    # Tied parameters are stored under another name.
+    known = {name: p for name, p in model.named_parameters() if name in weights.tensors}
+    check_same(model, {name: weights.tensors[name].shape for name in known}, folder)
+    changed = []
+    for name, parameter in known.items():
+        dtype = getattr(torch, STORED_NAMES[weights.tensors[name].dtype])
+        if torch.promote_types(dtype, parameter.dtype) != parameter.dtype:
+            parameter.data = weights.read(name).to(parameter.device)
+            changed.append(name)
+    return changed
 
 
 def _parsed(held: Any, vocabulary: int) -> Expected:

@@ -68,7 +68,7 @@ class _Rest:
 
 class _Distributed:
     name = "torch.distributed.checkpoint"
-    outputs = (FOLDER,)
+    outputs: tuple[str, ...] = (FOLDER,)
 
     def holds(self, path: Path) -> bool:
         """See ``Format``."""

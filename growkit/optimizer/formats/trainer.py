@@ -113,7 +113,7 @@ class _Rest:
 
 class _Trainer:
     name = "optimizer.pt"
-    outputs = (NAME, BIN, SCHEDULE, PROGRESS, *ELSE)
+    outputs: tuple[str, ...] = (NAME, BIN, SCHEDULE, PROGRESS, *ELSE)
 
     def holds(self, path: Path) -> bool:
         """See ``Format``."""
