@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from growkit.base.progress import Progress
     from growkit.base.settings import Settings
     from growkit.distributed.loading import load
-    from growkit.inference.inferring import Inference, infer
+    from growkit.inference.inferring import infer
     from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
     from growkit.pipeline.estimate import plan
-    from growkit.pipeline.inspection import Inspection, inspect
+    from growkit.pipeline.inspection import inspect
     from growkit.pipeline.running import convert, grow, run
     from growkit.probing.probe import probe
     from growkit.probing.settings import ProbeSettings
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from growkit.recipe.operations import ConvertStep, GrowStep
     from growkit.recipe.recipe import Recipe
     from growkit.report.terminal import Bars
-    from growkit.results.check import CheckResult
+    from growkit.results.inspection import CheckResult, Inference, Inspection
     from growkit.results.operation import GrowResult
     from growkit.results.probe import ProbeResult
     from growkit.results.proof import VerifyResult
@@ -45,11 +45,11 @@ _HOMES = {
     "base.progress": "Progress",
     "base.settings": "Settings",
     "distributed.loading": "load",
-    "inference.inferring": "Inference infer",
+    "inference.inferring": "infer",
     "modeling.configuration_diff_transformer": "DiffTransformerConfig",
     "modeling.modeling_diff_transformer": "DiffTransformerForCausalLM",
     "pipeline.estimate": "plan",
-    "pipeline.inspection": "Inspection inspect",
+    "pipeline.inspection": "inspect",
     "pipeline.running": "convert grow run",
     "probing.probe": "probe",
     "probing.settings": "ProbeSettings",
@@ -59,7 +59,7 @@ _HOMES = {
     "recipe.operations": "ConvertStep GrowStep",
     "recipe.recipe": "Recipe",
     "report.terminal": "Bars",
-    "results.check": "CheckResult",
+    "results.inspection": "CheckResult Inference Inspection",
     "results.operation": "GrowResult",
     "results.probe": "ProbeResult",
     "results.proof": "VerifyResult",

@@ -23,7 +23,8 @@ from growkit.base.names import NOTHING
 from growkit.engine.strict import strict_float64
 from growkit.families.example import example
 from growkit.families.family import family_of
-from growkit.pipeline.catalogue import TIED, Abilities, Answer, catalogue, table
+from growkit.pipeline.catalogue import TIED, catalogue, table
+from growkit.results.inspection import Abilities, Answer
 from tests.conftest import load_strict, save_random, seeded
 from tests.depth import KINDS
 

@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import growkit
-from growkit import conversions, families, growth
+from growkit import conversions, families, growth, sources
 from growkit.algebra.axes import Pattern, Role
-from growkit.checkpoint import sources
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
 from growkit.pipeline.estimate import plan
@@ -99,7 +98,7 @@ FAMILY = replace(LLAMA, name="Other", model_types=("other",))
 """
 KIND = """
 from pathlib import Path
-from growkit.checkpoint.sources.source import Source
+from growkit.sources.source import Source
 
 
 class Shelf:

@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.sources import hub
 from growkit.checkpoint.tensors import slabs
 from growkit.distributed import GrownStorageReader
 from growkit.distributed.grown import Grown
 from growkit.pipeline import running
+from growkit.sources import hub
 from tests.conftest import save_model
 from tests.loading import differing
 from tests.manifests import record

@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 import growkit
 from growkit.base.units import duration
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.sources.source import find
 from growkit.cli.app import app
 from growkit.cli.demo.story import MODEL
 from growkit.cli.demo.text import held_out_text
@@ -39,6 +38,7 @@ from growkit.report import saving
 from growkit.report.probe_page import probe_page
 from growkit.results.probe import nats, probe_next, probe_sentence
 from growkit.results.schema import json_schema
+from growkit.sources.source import find
 from tests.conftest import folder_bytes, save_model
 from tests.test_report import HOSTILE, OUTSIDE, Tags, charts, poisoned
 from tests.test_schema import as_json, wrong

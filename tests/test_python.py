@@ -23,12 +23,11 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.progress import Advance
 from growkit.cli.app import app
-from growkit.pipeline.inspection import Attention
 from growkit.proof.verdict import proof_bytes
 from growkit.report.terminal import show_inspection
-from growkit.results.operation import PlannedTensor
+from growkit.results.inspection import Attention
+from growkit.results.operation import PlannedTensor, Story
 from growkit.results.result import Result, fields
-from growkit.results.story import Story
 from tests.conftest import save_model
 from tests.test_report import contrast
 

@@ -15,8 +15,8 @@ from growkit.families.family import families
 from growkit.inference.inferring import infer
 from growkit.pipeline.catalogue import abilities
 from growkit.pipeline.estimate import plan
+from growkit.results.operation import Story
 from growkit.results.schema import json_schema
-from growkit.results.story import Story
 
 FILE = Path(growkit.__file__).parents[1] / "docs" / "results.schema.json"
 KINDS: dict[str, type | tuple[type, ...]] = {

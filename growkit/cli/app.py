@@ -199,11 +199,11 @@ def verify(
     """Prove that OUT computes what SRC computes: logits in strict float64 and in its own dtype."""
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
-    from growkit.checkpoint.sources.source import find, pair
     from growkit.proof.beforehand import check_settings
     from growkit.proof.sizes import check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
+    from growkit.sources.source import find, pair
 
     reads = [each for each in (settings.text, optimizer) if each]
     one, other = find(source), find(target)
@@ -251,8 +251,8 @@ def run(
     optimizer: Path | None = of_field(Recipe, "optimizer"),
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
-    from growkit.checkpoint.sources.source import leads_to_folder
     from growkit.recipe.files import load_recipe, recipe_file
+    from growkit.sources.source import leads_to_folder
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from growkit.base.errors import InputError
 from growkit.checkpoint.carrying import check_carried
 from growkit.checkpoint.outline import outlined
-from growkit.checkpoint.sources.source import find
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.distributed.entries import Entries, Entry
 from growkit.distributed.recorded import check_recorded
@@ -20,6 +19,7 @@ from growkit.families.family import family_of
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.planner import plan
 from growkit.recipe.recipe import Recipe
+from growkit.sources.source import find
 
 if TYPE_CHECKING:
     from growkit.optimizer.growing import GrownState

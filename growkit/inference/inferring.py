@@ -19,18 +19,19 @@ import yaml
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.sources.source import find
 from growkit.families.described import described
 from growkit.families.family import family_of
 from growkit.inference.classes import ModelClass
 from growkit.inference.proposing import Proposal, descriptions
 from growkit.inference.running import see
-from growkit.inference.trial import Trial, Trials
+from growkit.inference.trial import Trials
 from growkit.planning.plan import unused_tensors
-from growkit.results.result import Result, versions
+from growkit.results.inspection import Evidence, Inference, Trial
+from growkit.results.result import versions
+from growkit.sources.source import find
 
 if TYPE_CHECKING:
-    from growkit.inference.trial import Trial
+    from growkit.results.inspection import Trial
 
 
 def as_yaml(found: Inference) -> str:
@@ -99,44 +100,6 @@ MOST_TRIED = 12
 """Descriptions that are tried, if more than one is possible."""
 
 ELSEWHERE = "describe its family as docs/adding-a-family.md says"
-
-
-class Evidence(Result):
-    """Why a tensor's pattern is what it is.
-
-    Attributes:
-        tensor: its name.
-        pattern: what it reads and writes.
-        by_number: what each dimension could be, by the number of the checkpoint alone.
-        others: other patterns that its class leaves open.
-    """
-
-    tensor: str
-    pattern: str
-    by_number: list[list[str]]
-    others: list[str]
-
-
-class Inference(Result):
-    """A family that was inferred, as ``growkit inspect --infer --json`` prints it.
-
-    Attributes:
-        model_class: of transformers.
-        family: the description, as ``growkit.grow`` takes it.
-        tensors: why patterns are what they are.
-        trials: what became of a small random model that was grown like this.
-        tried: number of descriptions that were tried.
-        sure: whether every growth that could be tried computes the same.
-        yaml: the description as a file, with all of this in comments.
-    """
-
-    model_class: str
-    family: dict[str, Any]
-    tensors: list[Evidence]
-    trials: list[Trial]
-    tried: int
-    sure: bool
-    yaml: str
 
 
 def infer(folder: str | Path) -> Inference:

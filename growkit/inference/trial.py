@@ -9,16 +9,12 @@ from typing import Any
 import torch
 
 from growkit.base.errors import InputError, reason
-from growkit.base.limits import within
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.oracle import CPU, load, quiet
 from growkit.engine.strict import strict_float64
 from growkit.inference.classes import ModelClass
 from growkit.pipeline.running import grow
-from growkit.results.result import Result
-
-EXACT = 1e-10
-"""Of logits, relative to their scale: far above rounding in float64, far below any fault."""
+from growkit.results.inspection import Trial
 
 GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "hidden": ({"hidden": "x2"}, {"hidden": "x4"}),
@@ -28,33 +24,6 @@ GROWTHS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "layers": ({"method": "depth", "layers": "x2"},),
 }
 """What is tried, by the axis that it is about, until there is such a model."""
-
-
-class Trial(Result):
-    """A growth of a small random model of a class.
-
-    Attributes:
-        axis: what it is about.
-        options: of the growth.
-        error: the largest difference of its logits in strict float64, relative to their scale; null
-            where there is no such model.
-        why: why there is none; null where there is one.
-    """
-
-    axis: str
-    options: dict[str, str]
-    error: float | None
-    why: str | None
-
-    @property
-    def exact(self) -> bool:
-        """Whether the larger model computes the same."""
-        return within(self["error"], EXACT)
-
-    @property
-    def wrong(self) -> bool:
-        """Whether it computes something else."""
-        return self["error"] is not None and not self.exact
 
 
 class Trials:

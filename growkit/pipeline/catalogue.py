@@ -19,7 +19,7 @@ from growkit.planning.operation import PROMISES, Operation, SizeOption, Value
 from growkit.recipe.operations import operations
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import STEPS
-from growkit.results.result import Result
+from growkit.results.inspection import Abilities, Answer
 
 FACTORS = ("x3/2", "x2", "x4")
 """Sizes that are tried, until one is had exactly: whole factors follow from the first of them."""
@@ -39,45 +39,6 @@ MOST_TENSORS = 3000
 """Tensors up to which a model is asked as it is; of more experts, it is asked with a few."""
 
 FEW_EXPERTS = 16
-
-
-class Answer(Result):
-    """What became of a question.
-
-    Attributes:
-        operation: a growth method, or the variant or layout of a conversion.
-        options: of the operation, as on the command line.
-        tied: whether the output head of the model is its embedding; null where the family says
-            nothing of that.
-        promise: exact, bounded or different; null where there is no plan.
-        becomes: the family of what is made; null where there is no plan.
-        why: why there is none; null where there is one.
-        only: what the config has to say for that, beside its sizes.
-    """
-
-    operation: str
-    options: dict[str, str]
-    tied: bool | None
-    promise: str | None
-    becomes: str | None
-    why: str | None
-    only: dict[str, str]
-
-
-class Abilities(Result):
-    """What can be done to the models of a type, as ``growkit families --json`` lists it.
-
-    Attributes:
-        family: the name of their family.
-        model_types: their ``model_type``.
-        grow: the answers of growth methods, for as much as it takes to know what can be had.
-        convert: the answers of conversions.
-    """
-
-    family: str
-    model_types: list[str]
-    grow: list[Answer]
-    convert: list[Answer]
 
 
 def model_types() -> dict[str, Family]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from growkit.base.settings import Settings
 from growkit.checkpoint.carrying import carried_bytes
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.sources.source import find
 from growkit.checkpoint.tensors import (
     TORCH_NAMES,
     TensorInfo,
@@ -32,6 +31,7 @@ from growkit.recipe import planner
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import Recipe
 from growkit.results.operation import Estimate, LargePlan
+from growkit.sources.source import find
 
 ROOM = 1 << 20
 """Bytes reserved on the disk for files without weights."""

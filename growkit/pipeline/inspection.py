@@ -8,7 +8,6 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.sources.source import Source, find
 from growkit.checkpoint.tensors import (
     TORCH_NAMES,
     Config,
@@ -22,83 +21,12 @@ from growkit.families.described import load_description
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_lambda_vectors, variant
 from growkit.families.family import Family, stored_family
-from growkit.pipeline.catalogue import Answer, possibilities
+from growkit.pipeline.catalogue import possibilities
 from growkit.planning.layouts import LAMBDA_VECTORS, as_diff_transformer, is_differential
 from growkit.planning.plan import unused_tensors
 from growkit.recipe.operations import DEFAULT_METHOD, operations
-from growkit.results.result import Result
-
-
-class Attention(Result):
-    """The differential attention of a model, whatever its layout.
-
-    Attributes:
-        variant: what it is called.
-        signal_heads: number of signal heads.
-        noise_heads: number of noise heads.
-        kv_heads: number of value heads, each with a key head for signal and (unless shared) noise.
-        ratio: signal heads per noise head; null where there are no noise heads.
-        lambda_init: λ_init of every layer; null where there is none.
-        lambda_value: λ of every layer; null where it is projected from every token.
-    """
-
-    variant: str
-    signal_heads: int
-    noise_heads: int
-    kv_heads: int
-    ratio: int | None
-    lambda_init: list[float] | None
-    lambda_value: list[float] | None
-
-
-class Possible(Result):
-    """Something that can be done with a model.
-
-    Attributes:
-        command: on the command line; SRC is the model, OUT the folder to be made.
-        promise: exact, bounded or different.
-        becomes: the family of what is made.
-    """
-
-    command: str
-    promise: str
-    becomes: str
-
-
-class Inspection(Result):
-    """A checkpoint at a glance, as ``growkit inspect --json`` prints it.
-
-    Attributes:
-        folder: where it is.
-        family: the family that describes it.
-        model_class: the transformers class named in its config; null if it names none.
-        config_sizes: the sizes in the config's own numbers, which are those that options take.
-        sizes: the size of every axis, e.g. hidden, signal_heads, noise_heads, head_dim.
-        attention: the differential attention; null for models that have none.
-        parameters: number of parameters, ties counted once.
-        bytes: size of the tensors.
-        dtype: torch name of the dtype that holds most parameters.
-        tied: whether the output head is the embedding.
-        tensors: number of tensors.
-        files: the files with the weights.
-        dropped: tensors that growkit would leave out, and why.
-        possible: the growths and conversions that this model takes, each alone.
-    """
-
-    folder: str
-    family: str
-    model_class: str | None
-    config_sizes: dict[str, int | list[int]]
-    sizes: dict[str, int]
-    attention: Attention | None
-    parameters: int
-    bytes: int
-    dtype: str
-    tied: bool
-    tensors: int
-    files: list[str]
-    dropped: dict[str, str]
-    possible: list[Possible]
+from growkit.results.inspection import Answer, Attention, Inspection, Possible
+from growkit.sources.source import Source, find
 
 
 def inspect(

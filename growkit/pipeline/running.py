@@ -30,7 +30,6 @@ from growkit.checkpoint.leftovers import sweep
 from growkit.checkpoint.made import write_json, write_manifest
 from growkit.checkpoint.publishing import check_output, check_space, rejected_name, staged, writing
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.sources.source import Source, find, pair
 from growkit.checkpoint.tensors import Weights
 from growkit.checkpoint.writing import Shard, parse_bytes, shards_of, write_index, write_shards
 from growkit.engine.inside import Inside
@@ -51,6 +50,7 @@ from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS, Recipe
 from growkit.report.card import model_card
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
+from growkit.sources.source import Source, find, pair
 
 if TYPE_CHECKING:
     from growkit.optimizer.optimizer import Optimizer

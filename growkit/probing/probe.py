@@ -20,7 +20,6 @@ from growkit.base.units import duration, size
 from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.sources.source import Source, find
 from growkit.engine.inside import Inside
 from growkit.engine.texts import FILES, is_of_tokenizer, read_text
 from growkit.probing.lines import check_work, workplace
@@ -28,6 +27,7 @@ from growkit.probing.settings import Candidate, ProbeSettings, candidates_of, in
 from growkit.recipe.recipe import Recipe
 from growkit.results.probe import ProbeResult
 from growkit.results.result import fields, versions
+from growkit.sources.source import Source, find
 
 if TYPE_CHECKING:
     from growkit.probing.arms import Data

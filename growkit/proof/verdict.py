@@ -16,7 +16,6 @@ from growkit.base.progress import Progress, Silent
 from growkit.base.settings import Settings
 from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.sources.source import Source, find, pair
 from growkit.checkpoint.tensors import (
     Weights,
     total_bytes,
@@ -54,6 +53,7 @@ from growkit.results.advice import failed, name_result
 from growkit.results.proof import LayerError, ModeResult, VerifyResult
 from growkit.results.result import versions
 from growkit.results.sentences import fault_place
+from growkit.sources.source import Source, find, pair
 
 UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
 

@@ -21,7 +21,7 @@ from growkit.checkpoint.made import MANIFEST, own_hash
 from growkit.checkpoint.reading import Checkpoint
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.recipe import Recipe
-from growkit.results.check import CheckResult, Difference, difference
+from growkit.results.inspection import CheckResult, Difference, difference
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
 from growkit.results.result import versions

@@ -40,7 +40,7 @@ class Recipe:
     """Everything that ``growkit run`` needs.
 
     Attributes:
-        source: model folder, or a model on the Hub (``growkit.checkpoint.sources.hub``).
+        source: model folder, or a model on the Hub (``growkit.sources.hub``).
         steps: in order; they run as one pass over the files.
         output: folder to make.
         verify: what the proof compares; None for no proof.

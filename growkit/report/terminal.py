@@ -23,19 +23,16 @@ from growkit.report.plan import show_estimate, show_plan, show_ranks
 from growkit.report.probe import show_probe
 from growkit.report.summary import native_name, summary
 from growkit.results.advice import fault_sentence, next_step
-from growkit.results.check import difference_sentence
+from growkit.results.inspection import difference_sentence
 from growkit.results.sentences import class_sentence, optimizer_sentence
 
 if TYPE_CHECKING:
     from growkit.families.family import Family
-    from growkit.pipeline.catalogue import Abilities
-    from growkit.pipeline.inspection import Attention, Inspection
-    from growkit.results.check import CheckResult
-    from growkit.results.operation import GrowResult
+    from growkit.results.inspection import Abilities, Attention, CheckResult, Inspection
+    from growkit.results.operation import GrowResult, Story
     from growkit.results.probe import ProbeResult
     from growkit.results.proof import VerifyResult
     from growkit.results.result import Result
-    from growkit.results.story import Story
 
 
 def at_a_glance(result: Inspection) -> Iterator[tuple[str, str]]:

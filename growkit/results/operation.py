@@ -259,3 +259,21 @@ class GrowResult(Result):
                 f"{self.output} was not proved, so there is no report; verify it first"
             )
         save_report(self.verification, file, self.output)
+
+
+class Story(Result):
+    """What the demo did.
+
+    Attributes:
+        growth: the growth with its proof on held-out text.
+        opening: what both models were given to continue.
+        before: the source's greedy continuation.
+        after: the grown model's.
+        kept_in: folder of the grown model; null if it was thrown away.
+    """
+
+    growth: GrowResult
+    opening: str
+    before: str
+    after: str
+    kept_in: str | None

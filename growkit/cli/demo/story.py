@@ -9,7 +9,7 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.scratch import temporary
 from growkit.cli.demo.text import held_out_text
 from growkit.pipeline.running import grow
-from growkit.results.story import Story
+from growkit.results.operation import Story
 
 MODEL = Path(__file__).parent / "model"
 OPENING = 'The "for" statement is used to'

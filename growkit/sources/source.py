@@ -102,7 +102,7 @@ class Kind(Protocol):
 
 def kinds() -> list[Kind]:
     """All kinds, found by being there."""
-    return cast("list[Kind]", list(members("growkit.checkpoint.sources", "KIND").values()))
+    return cast("list[Kind]", list(members("growkit.sources", "KIND").values()))
 
 
 def find(given: Path | str, *, weights: bool = True) -> Source:

@@ -19,8 +19,8 @@ from growkit.base.errors import InputError, reason
 from growkit.checkpoint.carrying import CARRIED, READ
 from growkit.checkpoint.elsewhere import HUB_NAME, SINGLE, address_in, index_of
 from growkit.checkpoint.folder import Folder, check_name
-from growkit.checkpoint.sources.source import Source
 from growkit.checkpoint.weight_files import check_names, weight_files
+from growkit.sources.source import Source
 
 SCHEME = "hf:/"
 """A path has one slash where two were written."""
