@@ -29,7 +29,7 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer
-from growkit.proof.files.config import different_settings
+from growkit.proof.config import different_settings
 from growkit.recipe.operations import operations
 from growkit.recipe.planner import plan
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step

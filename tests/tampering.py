@@ -26,7 +26,6 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.proof import usage
 from tests.conftest import randomise, save_model
 
 DEMO = Path(growkit.__file__).parent / "cli" / "demo" / "model"
@@ -535,7 +534,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     wrong = 0
-    with tempfile.TemporaryDirectory() as name, patch.object(usage, "MOST_BYTES", 0):
+    with tempfile.TemporaryDirectory() as name, patch.object(modes, "MOST_BYTES", 0):
         make_pairs(Path(name) / "pairs")
         for number, case in enumerate(cases(asked.count, asked.seed)):
             scratch = Path(name) / str(number)

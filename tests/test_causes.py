@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from growkit.proof.causes import Part, cause_of, factor_said
+from growkit.proof.localisation import Part, cause_of, factor_said
 
 SPACINGS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-23}
 TOLERANCE = 1e-12

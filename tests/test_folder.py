@@ -18,13 +18,13 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
 from growkit.engine.prompts import load_tokenizer
 from growkit.families.family import family_of
-from growkit.proof.files.companions import (
+from growkit.proof.companions import (
     different_tokenizers,
     first_changed_companion,
     same_ids,
     without_effect,
 )
-from growkit.proof.files.folder import first_changed_file
+from growkit.proof.folder import first_changed_file
 from tests.conftest import CONFIGS, save_model
 from tests.test_mutations import DEMO, opened
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from growkit.proof.files.folder import Beside
+from growkit.proof.folder import Beside
 from tests import manifests
 
 

@@ -19,8 +19,8 @@ from growkit.checkpoint.folder import Folder
 from growkit.engine.oracle import resolved
 from growkit.families.added import temporary_family
 from growkit.families.family import families
-from growkit.proof.files.companions import same_ids
-from growkit.proof.files.config import different_settings, not_compared
+from growkit.proof.companions import same_ids
+from growkit.proof.config import different_settings, not_compared
 from tests.conftest import save_random
 from tests.test_other_settings import MODEL
 from tests.test_without_manifest import QUICK, Make, change, found

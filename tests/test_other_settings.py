@@ -13,9 +13,9 @@ from transformers import CONFIG_MAPPING, AutoConfig
 import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import oracle
-from growkit.proof.files import folder
-from growkit.proof.files.folder import beside_plan
-from growkit.proof.files.layers import follows
+from growkit.proof import folder
+from growkit.proof.config import follows
+from growkit.proof.folder import beside_plan
 from growkit.proof.modes import LONGEST
 from growkit.proof.origin import origin_of
 from growkit.recipe.manifest import read_record

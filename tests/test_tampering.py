@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import growkit
-from growkit.proof.files.folder import Beside
+from growkit.proof.folder import Beside
 from tests import tampering
 
 CASES = tampering.cases(len(tampering.TAMPERINGS), seed=1)[::2]

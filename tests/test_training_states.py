@@ -15,7 +15,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
-from growkit.proof.states import places_of
+from growkit.proof.training import places_of
 from growkit.recipe.manifest import read_record
 from growkit.training import hidden_matrices
 from tests.conftest import save_model, seeded

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import growkit
 from growkit.base.settings import Settings
 from growkit.cli.app import app
-from growkit.proof import usage
 from tests.conftest import save_model
 from tests.test_verify import spoil
 
@@ -53,7 +52,7 @@ def test_other_text_is_noticed(make: Make, tmp_path: Path) -> None:
 def test_large_models_are_not_loaded_whole(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage, "MOST_BYTES", 1000)
+    monkeypatch.setattr(modes, "MOST_BYTES", 1000)
     result = growkit.grow(make("llama"), tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
     assert result["verification"] is not None
     modes = {mode["name"]: mode for mode in result["verification"]["modes"]}
@@ -135,4 +134,4 @@ def test_spectra_of_shared_projections(rank: int, tmp_path: Path) -> None:
     ],
 )
 def test_generated_texts_are_compared_in_words(one: list[int], other: list[int], said: str) -> None:
-    assert usage._same_text(one, lambda: other, exact=True)["note"] == said
+    assert modes._same_text(one, lambda: other, exact=True)["note"] == said

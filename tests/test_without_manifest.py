@@ -16,8 +16,8 @@ from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import loading
 from growkit.engine.prompts import load_tokenizer
-from growkit.proof.files import companions
-from growkit.proof.files.folder import beside_source
+from growkit.proof import companions
+from growkit.proof.folder import beside_source
 from tests.conftest import save_model
 from tests.test_calibration import with_tokenizer
 from tests.test_peers import GROWN, SIZES, hyperclone, save

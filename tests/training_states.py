@@ -22,8 +22,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.optimizer.optimizer import written_in
 from growkit.planning.updates import law_of
 from growkit.proof.origin import origin_of
-from growkit.proof.states import Places, States
-from growkit.proof.training import prove_training
+from growkit.proof.training import Places, States, prove_training
 from growkit.recipe.manifest import read_record
 from growkit.results.proof import TrainingProof
 from tests.conftest import load_strict, save_model

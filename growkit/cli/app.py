@@ -199,8 +199,7 @@ def verify(
     """Prove that OUT computes what SRC computes: logits in strict float64 and in its own dtype."""
     from growkit.checkpoint.inputs import Inputs
     from growkit.checkpoint.leftovers import sweep
-    from growkit.proof.beforehand import check_settings
-    from growkit.proof.sizes import check_vocabularies
+    from growkit.proof.preflight import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_verdict
     from growkit.sources.source import find, pair

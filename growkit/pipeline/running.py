@@ -40,8 +40,7 @@ from growkit.families.family import family_of
 from growkit.pipeline.estimate import disk_needed, estimate
 from growkit.planning.lineage import Lineage
 from growkit.planning.operation import Value
-from growkit.proof.beforehand import check_settings, preflight
-from growkit.proof.sizes import bytes_of
+from growkit.proof.preflight import bytes_of, check_settings, preflight
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.manifest import manifest_of
 from growkit.recipe.operations import DEFAULT_METHOD, ConvertStep, GrowStep, Step

@@ -8,8 +8,10 @@ not copy is at fault.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,9 +21,9 @@ from torch import Tensor, nn
 from growkit.algebra.axes import Dimension, Pattern, Role
 from growkit.algebra.expansion import Index, index_map, side_by_side
 from growkit.base.errors import InputError
-from growkit.base.limits import within
+from growkit.base.limits import within, within_each
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Config
+from growkit.checkpoint.tensors import TORCH_NAMES, Config, Weights, main_dtype
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import lacks_class
@@ -32,9 +34,8 @@ from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, stored_family
 from growkit.growth.placing import placed_copies
 from growkit.planning.lineage import Lineage
-from growkit.proof.causes import Part, cause_of, spacing
+from growkit.proof.config import SIZES
 from growkit.proof.copies import AsClass, Copied, Copies
-from growkit.proof.files.config import SIZES
 from growkit.results.proof import Fault
 
 GIVEN = "given"
@@ -339,3 +340,205 @@ class _BySize:
 
 def _dimension(pattern: Pattern, role: Role) -> Dimension | None:
     return next((each for each in pattern.dimensions if each.role is role), None)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one component hands on: rows of the source as the target should have them, and has."""
+
+    component: str
+    module: str
+    expected: Tensor  # [tokens, rows of the target]
+    found: Tensor  # [tokens, rows of the target]
+    head_dim: int
+
+    @property
+    def error(self) -> float:
+        """Largest difference, relative to the scale of what is expected."""
+        scale = self.expected.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+        return float((self.found - self.expected).abs().max() / scale)
+
+
+def spacing(weights: Weights) -> float:
+    """Relative spacing of the numbers that most weights are stored in."""
+    dtype: torch.dtype = getattr(torch, TORCH_NAMES[main_dtype(weights.tensors)])
+    return float(torch.finfo(dtype).eps)
+
+
+def cause_of(part: Part, tolerance: float, spacing: float) -> tuple[float | None, str | None]:
+    """The most likely cause of a difference, and the factor if it is one.
+
+    Weights that were multiplied were rounded, too: to numbers that are ``spacing`` apart.
+    """
+    expected, found = part.expected, part.found
+    product = float((expected * found).sum())
+    factor = product / float(expected.square().sum().clamp_min(torch.finfo(torch.float64).tiny))
+    off = abs(factor - 1)
+    slack = tolerance + spacing
+    if not within(off, slack) and _close(found, factor * expected, slack * (1 + off)):
+        return factor, f"everything is multiplied by {factor_said(factor, spacing)}"
+    if part.component == "attention":
+        return None, (
+            "queries, keys and values agree: λ, the head norm, the rotation or the mask differs"
+        )
+    scale = expected.square().mean().sqrt()
+    wrong = (~within_each((found - expected).abs().amax(0), tolerance * scale)).nonzero()[:, 0]
+    moved = _moved(expected, found, wrong, tolerance)
+    if moved is not None:
+        heads = part.component in ("q_proj", "k_proj", "v_proj")
+        inside = bool((moved // part.head_dim == wrong // part.head_dim).all())
+        if heads and inside:
+            return None, "rows inside of heads stand in another order, as RoPE patterns do"
+        if heads and bool((moved % part.head_dim == wrong % part.head_dim).all()):
+            return None, "heads stand in another order"
+        return None, f"{len(wrong)} rows stand in another order"
+    ratio = (found * expected).sum(0) / expected.square().sum(0).clamp_min(1e-300)
+    by_row = _close(found, expected * ratio, slack * (1 + float((ratio - 1).abs().max())))
+    share = f"{len(wrong)} of {expected.shape[1]} rows"
+    if by_row:
+        one = ratio[wrong]
+        if bool(within_each((one - one[0]).abs(), slack * one[0].abs()).all()):
+            first = float(one[0])
+            return first, f"{share} are multiplied by {factor_said(first, spacing)}"
+        return None, f"{share} are multiplied, each by a number of its own"
+    return None, f"{share} have other weights"
+
+
+def factor_said(factor: float, spacing: float) -> str:
+    """A factor in words, with the digits that weights have whose numbers are so far apart."""
+    digits = min(6, math.ceil(-math.log10(spacing)))
+    return f"{'about ' if digits < 6 else ''}{factor:.{digits}g}"
+
+
+def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Whether every row and every token is as expected, on average over the other.
+
+    The rounding of weights grows with what they are multiplied with: single products of a large
+    activation are further off than the average, so no single one decides. Rows and tokens that are
+    smaller than the average may be off by as much as that.
+    """
+    overall = expected.square().mean().sqrt()
+    return all(
+        bool(
+            within_each(
+                _size(found - expected, over),
+                tolerance * _size(expected, over).clamp_min(overall),
+            ).all()
+        )
+        for over in (0, 1)
+    )
+
+
+def _size(values: Tensor, over: int) -> Tensor:
+    return values.square().mean(over).sqrt()
+
+
+def _moved(expected: Tensor, found: Tensor, wrong: Tensor, tolerance: float) -> Tensor | None:
+    """For rows that are wrong, those whose place they took; None if they are no others' at all."""
+    if len(wrong) < 2:
+        return None
+    # By products of matrices, which is faster, small distances would drown in rounding.
+    exactly = "donot_use_mm_for_euclid_dist"
+    distances = torch.cdist(found[:, wrong].T, expected[:, wrong].T, compute_mode=exactly)
+    nearest = distances.argmin(1)
+    scale = expected.square().mean().sqrt() * expected.shape[0] ** 0.5
+    if not bool(within_each(distances.amin(1), tolerance * scale).all()):
+        return None
+    return wrong[nearest]
+
+
+def find_fault_before_layers(
+    source: Layerwise,
+    target: Layerwise,
+    copied: Copied | None,
+    ids: Tensor,
+    tolerance: float,
+    spacing: float,
+) -> Fault:
+    """Look into embeddings that differ; in strict float64.
+
+    Args:
+        source: the source.
+        target: the target.
+        copied: what the target's hidden states hold, if that is known.
+        ids: a prompt on which they differ, [tokens].
+        tolerance: relative error that is only rounding.
+        spacing: of the numbers that the target is stored in.
+    """
+    one, other = (next(model.stages([Call(ids)])).after[0] for model in (source, target))
+    copied = copied or _in_blocks(one.shape[1], other.shape[1])
+    expected = copied.expected(one)
+    part = Part("embedding", target.names[0], expected, other, 1)
+    rows = ~within_each((other - expected).abs().amax(1), tolerance * _scale(expected))
+    factor, cause = cause_of(part, tolerance, spacing)
+    if factor is None:
+        cause = f"the embeddings of {int(rows.sum())} of {len(ids)} tokens differ"
+    return Fault(
+        layer=None,
+        component="embedding",
+        tensor=f"{target.names[0]}.weight",
+        cause=cause,
+        factor=factor,
+    )
+
+
+def find_fault_behind_layers(
+    source: Layerwise,
+    target: Layerwise,
+    copied: Copied | None,
+    ends: tuple[Tensor, Tensor],
+    tolerance: float,
+    factor: float | None,
+    spacing: float,
+) -> Fault:
+    """Look behind the layers, where all of them agree; in strict float64.
+
+    Args:
+        source: the source.
+        target: the target.
+        copied: what the target's hidden states hold, if that is known.
+        ends: what the last layers hand on, each [tokens, hidden].
+        tolerance: relative error that is only rounding.
+        factor: by which all logits are multiplied, if that is all.
+        spacing: relative spacing of the numbers that weights are stored in.
+    """
+    models = source, target
+    one, other = (_given_to_head(model, end) for model, end in zip(models, ends, strict=True))
+    copied = copied or _in_blocks(one.shape[1], other.shape[1])
+    name = f"{target.names[-1]}.weight"
+    # The norm writes copies, or for a tied head parts that sum up to the source's.
+    untied = source.stores(f"{source.names[-1]}.weight")
+    summed = copied.summed(other, one.shape[1]) * copied.factor  # of what a tied head reads
+    rest = other - copied.expected(one) if untied else summed - one
+    agree = bool(within_each(rest.abs(), tolerance * _scale(one)).all())
+    return Fault(
+        layer=None,
+        component="lm_head" if agree else "norm",
+        tensor=name if agree and target.stores(name) else None,
+        cause=None
+        if factor is None
+        else f"all logits are multiplied by {factor_said(factor, spacing)}",
+        factor=factor,
+    )
+
+
+def _scale(values: Tensor) -> Tensor:
+    """The root mean square of all values."""
+    return values.square().mean().sqrt()
+
+
+def _in_blocks(size: int, grown: int) -> Copied:
+    """The whole space again and again."""
+    return Copied(torch.arange(grown) % size)
+
+
+def _given_to_head(model: Layerwise, end: Tensor) -> Tensor:
+    given: list[Tensor] = []
+    head = model.model.get_submodule(model.names[-1])
+    hook = head.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0][0]))
+    try:
+        with model.head() as run:
+            run(end[:TOKENS])
+    finally:
+        hook.remove()
+    return given[0]

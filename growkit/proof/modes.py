@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config
+from growkit.base.errors import InputError, foreign
+from growkit.base.units import size
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
+from growkit.checkpoint.tensors import Config, total_parameters
 from growkit.engine.calls import Call
-from growkit.engine.oracle import longest_context
+from growkit.engine.metrics import finite
+from growkit.engine.oracle import load, longest_context, quiet
+from growkit.engine.strict import strict_float64
 from growkit.results.proof import ModeResult
 from growkit.results.sentences import NOT_TRIED
 
@@ -154,3 +163,144 @@ def _decoding(prompt: Tensor) -> Mode:
     calls += [Call(part, cached=True, continues=i) for i, part in enumerate(others)]
     note = f"{len(first)} tokens, then {' + '.join(map(str, STEPS))} from the cache"
     return Mode(DECODING, tuple(calls), note=note)
+
+
+MOST_BYTES = 1 << 29
+"""Memory that whole models may take here: all else that is proved needs no more than a layer."""
+
+NEW_TOKENS = 16
+"""Tokens that are generated."""
+
+
+def used(
+    before: Checkpoint, after: Checkpoint, prompt: Tensor, device: torch.device, exact: bool
+) -> Iterator[ModeResult]:
+    """Save the target and load it again; let both models generate. All in strict float64.
+
+    Args:
+        before: the source.
+        after: the target.
+        prompt: token ids, [tokens].
+        device: where to run.
+        exact: whether both must generate the same.
+
+    Yields:
+        What was tried, and how it went.
+    """
+    tokens = before.config["vocab_size"]
+    sizes = [8 * total_parameters(each.tensors) for each in (before, after)]
+    prompt = prompt[:SHORT]
+    ways: tuple[tuple[str, Callable[[Checkpoint], Any], Callable[..., ModeResult]], ...] = (
+        ("save and reload", partial(_reloaded, prompt=prompt, device=device), _same_weights),
+        ("generate", partial(_generated, prompt, device, tokens), _same_text),
+    )
+    for name, run, judge in ways:
+        if sum(sizes) > MOST_BYTES:
+            why = f"whole models of more than {size(MOST_BYTES)} in float64"
+            yield result(name, NOT_TRIED + why)
+            continue
+        with strict_float64(), quiet():
+            try:
+                found = run(after)
+            except UnusableError as error:
+                yield _unusable(name, error, partial(run, before), exact=exact)
+                continue
+            yield judge(found, partial(run, before), exact=exact)
+
+
+class UnusableError(InputError):
+    """transformers cannot do this with a model that it loads and runs."""
+
+
+def _unusable(
+    name: str, error: UnusableError, source: Callable[[], Any], *, exact: bool
+) -> ModeResult:
+    """What cannot be done with the target, whose fault it is only if the source can."""
+    try:
+        source()
+    except UnusableError:
+        return result(name, f"{NOT_TRIED}{error}")
+    return result(name, str(error), kept=False if exact else None)
+
+
+def _reloaded(model: Checkpoint, prompt: Tensor, device: torch.device) -> tuple[bool, float]:
+    """Whether weights are the same once saved and loaded, and how far logits are then apart."""
+    loaded: Any = load(model, torch.float64, device, "eager")
+    with (
+        temporary("reload") as scratch,
+        _using(model, "save and reload"),
+    ):
+        expected = _logits(loaded, prompt)
+        loaded.save_pretrained(scratch)
+        again = load(scratch, torch.float64, device, "eager")
+        found = _logits(again, prompt)
+    # torch compares bits; the weights' addresses may change the order of sums.
+    read, written = again.state_dict(), loaded.state_dict()
+    same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)
+    largest = float((found - expected).abs().max())
+    scale = float(expected.square().mean().sqrt())
+    return same, largest / scale if scale else largest
+
+
+def _same_weights(found: tuple[bool, float], *_: Any, exact: bool) -> ModeResult:
+    same, error = found
+    note = "every weight comes back" if same else "weights change when transformers saves them"
+    return result("save and reload", note, relative=finite(error), kept=same)
+
+
+def _generated(prompt: Tensor, device: torch.device, tokens: int, model: Checkpoint) -> list[int]:
+    """What a model says, greedily, whatever its folder says of sampling and of ends.
+
+    Args:
+        prompt: token ids, [tokens].
+        device: where to run.
+        tokens: number of tokens, the first of the vocabulary, that it may choose among.
+        model: the checkpoint.
+    """
+    from transformers import GenerationConfig
+
+    loaded: Any = load(model, torch.float64, device, "eager")
+    longest = longest_context(model.config)
+    if isinstance(longest, int):  # what comes behind it may have no embedding
+        prompt = prompt[: max(1, longest - NEW_TOKENS)]
+        count = max(1, min(NEW_TOKENS, longest - len(prompt)))
+    else:
+        count = NEW_TOKENS
+    others = list(range(tokens, model.config["vocab_size"])) or None
+    greedily = GenerationConfig(
+        max_new_tokens=count, do_sample=False, pad_token_id=0, suppress_tokens=others
+    )
+    with _using(model, "generate"):
+        ids = prompt[None].to(device)
+        everything = torch.ones_like(ids)
+        answer = loaded.generate(ids, attention_mask=everything, generation_config=greedily)
+        text: list[int] = answer[0, len(prompt) :].tolist()
+        return text
+
+
+def _same_text(one: list[int], source: Callable[[], list[int]], *, exact: bool) -> ModeResult:
+    other = source()
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    if same is None and len(one) == len(other):
+        note, kept = f"the same {len(one)} tokens, greedily", True
+    else:
+        count = min(len(one), len(other)) if same is None else same
+        first = f"the first {count}" if count else "none"
+        note, kept = f"{first} of {len(other)} tokens are the same, greedily", False
+    return result("generate", note, kept=kept if exact else None)
+
+
+@contextmanager
+def _using(model: Checkpoint, what: str) -> Iterator[None]:
+    try:
+        with foreign(f"transformers cannot {what}", f"that is the class of {model.folder}"):
+            yield
+    except InputError as error:
+        raise UnusableError(str(error)) from error
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, prompt: Tensor) -> Tensor:
+    ids = prompt[None].to(next(model.parameters()).device)
+    logits: Tensor = model(ids, use_cache=False).logits[0]
+    return logits

@@ -23,10 +23,8 @@ from growkit.engine.layerwise import Layerwise
 from growkit.engine.metrics import TOKENS_FIRST, distance_of
 from growkit.engine.strict import strict_float64
 from growkit.planning.plan import Plan
-from growkit.proof.causes import spacing
 from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare
 from growkit.proof.copies import AsClass, Copied, Copies
-from growkit.proof.files.folder import Beside
 from growkit.proof.findings import (
     Native,
     Origin,
@@ -34,12 +32,15 @@ from growkit.proof.findings import (
     Strict,
 )
 from growkit.proof.fingerprint import Question, computed_in, fingerprint, widest
+from growkit.proof.folder import Beside
 from growkit.proof.localisation import (
     component_named,
     find_fault,
+    find_fault_before_layers,
+    find_fault_behind_layers,
+    spacing,
 )
 from growkit.proof.modes import Mode, NotAskedError
-from growkit.proof.outside_layers import find_fault_before_layers, find_fault_behind_layers
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import compare_weights
 from growkit.results.advice import value_sentence

@@ -17,18 +17,15 @@ from growkit.base.settings import Settings
 from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import (
-    Weights,
     total_bytes,
     total_parameters,
 )
 from growkit.engine import devices
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import check_config
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import reproducible
 from growkit.families.added import stranger, temporary_family
-from growkit.proof.files.folder import beside_plan, beside_source, rests_on
 from growkit.proof.findings import (
     Native,
     Origin,
@@ -40,13 +37,12 @@ from growkit.proof.findings import (
     verdict_of,
 )
 from growkit.proof.fingerprint import question
-from growkit.proof.modes import Mode, modes, result
+from growkit.proof.folder import beside_plan, beside_source, rests_on
+from growkit.proof.modes import Mode, modes, result, used
 from growkit.proof.origin import as_planned, check_order, origin_of
 from growkit.proof.parts import NO_NUMBERS, Parts
-from growkit.proof.sizes import bytes_of, check_vocabularies, other_vocabulary
-from growkit.proof.states import NOWHERE, places_of
-from growkit.proof.training import check_room, prove_training
-from growkit.proof.usage import used
+from growkit.proof.preflight import bytes_of, check_vocabularies, other_vocabulary
+from growkit.proof.training import NOWHERE, check_room, places_of, prove_training
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
 from growkit.results.advice import failed, name_result
@@ -298,27 +294,6 @@ def _proved(
         created=today(),
         seconds=0.0,
         versions=versions(),
-    )
-
-
-def preflight(settings: Settings, source: Checkpoint, target: Weights) -> None:
-    """Raise what ``verify`` would raise, as far as that is known before the target is written.
-
-    Args:
-        settings: of the proof.
-        source: the source.
-        target: the target, planned.
-
-    Raises:
-        InputError: the device, the text, the tokenizer or one of the configs cannot be used, or
-            there is no room to train.
-    """
-    check_room(settings, target.tensors, devices.chosen(settings.device))
-    make_prompts(settings, source.folder, source.config)
-    loading(source)
-    check_config(source.config, f"{source.folder / 'config.json'}")
-    check_config(
-        target.config, f"the grown model's config, made from {source.folder / 'config.json'}"
     )
 
 

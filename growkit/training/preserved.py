@@ -34,7 +34,7 @@ from growkit.checkpoint.tensors import STORED_NAMES
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
 from growkit.proof.fingerprint import COMPUTED, Question, apart, fingerprint_of
-from growkit.proof.sizes import check_vocabulary
+from growkit.proof.preflight import check_vocabulary
 from growkit.recipe.manifest import changed_since
 from growkit.training.groups import check_same
 

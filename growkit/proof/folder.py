@@ -8,7 +8,7 @@ growkit writes, where a manifest says how it was made, else with what the source
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import islice
@@ -16,8 +16,10 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.carrying import GENERATION, carried, code_of
+from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.widening import RoundedCheckpoint
 from growkit.engine.loader import Loading
@@ -25,8 +27,7 @@ from growkit.engine.oracle import resolved, resolved_as_loaded
 from growkit.engine.texts import is_of_tokenizer
 from growkit.families.family import families, family_of
 from growkit.optimizer.optimizer import outputs
-from growkit.proof.files.code import GENERATE, foreign_code, growkits_code, same_code
-from growkit.proof.files.companions import (
+from growkit.proof.companions import (
     PROCESSORS,
     SETTINGS,
     TOKENIZER,
@@ -37,13 +38,13 @@ from growkit.proof.files.companions import (
     without_effect,
     written_otherwise,
 )
-from growkit.proof.files.config import (
+from growkit.proof.config import (
+    copied_layers,
     different_settings,
     layers_of,
     not_compared,
     overruled,
 )
-from growkit.proof.files.layers import copied_layers
 from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import ChangedValue
@@ -409,3 +410,64 @@ def _complete(config: Config) -> Config | None:
     if complete is None:
         return None
     return {**complete, **{key: config[key] for key in ("auto_map",) if key in config}}
+
+
+GENERATE = "custom_generate/generate.py"
+
+
+def named_code(folder: Folder) -> dict[str, Any]:
+    """What names code that transformers would run: ``{file: its auto_map}``, and own generation."""
+    found: dict[str, Any] = {}
+    for name in folder.names("*.json"):
+        if "/" in name or not name.endswith("config.json"):
+            continue
+        try:
+            auto_map = folder.json(name).get("auto_map")
+        except InputError:
+            continue  # what reads it says so
+        if auto_map:
+            found[name] = auto_map
+    if folder.has(GENERATE):
+        found[GENERATE] = True
+    return found
+
+
+def foreign_code(folder: Folder) -> list[str]:
+    """Names of the files that name code which is not growkit's own, and of that code."""
+    named = named_code(folder)
+    if not named or (named.keys() == {"config.json"} and _is_growkits(folder)):
+        return []
+    text = json.dumps(named)
+    called = [name for name in code_of(folder) if name.removesuffix(".py") in text]
+    return [*named, *called, *(name for name in code_of(folder) if name not in called)]
+
+
+def same_code(first: Folder, second: Folder) -> bool:
+    """Whether two folders name the same code, and hold it byte for byte."""
+    if named_code(first) != named_code(second):
+        return False
+    names = code_of(first), code_of(second)
+    return names[0] == names[1] and all(first.bytes(n) == second.bytes(n) for n in names[0])
+
+
+def growkits_code(model_type: Any) -> Mapping[str, bytes]:
+    """The code that growkit writes beside models of a type, by file name; empty for most."""
+    for family in families().values():
+        if model_type in family.model_types and family.write_code:
+            with temporary("code") as scratch:
+                family.write_code(scratch)
+                return {path.name: path.read_bytes() for path in sorted(scratch.glob("*.py"))}
+    return {}
+
+
+def _is_growkits(folder: Folder) -> bool:
+    config = folder.json("config.json")
+    model_type = config.get("model_type")
+    code = growkits_code(model_type)
+    maps = [f.auto_map for f in families().values() if model_type in f.model_types]
+    return (
+        bool(code)
+        and config.get("auto_map") in [dict(each) for each in maps if each]
+        and sorted(code) == code_of(folder)
+        and all(folder.bytes(name) == content for name, content in code.items())
+    )

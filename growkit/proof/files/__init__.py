@@ -1,1 +1,0 @@
-"""The files beside the weights: config, tokenizer, generation settings and code."""

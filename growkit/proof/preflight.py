@@ -1,0 +1,105 @@
+"""What would end a proof, found out before the seconds that torch and transformers take."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from growkit.base.errors import InputError
+from growkit.base.settings import NO_GPU, Settings
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.tensors import Weights, total_bytes
+from growkit.engine.texts import check_tokenizer, read_text
+
+
+def check_settings(settings: Settings, source: Checkpoint) -> None:
+    """Refuse what cannot be compared on, as far as that is seen without torch.
+
+    Raises:
+        InputError: the text cannot be read or has no tokenizer, or torch is built without GPUs.
+    """
+    if settings.text is not None:
+        read_text(settings.text)
+        check_tokenizer(source.opened)
+    if settings.device == "cuda" and "torch" not in sys.modules and _built_without_gpus():
+        raise InputError(NO_GPU)
+
+
+def preflight(settings: Settings | None, source: Checkpoint, grown: Weights) -> None:
+    """Find out what a proof would refuse, before anything is written.
+
+    Args:
+        settings: of the proof; None for no proof.
+        source: the source.
+        grown: the target, planned.
+
+    Raises:
+        InputError: the device, the text, the tokenizer or one of the configs cannot be used, or
+            there is no room to train.
+    """
+    if settings is None:
+        return
+    from growkit.engine import devices
+    from growkit.engine.loader import loading
+    from growkit.engine.oracle import check_config
+    from growkit.engine.prompts import make_prompts
+    from growkit.proof.training import check_room
+
+    check_room(settings, grown.tensors, devices.chosen(settings.device))
+    make_prompts(settings, source.folder, source.config)
+    loading(source)
+    file = source.folder / "config.json"
+    check_config(source.config, f"{file}")
+    check_config(grown.config, f"the grown model's config, made from {file}")
+
+
+def _built_without_gpus() -> bool:
+    try:
+        return version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return False
+
+
+def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
+    """Refuse a target that cannot answer with all tokens of the source.
+
+    Raises:
+        InputError: it cannot, or a config does not say how many there are.
+    """
+    for checkpoint in (before, after):
+        check_vocabulary(checkpoint)
+    if after.config["vocab_size"] < before.config["vocab_size"]:
+        raise other_vocabulary(
+            before,
+            after,
+            "only a target may have more tokens (the source comes first; if that is "
+            f"{after.folder}, exchange the two)",
+        )
+
+
+def check_vocabulary(checkpoint: Checkpoint) -> None:
+    """Refuse a config that does not say how many tokens there are.
+
+    Raises:
+        InputError: it does not.
+    """
+    size = checkpoint.config.get("vocab_size")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise InputError(
+            f"vocab_size is {size!r} in {checkpoint.folder}; a whole number above 0 was "
+            "expected, correct config.json"
+        )
+
+
+def other_vocabulary(before: Checkpoint, after: Checkpoint, why: str) -> InputError:
+    """What is said of models that do not answer with the same tokens."""
+    sizes = [checkpoint.config["vocab_size"] for checkpoint in (before, after)]
+    return InputError(
+        f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; only "
+        f"models of the same vocabulary can be compared: {why}"
+    )
+
+
+def bytes_of(before: Checkpoint, after: Checkpoint) -> int:
+    """The number of bytes that a proof reports as done, but for rounding."""
+    return 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
