@@ -227,8 +227,8 @@ def test_tokens_are_taken_back(variant: str, crop: str, padded: bool) -> None:
 
 
 def test_sums_that_are_not_taken_back_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = integral_cache.column_sums_of
-    monkeypatch.setattr(integral_cache, "column_sums_of", lambda *a: 0 * exact(*a))
+    exact = integral_cache.column_sums
+    monkeypatch.setattr(integral_cache, "column_sums", lambda *a: 0 * exact(*a))
     assert cropped("dint", *CROPS["a chunk"], False) > 1e-3
 
 
@@ -398,10 +398,9 @@ def test_heads_in_one_call(variant: str, monkeypatch: pytest.MonkeyPatch) -> Non
     found = run(other, texts, position_ids=positions)
     assert distance(apart(model, texts, LENGTHS), found) < LIMIT
     # The control: heads that come back in another order.
-    part = modeling_diff_transformer.OneCall.part
-    monkeypatch.setattr(
-        modeling_diff_transformer.OneCall, "part", lambda self, heads: part(self, heads.flip(1))
-    )
+    kind = modeling_diff_transformer.DiffTransformerAttention
+    split = kind._split_heads
+    monkeypatch.setattr(kind, "_split_heads", lambda self, heads: split(self, heads.flip(1)))
     assert distance(run(model, ids), run(other, ids)) > 1e-3
 
 

@@ -32,7 +32,6 @@ FILES = (
     "differential_attention.py",
     "integral_cache.py",
     "modeling_diff_transformer.py",
-    "one_call.py",
     "seen_tokens.py",
 )
 

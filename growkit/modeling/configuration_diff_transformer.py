@@ -37,6 +37,9 @@ MULTIPLIERS = (
 )
 """Numbers by which something is multiplied, or divided."""
 
+DERIVED: Any = None
+"""Default of a value that follows from others."""
+
 FORMER_KEYS = {"output_multiplier": "head_output_scale"}
 """Keys of older configs, and their names today. Trainers read the old one as a scale of logits."""
 
@@ -109,114 +112,65 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
     model_type = "diff_transformer"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
 
-    def __init__(
-        self,
-        vocab_size: int = 32000,
-        hidden_size: int = 2048,
-        intermediate_size: int = 8192,
-        num_hidden_layers: int = 16,
-        num_attention_heads: int = 32,
-        num_noise_heads: int | None = None,
-        num_key_value_heads: int | None = None,
-        head_dim: int | None = None,
-        value_head_dim: int | None = None,
-        lambda_type: str = "vectors",
-        lambda_init: Sequence[float] | None = None,
-        lambda_std_dev: float = 0.1,
-        noise_keys: str = "own",
-        head_norm: str = "affine",
-        head_norm_eps: float | None = None,
-        head_output_scale: str | None = None,
-        integral: str = "none",
-        gamma: str = "unified",
-        qk_projection: str = "full",
-        shared_scope: str = "head",
-        shared_rank: int | list[int] | None = None,
-        hidden_act: str = "silu",
-        max_position_embeddings: int = 2048,
-        initializer_range: float = 0.02,
-        rms_norm_eps: float | None = 1e-6,
-        use_cache: bool = True,
-        pad_token_id: int | None = None,
-        bos_token_id: int | None = 1,
-        eos_token_id: int | list[int] | None = 2,
-        tie_word_embeddings: bool = False,
-        rope_parameters: dict[str, Any] | None = None,
-        attention_bias: bool = False,
-        attention_output_bias: bool | None = None,
-        mlp_bias: bool = False,
-        qk_norm: bool = False,
-        attention_multiplier: float | None = None,
-        embedding_multiplier: float = 1.0,
-        residual_multiplier: float = 1.0,
-        logits_scaling: float = 1.0,
-        **kwargs: Any,
-    ) -> None:
-        if num_attention_heads < 1:
-            raise ValueError(f"num_attention_heads is {num_attention_heads}; at least 1 is needed")
-        for former in FORMER_KEYS:  # never an attribute
+    vocab_size: int = 32000
+    hidden_size: int = 2048
+    intermediate_size: int = 8192
+    num_hidden_layers: int = 16
+    num_attention_heads: int = 32
+    num_noise_heads: int = DERIVED
+    num_key_value_heads: int = DERIVED
+    head_dim: int = DERIVED
+    value_head_dim: int = DERIVED
+    lambda_type: str = "vectors"
+    lambda_init: Sequence[float] | None = None
+    lambda_std_dev: float = 0.1
+    noise_keys: str = "own"
+    head_norm: str = "affine"
+    head_norm_eps: float = DERIVED
+    head_output_scale: str = DERIVED
+    integral: str = "none"
+    gamma: str = "unified"
+    qk_projection: str = "full"
+    shared_scope: str = "head"
+    shared_rank: int | list[int] | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-6
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    tie_word_embeddings: bool = False
+    rope_parameters: dict[str, Any] | None = None
+    attention_bias: bool = False
+    attention_output_bias: bool = DERIVED
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    attention_multiplier: float = DERIVED
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+    def __init__(self, **kwargs: Any) -> None:
+        for former, name in FORMER_KEYS.items():  # never an attribute
             value = kwargs.pop(former, None)
-            head_output_scale = value if head_output_scale is None else head_output_scale
-        rms_norm_eps = 1e-6 if rms_norm_eps is None else rms_norm_eps
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.intermediate_size = intermediate_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.num_noise_heads = (
-            num_attention_heads // 2 if num_noise_heads is None else num_noise_heads
-        )
-        self.lambda_type = lambda_type
-        self.noise_keys = noise_keys
-        if num_key_value_heads is None:
-            signal = num_attention_heads - self.num_noise_heads
-            groups = self.num_noise_heads or signal
-            num_key_value_heads = groups * (2 if self.has_noise_keys else 1)
-        self.num_key_value_heads = num_key_value_heads
-        self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
-        self.value_head_dim = 2 * self.head_dim if value_head_dim is None else value_head_dim
-        if lambda_init is None and lambda_type == "vectors" and self.num_noise_heads:
-            lambda_init = default_lambda_init(num_hidden_layers)
-        self.lambda_init = None if lambda_init is None else [float(each) for each in lambda_init]
-        self.lambda_std_dev = lambda_std_dev
-        self.head_norm = head_norm
-        self.head_norm_eps = rms_norm_eps if head_norm_eps is None else head_norm_eps
-        if head_output_scale is None:
-            vectors = lambda_type == "vectors" and self.num_noise_heads
-            head_output_scale = "one_minus_lambda_init" if vectors else "none"
-        self.head_output_scale = head_output_scale
-        self.integral = integral
-        self.gamma = gamma
-        self.qk_projection = qk_projection
-        self.shared_scope = shared_scope
-        self.shared_rank = shared_rank
-        self.hidden_act = hidden_act
-        self.max_position_embeddings = max_position_embeddings
-        self.initializer_range = initializer_range
-        self.rms_norm_eps = rms_norm_eps
-        # A mean over all rows changes with every token: nothing of earlier layers could be kept.
-        self.use_cache = use_cache and integral != "column_mean"
-        self.rope_parameters = rope_parameters
-        self.attention_bias = attention_bias
-        self.attention_output_bias = (
-            attention_bias if attention_output_bias is None else attention_output_bias
-        )
-        self.mlp_bias = mlp_bias
-        self.qk_norm = qk_norm
-        self.attention_multiplier = (
-            max(self.head_dim, 1) ** -0.5  # validated below
-            if attention_multiplier is None
-            else attention_multiplier
-        )
-        self.embedding_multiplier = embedding_multiplier
-        self.residual_multiplier = residual_multiplier
-        self.logits_scaling = logits_scaling
-        # Not every version of transformers makes attributes of these.
-        self.pad_token_id = pad_token_id
-        self.bos_token_id = bos_token_id
-        self.eos_token_id = eos_token_id
-        self.tie_word_embeddings = tie_word_embeddings
-        self._check()
+            kwargs[name] = value if kwargs.get(name) is None else kwargs[name]
+        for name in DiffTransformerConfig.__annotations__:
+            setattr(self, name, kwargs.pop(name, getattr(DiffTransformerConfig, name)))
+        if self.num_attention_heads < 1:
+            raise ValueError(
+                f"num_attention_heads is {self.num_attention_heads}; at least 1 is needed"
+            )
+        self._derive()
+        for switch, choices in SWITCHES.items():
+            if getattr(self, switch) not in choices:
+                raise ValueError(
+                    f"{switch} is {getattr(self, switch)!r}; choose one of {', '.join(choices)}"
+                )
+        self._check_heads()
+        self._check_numbers()
+        self._check_combinations()
         for key in ("sliding_window", "layer_types"):
             if kwargs.get(key):
                 raise ValueError(
@@ -224,9 +178,36 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
                 )
         super().__init__(**kwargs)
 
+    def _derive(self) -> None:
+        """Fill in what follows from other values."""
+
+        def default(name: str, value: Any) -> None:
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+
+        default("rms_norm_eps", 1e-6)
+        default("num_noise_heads", self.num_attention_heads // 2)
+        groups = self.num_noise_heads or self.num_attention_heads
+        default("num_key_value_heads", groups * (2 if self.has_noise_keys else 1))
+        default("head_dim", self.hidden_size // self.num_attention_heads)
+        default("value_head_dim", 2 * self.head_dim)
+        default("head_norm_eps", self.rms_norm_eps)
+        default("attention_output_bias", self.attention_bias)
+        default("attention_multiplier", max(self.head_dim, 1) ** -0.5)  # validated below
+        vectors = self.lambda_type == "vectors" and self.num_noise_heads
+        default("head_output_scale", "one_minus_lambda_init" if vectors else "none")
+        if self.lambda_init is None and vectors:
+            # arXiv 2410.05258, layers counted from 0
+            layers = range(self.num_hidden_layers)
+            self.lambda_init = [0.8 - 0.6 * math.exp(-0.3 * layer) for layer in layers]
+        elif self.lambda_init is not None:
+            self.lambda_init = [float(each) for each in self.lambda_init]
+        # A mean over all rows changes with every token: nothing of earlier layers could be kept.
+        self.use_cache = self.use_cache and self.integral != "column_mean"
+
     @property
     def num_signal_heads(self) -> int:
-        """Number of signal heads, which are those with an output."""
+        """Number of signal heads, which are the heads with an output."""
         return self.num_attention_heads - self.num_noise_heads
 
     @property
@@ -243,41 +224,6 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         """Rank of the updates of a layer."""
         assert self.shared_rank is not None
         return self.shared_rank[layer] if isinstance(self.shared_rank, list) else self.shared_rank
-
-    def _check(self) -> None:
-        for switch, choices in SWITCHES.items():
-            if getattr(self, switch) not in choices:
-                raise ValueError(
-                    f"{switch} is {getattr(self, switch)!r}; choose one of {', '.join(choices)}"
-                )
-        self._check_heads()
-        self._check_numbers()
-        self._check_lambda()
-        if self.hidden_act != "poly_norm" and self.hidden_act not in ACT2FN:
-            raise ValueError(
-                f"hidden_act is {self.hidden_act!r}; choose poly_norm or an activation that "
-                "transformers knows, such as silu"
-            )
-        if self.num_noise_heads == 0 and self.integral != "none":
-            raise ValueError(
-                f"integral {self.integral!r} needs noise heads: its weight γ is a multiple of λ, "
-                "and without noise heads there is no λ; set num_noise_heads or integral 'none'"
-            )
-        if self.qk_projection == "shared":
-            if self.num_noise_heads == 0:
-                raise ValueError(
-                    "qk_projection 'shared' needs noise heads, which share a base with their "
-                    "signal heads; set num_noise_heads or qk_projection 'full'"
-                )
-            ranks = self.shared_rank
-            listed = ranks if isinstance(ranks, list) else [ranks] * self.num_hidden_layers
-            if len(listed) != self.num_hidden_layers or not all(
-                type(rank) is int and rank >= 1 for rank in listed
-            ):
-                raise ValueError(
-                    f"shared_rank is {ranks!r}; qk_projection 'shared' needs the rank of its "
-                    "updates, at least 1, or a list with one for each layer"
-                )
 
     def _check_heads(self) -> None:
         signal, noise = self.num_signal_heads, self.num_noise_heads
@@ -310,34 +256,46 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
                 )
 
     def _check_numbers(self) -> None:
-        for key in ("rms_norm_eps", "head_norm_eps"):
+        limits = [(key, 1.0, "between 0 and 1") for key in ("rms_norm_eps", "head_norm_eps")]
+        limits += [(key, math.inf, "above 0") for key in MULTIPLIERS]
+        for key, most, expected in limits:
             value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value < 1:
-                raise ValueError(f"{key} is {value!r}; a number between 0 and 1 was expected")
-        for key in MULTIPLIERS:
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, float | int) or not value > 0:
-                raise ValueError(f"{key} is {value!r}; a number above 0 was expected")
+            number = isinstance(value, float | int) and not isinstance(value, bool)
+            if not number or not 0 < value < most:
+                raise ValueError(f"{key} is {value!r}; a number {expected} was expected")
 
-    def _check_lambda(self) -> None:
-        needed = [
-            name
-            for name, needs in (
-                ("lambda_type 'vectors'", self.num_noise_heads and self.lambda_type == "vectors"),
-                ("head_output_scale", self.head_output_scale != "none"),
-            )
-            if needs
-        ]
-        if self.lambda_init is None:
-            if needed:
-                raise ValueError(f"{' and '.join(needed)} need lambda_init, one number per layer")
-        elif len(self.lambda_init) != self.num_hidden_layers:
+    def _check_combinations(self) -> None:
+        noise, layers = self.num_noise_heads, self.num_hidden_layers
+        needed = ["lambda_type 'vectors'"] if noise and self.lambda_type == "vectors" else []
+        needed += ["head_output_scale"] if self.head_output_scale != "none" else []
+        if self.lambda_init is None and needed:
+            raise ValueError(f"{' and '.join(needed)} need lambda_init, one number per layer")
+        if self.lambda_init is not None and len(self.lambda_init) != layers:
             raise ValueError(
-                f"lambda_init has {len(self.lambda_init)} numbers for {self.num_hidden_layers} "
-                "layers; it needs one per layer"
+                f"lambda_init has {len(self.lambda_init)} numbers for {layers} layers; "
+                "it needs one per layer"
             )
-
-
-def default_lambda_init(layers: int) -> list[float]:
-    """λ_init as in arXiv 2410.05258: 0.8 - 0.6 · exp(-0.3 · layer), layers counted from 0."""
-    return [0.8 - 0.6 * math.exp(-0.3 * layer) for layer in range(layers)]
+        if self.hidden_act != "poly_norm" and self.hidden_act not in ACT2FN:
+            raise ValueError(
+                f"hidden_act is {self.hidden_act!r}; choose poly_norm or an activation that "
+                "transformers knows, such as silu"
+            )
+        if noise == 0 and self.integral != "none":
+            raise ValueError(
+                f"integral {self.integral!r} needs noise heads: its weight γ is a multiple of λ, "
+                "and without noise heads there is no λ; set num_noise_heads or integral 'none'"
+            )
+        if self.qk_projection == "full":
+            return
+        if noise == 0:
+            raise ValueError(
+                "qk_projection 'shared' needs noise heads, which share a base with their "
+                "signal heads; set num_noise_heads or qk_projection 'full'"
+            )
+        ranks = self.shared_rank
+        listed = ranks if isinstance(ranks, list) else [ranks] * layers
+        if len(listed) != layers or not all(type(rank) is int and rank >= 1 for rank in listed):
+            raise ValueError(
+                f"shared_rank is {ranks!r}; qk_projection 'shared' needs the rank of its "
+                "updates, at least 1, or a list with one for each layer"
+            )

@@ -6,12 +6,12 @@ One formula covers them (A₁ are the signal maps, A₂ the noise maps, H the in
 
 DIFF (arXiv 2410.05258), grouped DIFF (arXiv 2510.06949, eq. 7) and Shared DIFF have γ = 0; DINT
 (arXiv 2501.17486) adds the integral; ordinary attention has neither noise maps nor an integral.
-No function holds a matrix of queries × keys but ``differential_maps``, which is for those who want
-to see the maps, and for graphs, which cannot loop: the maps without an integral run in fused
-attention, those with one in blocks of rows.
+Only ``differential_maps`` holds a matrix of queries × keys, for users who want to see the maps and
+for graphs, which cannot loop. Otherwise maps without an integral run in fused attention, those with
+one in blocks of rows.
 
-Shapes, as they stand in the comments: signal and noise are numbers of heads, key_heads of heads
-that keys have (query head i reads key head ⌊i · key_heads / heads⌋), width is that of a value head.
+Shapes: signal, noise and key_heads are numbers of heads (query head i reads key head
+⌊i · key_heads / heads⌋), width is that of a value head.
 """
 
 from __future__ import annotations
@@ -229,19 +229,21 @@ def values_of(maps: Tensor, value: Tensor) -> Tensor:
     return _grouped_matmul(wide(maps), wide(value))
 
 
-def column_sums_of(
+def column_sums(
     query: Tensor, key: Tensor, scaling: float, past: int, real: Tensor | None
 ) -> Tensor:
     """Column sums of a few rows of a signal map, [batch, signal, past + rows].
 
     Args:
         query: [batch, signal, rows, head_dim].
-        key: [batch, key_heads, past + rows, head_dim].
+        key: [batch, key_heads, columns, head_dim]; the first past + rows are read.
         scaling: of the scores.
         past: columns that came before the first row.
         real: [batch, columns], false for padding; None if there is none.
     """
-    return _column_sums(query, key, scaling, past, real)
+    last = past + query.shape[2]
+    visible = _visible(past, last, real, query.device)
+    return _map(query, key[:, :, :last], scaling, visible, real).sum(-2)
 
 
 def column_mean(query: Tensor, key: Tensor, scaling: float, real: Tensor | None) -> Tensor:
@@ -261,20 +263,12 @@ def column_mean(query: Tensor, key: Tensor, scaling: float, real: Tensor | None)
     for first, last in _blocks(rows):
         # Recomputed in the backward pass, so that no map outlives its block.
         block = checkpoint(
-            _column_sums, query[:, :, first:last], key, scaling, first, real, use_reentrant=False
+            column_sums, query[:, :, first:last], key, scaling, first, real, use_reentrant=False
         )
         sums = sums + functional.pad(block, (0, rows - last))
     if real is None:
         return sums / rows
     return sums / wide(real.sum(-1))[:, None, None].clamp_min(1).to(sums.dtype)
-
-
-def _column_sums(
-    query: Tensor, key: Tensor, scaling: float, first: int, real: Tensor | None
-) -> Tensor:
-    last = first + query.shape[2]
-    visible = _visible(first, last, real, query.device)
-    return _map(query, key[:, :, :last], scaling, visible, real).sum(-2)
 
 
 class _CausalIntegral(torch.autograd.Function):

@@ -1,34 +1,65 @@
-"""Layers of transformers' caches with what the causal integral needs beside keys and values."""
+"""Layers of transformers' caches with the column sums that the causal integral needs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
-from .differential_attention import column_sums_of
+from .differential_attention import column_sums
 
 CROPPED_ROWS = 256
 """How many of the last tokens can be taken back: their queries are kept."""
 
 
-class IntegralLayer(DynamicLayer):
-    """Keys and values of a layer, and the column sums that the causal integral needs.
+class _WithSums:
+    """Tensors of a cache layer that follow its keys.
 
     Attributes:
         column_sums: [batch, signal heads, tokens], the sum of all rows of the signal maps so far.
-        queries: [batch, signal heads, last tokens, head_dim], of which what the last tokens added
-            to the sums is computed again when they are taken back.
+        queries: [batch, signal heads, last tokens, head_dim], to compute again what the last tokens
+            added to the sums when they are taken back.
         real: [batch, tokens], false for padding; None if there is none.
-        key_heads: how many of the keys are of signal heads.
-        scaling: of the scores.
     """
 
     column_sums: Tensor | None = None
     queries: Tensor | None = None
     real: Tensor | None = None
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Follow the beams."""
+        super().reorder_cache(beam_idx)  # type: ignore[misc]
+        self._map(lambda tensor: tensor[beam_idx.to(tensor.device)])
+
+    def offload(self) -> None:
+        """Move to the CPU."""
+        super().offload()  # type: ignore[misc]
+        self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        """Move back to the device."""
+        super().prefetch()  # type: ignore[misc]
+        keys: Tensor | None = self.keys  # type: ignore[attr-defined]
+        if keys is not None:
+            self._map(lambda tensor: tensor.to(keys.device, non_blocking=True))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        for name in ("column_sums", "queries", "real"):
+            if (tensor := getattr(self, name)) is not None:
+                setattr(self, name, change(tensor))
+
+
+class IntegralLayer(_WithSums, DynamicLayer):
+    """Keys, values and column sums of any number of tokens.
+
+    Attributes:
+        key_heads: number of key heads of signal heads.
+        scaling: of the scores.
+    """
+
     key_heads = 1
     scaling = 1.0
 
@@ -50,7 +81,7 @@ class IntegralLayer(DynamicLayer):
         Args:
             sums: [batch, signal heads, tokens].
             queries: of the new rows, [batch, signal heads, rows, head_dim].
-            key_heads: how many of the keys are of signal heads; these come first.
+            key_heads: number of key heads of signal heads; these come first.
             real: [batch, tokens] or None.
             scaling: of the scores.
         """
@@ -66,11 +97,6 @@ class IntegralLayer(DynamicLayer):
         super().reset()
         self.column_sums = self.queries = self.real = None
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Follow the beams."""
-        super().reorder_cache(beam_idx)
-        self._map(lambda tensor: tensor[beam_idx.to(tensor.device)])
-
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some sequences of the batch."""
         super().batch_select_indices(indices)
@@ -81,18 +107,6 @@ class IntegralLayer(DynamicLayer):
         super().batch_repeat_interleave(repeats)
         self._map(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
-    def offload(self) -> None:
-        """Move to the CPU."""
-        super().offload()
-        self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
-
-    def prefetch(self) -> None:
-        """Move back to the device."""
-        super().prefetch()
-        if self.keys is not None:
-            device = self.keys.device
-            self._map(lambda tensor: tensor.to(device, non_blocking=True))
-
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last tokens, and what they added to the sums of earlier ones.
 
@@ -100,7 +114,7 @@ class IntegralLayer(DynamicLayer):
             tokens_to_remove: minus their number, as in transformers.
 
         Raises:
-            ValueError: there are more than have their queries kept.
+            ValueError: the queries of some of them are gone.
         """
         keys, before = self.keys, self.get_seq_length()
         super().crop(tokens_to_remove)
@@ -119,15 +133,10 @@ class IntegralLayer(DynamicLayer):
         assert self.queries is not None
         assert keys is not None
         real, last = self.real, self.queries[:, :, left - before :]
-        added = column_sums_of(last, keys[:, : self.key_heads], self.scaling, left, real)
+        added = column_sums(last, keys[:, : self.key_heads], self.scaling, left, real)
         self.column_sums = (self.column_sums - added)[..., :left]
         self.queries = self.queries[:, :, : left - before]
         self.real = None if real is None else real[:, :left]
-
-    def _map(self, change: Any) -> None:
-        for name in ("column_sums", "queries", "real"):
-            if (tensor := getattr(self, name)) is not None:
-                setattr(self, name, change(tensor))
 
 
 class StaticHeadsLayer(StaticLayer):
@@ -141,18 +150,10 @@ class StaticHeadsLayer(StaticLayer):
         _hold_address(self.values)
 
 
-class StaticIntegralLayer(StaticHeadsLayer):
-    """The same with column sums; tokens cannot be taken back.
+class StaticIntegralLayer(_WithSums, StaticHeadsLayer):
+    """The same with column sums, [batch, signal heads, max_cache_len]; tokens stay."""
 
-    Attributes:
-        column_sums: [batch, signal heads, max_cache_len].
-    """
-
-    column_sums: Tensor | None = None
-
-    def add_rows(
-        self, sums: Tensor, queries: Tensor, key_heads: int, real: Tensor | None, scaling: float
-    ) -> None:
+    def add_rows(self, sums: Tensor, *unused: object) -> None:
         """Keep the column sums after some rows; see ``IntegralLayer``."""
         if self.column_sums is None:
             self.column_sums = sums.new_zeros(*sums.shape[:2], self.max_cache_len)
@@ -166,27 +167,9 @@ class StaticIntegralLayer(StaticHeadsLayer):
         if self.column_sums is not None:
             self.column_sums.zero_()
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Follow the beams."""
-        super().reorder_cache(beam_idx)
-        if self.column_sums is not None:
-            self.column_sums = self.column_sums[beam_idx.to(self.column_sums.device)]
-
-    def offload(self) -> None:
-        """Move to the CPU."""
-        super().offload()
-        if self.column_sums is not None:
-            self.column_sums = self.column_sums.to("cpu", non_blocking=True)
-
-    def prefetch(self) -> None:
-        """Move back to the device."""
-        super().prefetch()
-        if self.column_sums is not None and self.keys is not None:
-            self.column_sums = self.column_sums.to(self.keys.device, non_blocking=True)
-
 
 def _hold_address(tensor: Tensor) -> None:
-    """Tell compiled graphs that the tensor stays where it is, as transformers does."""
+    """Tell compiled graphs that the tensor keeps its address, as transformers does."""
     if not torch.compiler.is_compiling():
         torch._dynamo.mark_static_address(tensor)
 
@@ -210,18 +193,15 @@ def fit_cache(cache: Cache, layers: int, *, integral: bool, same_shape: bool) ->
         )
     if integral and not cache.layers:
         cache.layers.extend(IntegralLayer() for _ in range(layers))
+    static = StaticIntegralLayer if integral else StaticHeadsLayer
     layers_of: list[Any] = cache.layers
     for index, layer in enumerate(layers_of):
         kind = type(layer)
-        if kind in (IntegralLayer, StaticIntegralLayer):
-            continue
         if kind is StaticLayer and (integral or not same_shape):
-            layers_of[index] = (StaticIntegralLayer if integral else StaticHeadsLayer)(
-                max_cache_len=layer.max_cache_len
-            )
+            layers_of[index] = static(max_cache_len=layer.max_cache_len)
         elif kind is DynamicLayer and integral:
             layers_of[index] = IntegralLayer()
-        elif not integral:
+        elif not integral or kind in (IntegralLayer, StaticIntegralLayer):
             continue
         if layers_of[index] is layer or (layer.is_initialized and int(layer.get_seq_length())):
             raise ValueError(

@@ -40,7 +40,6 @@ from .differential_attention import (
     wide,
 )
 from .integral_cache import IntegralLayer, StaticIntegralLayer, fit_cache
-from .one_call import OneCall
 from .seen_tokens import Seen, packed_texts, refuse_packed, seen_tokens, tracing, unpacked
 
 POLY_NORM_EPS = 1e-6
@@ -187,18 +186,10 @@ class DiffTransformerAttention(nn.Module):
         self.layer_idx = layer_idx
         self.scaling = config.attention_multiplier
         self.is_causal = True
-        self.one_call = OneCall(
-            config.num_signal_heads,
-            config.num_noise_heads,
-            config.num_value_heads,
-            config.has_noise_keys,
-            config.head_dim,
-            config.value_head_dim,
-        )
-        self.num_key_value_groups = self.one_call.groups
         signal, noise = config.num_signal_heads, config.num_noise_heads
         values, bias = config.num_value_heads, config.attention_bias
         noise_keys = values if config.has_noise_keys else 0
+        self.num_key_value_groups = (signal if noise_keys else signal + noise) // values
 
         def projection(signal: int, noise: int, groups: int) -> nn.Module:
             if config.qk_projection == "shared" and noise:
@@ -291,10 +282,10 @@ class DiffTransformerAttention(nn.Module):
     ) -> tuple[int | Tensor, Tensor, Tensor]:
         """How many tokens came before, and keys and values of these and of the new ones."""
         past, rows = cache.get_seq_length(self.layer_idx), key.shape[2]
-        known = isinstance(past, Tensor) and seen.visible is None
-        if not known or self.config._attn_implementation not in OWN:
+        own = self.config._attn_implementation in OWN
+        if not own or not isinstance(past, Tensor) or seen.visible is not None:
             return past, *cache.update(key, value, self.layer_idx)
-        past = int(past)  # of a static cache, which has room for more
+        past = int(past)  # of a static cache, which counts on as it is updated
         key, value = cache.update(key, value, self.layer_idx)
         return past, key[:, :, : past + rows], value[:, :, : past + rows]
 
@@ -302,17 +293,64 @@ class DiffTransformerAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         """Signal and noise heads, as another implementation computes them in one call."""
+        implementation: Any = self.config._attn_implementation
         attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation,
+            implementation,
             None,  # type: ignore[arg-type]
         )
         batch, _, rows, _ = query.shape
-        query, key, value = self.one_call.merge(query, key, value)
+        query, key, value = self._merge_heads(query, key, value)
         output, _ = attend(
             self, query, key, value, mask, dropout=0.0, scaling=self.scaling, **kwargs
         )
         output = output.reshape(batch, rows, query.shape[1], -1)
-        return self.one_call.part(output.transpose(1, 2))
+        return self._split_heads(output.transpose(1, 2))
+
+    def _merge_heads(
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Signal and noise heads as ordinary attention with grouped queries has them.
+
+        Args:
+            query: [batch, signal + noise, rows, head_dim], signal heads first.
+            key: [batch, key_heads, columns, head_dim].
+            value: [batch, values, columns, value_head_dim].
+
+        Returns:
+            Queries in the order of the keys that they read, [batch, groups · keys, rows, width];
+            keys and values, [batch, keys, columns, width].
+        """
+        config = self.config
+        signal, noise = self._queries(query)
+        if noise is not None:
+            signal, noise = (
+                each.unflatten(1, (config.num_value_heads, -1)) for each in (signal, noise)
+            )
+            if config.has_noise_keys:  # as many queries for a noise key as for a signal key
+                noise = functional.pad(noise, (0, 0, 0, 0, 0, signal.shape[2] - noise.shape[2]))
+                value = torch.cat([value, value], dim=1)
+            query = torch.cat([signal, noise], 1 if config.has_noise_keys else 2).flatten(1, 2)
+        width = max(config.head_dim, config.value_head_dim)
+        query, key = (functional.pad(each, (0, width - config.head_dim)) for each in (query, key))
+        return query, key, functional.pad(value, (0, width - config.value_head_dim))
+
+    def _split_heads(self, heads: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Signal and noise heads of a result, [batch, heads, rows, value_head_dim] each.
+
+        Args:
+            heads: [batch, groups · keys, rows, width]; see ``_merge_heads``.
+        """
+        config = self.config
+        heads = heads[..., : config.value_head_dim]
+        if not config.num_noise_heads:
+            return heads, None
+        values = config.num_value_heads
+        signal, noise = config.num_signal_heads // values, config.num_noise_heads // values
+        if config.has_noise_keys:
+            signal_heads, padded = heads.chunk(2, dim=1)
+            return signal_heads, padded.unflatten(1, (values, -1))[:, :, :noise].flatten(1, 2)
+        grouped = heads.unflatten(1, (values, -1)).split([signal, noise], dim=2)
+        return grouped[0].flatten(1, 2), grouped[1].flatten(1, 2)
 
     def _attend(
         self,
@@ -325,93 +363,65 @@ class DiffTransformerAttention(nn.Module):
         layer: IntegralLayer | StaticIntegralLayer | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Heads, [batch, signal, rows, width], and their maps where these are computed in full."""
-        config, gamma = self.config, self._gamma(lambda_)
+        config = self.config
+        values, sums_of = config.num_value_heads, layer.column_sums if layer is not None else None
         if seen.visible is not None and (seen.eager or config.integral != "none"):
-            signal_query, noise_query = self._queries(query)
+            signal, noise = self._queries(query)
             maps, sums = differential_maps(
-                signal_query,
-                key[:, : config.num_value_heads],
-                noise_query,
-                key[:, -config.num_value_heads :],
-                lambda_,
-                gamma,
-                self.scaling,
-                seen.visible,
-                config.integral,
-                layer.column_sums if layer is not None else None,
+                *(signal, key[:, :values], noise, key[:, -values:], lambda_, self._gamma(lambda_)),
+                *(self.scaling, seen.visible, config.integral, sums_of),
             )
             if layer is not None:
-                layer.add_rows(sums, signal_query, config.num_value_heads, seen.real, self.scaling)
+                layer.add_rows(sums, signal, values, seen.real, self.scaling)
             return values_of(maps, value), maps
         if not seen.packed:
-            signal, noise, integral = self._heads(query, key, value, gamma, past, seen, layer)
-            return combine(signal, noise, lambda_, integral), None
-        found: list[tuple[Any, ...]] = []
+            return self._heads(query, key, value, lambda_, past, seen, layer), None
+        found = []
         for texts in seen.packed:
             real = texts.real if config.integral != "none" else None
-            taken = [texts.take(each) for each in (query, key, value)]
-            gammas = None if gamma is None else texts.take(gamma)
-            heads = self._heads(taken[0], taken[1], taken[2], gammas, 0, Seen(real), None)
-            found.append(tuple(each if each is None else texts.tokens(each) for each in heads))
-        whole: list[Any] = [
-            parts[0] if parts[0] is None else unpacked(seen.packed, parts, len(query))
-            for parts in zip(*found, strict=True)
-        ]
-        return combine(whole[0], whole[1], lambda_, whole[2]), None
+            q, k, v = (texts.take(each) for each in (query, key, value))
+            lambda_of = None if lambda_ is None else texts.take(lambda_)
+            found.append(texts.tokens(self._heads(q, k, v, lambda_of, 0, Seen(real), None)))
+        return unpacked(seen.packed, found, len(query)), None
 
     def _queries(self, query: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Those of the signal heads, and those of the noise heads, if there are any."""
-        signal, noise = query.split(
-            [self.config.num_signal_heads, self.config.num_noise_heads], dim=1
-        )
-        return signal, noise if self.config.num_noise_heads else None
+        """Those of the signal heads, and those of the noise heads; None if there are none."""
+        signal, noise = self.config.num_signal_heads, self.config.num_noise_heads
+        return query[:, :signal], query[:, signal:] if noise else None
 
     def _heads(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        gamma: Tensor | None,
+        lambda_: Tensor | None,
         past: int,
         seen: Seen,
         layer: IntegralLayer | StaticIntegralLayer | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """What is combined: signal heads, noise heads and the integral; no map is held."""
-        config, real = self.config, seen.real
+    ) -> Tensor:
+        """The heads, [batch, signal, rows, width]; no map is held."""
+        scaling, real, values = self.scaling, seen.real, self.config.num_value_heads
         signal_query, noise_query = self._queries(query)
-        signal_key = key[:, : config.num_value_heads]
-        noise_key = key[:, -config.num_value_heads :]
-        integral = None
-        if config.integral == "causal":
-            assert gamma is not None
-            past_sums = layer.column_sums if layer is not None else None
+        signal_key, noise_key = key[:, :values], key[:, -values:]
+        gamma, integral = self._gamma(lambda_), None
+        how = scaling, past, real, seen.visible
+        if gamma is not None and self.config.integral == "causal":
+            sums_of = layer.column_sums if layer is not None else None
+            sums_of = sums_of[..., :past] if sums_of is not None else None
             signal, sums = causal_integral(
-                signal_query,
-                signal_key,
-                value,
-                gamma,
-                self.scaling,
-                past,
-                real,
-                past_sums[..., :past] if past_sums is not None else None,
+                signal_query, signal_key, value, gamma, scaling, past, real, sums_of
             )
             if layer is not None:
-                layer.add_rows(sums, signal_query, config.num_value_heads, real, self.scaling)
+                layer.add_rows(sums, signal_query, values, real, scaling)
         else:
-            signal = fused_attention(
-                signal_query, signal_key, value, self.scaling, past, real, seen.visible
-            )
-            if config.integral == "column_mean":
-                assert gamma is not None
-                mean = column_mean(signal_query, signal_key, self.scaling, real)
-                means = values_of(mean[:, :, None], value)
-                integral = (gamma * means).expand_as(signal)
+            signal = fused_attention(signal_query, signal_key, value, *how)
+            if gamma is not None:
+                mean = column_mean(signal_query, signal_key, scaling, real)
+                integral = gamma * values_of(mean[:, :, None], value)
         noise = None
         if noise_query is not None:
-            noise = fused_attention(
-                noise_query, noise_key, value, self.scaling, past, real, seen.visible
-            )
-        return signal, noise, integral
+            noise = fused_attention(noise_query, noise_key, value, *how)
+        return combine(signal, noise, lambda_, integral)
 
     def _paged(self, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Keys and values of all that came before, from the cache of continuous batching.
@@ -603,15 +613,11 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         seen = Seen()
         if config._attn_implementation in OWN:
             seen = seen_tokens(
-                (hidden_states.shape[0], rows),
-                hidden_states.device,
-                attention_mask,
-                position_ids,
-                past_key_values,
-                packed,
+                *(hidden_states, attention_mask, position_ids, past_key_values, packed),
                 paged=paged,
                 averaged=config.integral != "none",
-                eager=self._maps_wanted(kwargs),
+                eager=bool(kwargs.get("output_attentions", config.output_attentions))
+                or config._attn_implementation in ("eager", "paged|eager"),
             )
             attention_mask = None
         if position_ids is None:
@@ -640,34 +646,25 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             past_key_values=past_key_values if use_cache is not False else None,
         )
 
-    def _maps_wanted(self, kwargs: dict[str, Any]) -> bool:
-        wanted = kwargs.get("output_attentions", self.config.output_attentions)
-        return bool(wanted) or self.config._attn_implementation in ("eager", "paged|eager")
-
     def _cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """The cache as this model needs it; None if there is to be none."""
-        integral = self.config.integral
+        config = self.config
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training
-        if integral == "column_mean":
+            use_cache = config.use_cache and not self.training
+        if config.integral == "column_mean":
             if use_cache or cache is not None:
                 raise ValueError(
                     "the column mean changes with every token, so nothing can be cached; pass "
                     "use_cache=False (and generate from input_ids, not from inputs_embeds)"
                 )
             return None
-        if cache is None:
-            if not use_cache:
-                return None
+        if cache is None and use_cache:
             cache = DynamicCache()
-        config = self.config
-        fit_cache(
-            cache,
-            len(self.layers),
-            integral=integral == "causal",
-            same_shape=(config.num_key_value_heads, config.head_dim)
-            == (config.num_value_heads, config.value_head_dim),
-        )
+        if cache is not None:
+            key_shape = config.num_key_value_heads, config.head_dim
+            same_shape = key_shape == (config.num_value_heads, config.value_head_dim)
+            integral = config.integral == "causal"
+            fit_cache(cache, len(self.layers), integral=integral, same_shape=same_shape)
         return cache
 
 
@@ -715,12 +712,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             **kwargs: for the model, and for the loss.
         """
         outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
+            *(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache),
             return_dict=True,
             **kwargs,
         )
@@ -733,13 +725,8 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs
             )
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        rest = outputs.past_key_values, outputs.hidden_states, outputs.attentions
+        return CausalLMOutputWithPast(loss, logits, *rest)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; a model with a column mean generates without a cache."""
@@ -763,10 +750,10 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         return super().init_continuous_batching(*args, **kwargs)
 
 
-class DiffTransformerForSequenceClassification(
-    GenericForSequenceClassification, DiffTransformerPreTrainedModel
-):
-    """The model with a linear layer over the last token that is no padding."""
+class _Classifier(DiffTransformerPreTrainedModel):
+    """The model with a linear layer on its hidden states."""
+
+    score_bias = True
 
     def __init__(self, config: DiffTransformerConfig) -> None:
         # Transformers' own looks up the class of the model, which asks whether to trust its code.
@@ -774,30 +761,30 @@ class DiffTransformerForSequenceClassification(
         assert config.num_labels is not None
         self.num_labels = config.num_labels
         self.model = DiffTransformerModel(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
-        self.post_init()
-
-
-class DiffTransformerForTokenClassification(
-    GenericForTokenClassification, DiffTransformerPreTrainedModel
-):
-    """The model with a linear layer over every token."""
-
-    def __init__(self, config: DiffTransformerConfig) -> None:
-        DiffTransformerPreTrainedModel.__init__(self, config)
-        assert config.num_labels is not None
-        self.num_labels = config.num_labels
-        self.model = DiffTransformerModel(config)
         self.dropout = nn.Dropout(getattr(config, "classifier_dropout", None) or 0.0)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=self.score_bias)
         self.post_init()
 
 
-# A folder that ``save_pretrained`` writes then has this code beside its weights.
+class DiffTransformerForSequenceClassification(GenericForSequenceClassification, _Classifier):
+    """A linear layer over the last token that is no padding."""
+
+    score_bias = False
+    __init__ = _Classifier.__init__
+
+
+class DiffTransformerForTokenClassification(GenericForTokenClassification, _Classifier):
+    """A linear layer over every token."""
+
+    __init__ = _Classifier.__init__
+
+
+# A folder that ``save_pretrained`` writes then has this code next to its weights.
 DiffTransformerConfig.register_for_auto_class()
 DiffTransformerModel.register_for_auto_class("AutoModel")
-DiffTransformerForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-DiffTransformerForSequenceClassification.register_for_auto_class(
-    "AutoModelForSequenceClassification"
-)
-DiffTransformerForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")
+for _class in (
+    DiffTransformerForCausalLM,
+    DiffTransformerForSequenceClassification,
+    DiffTransformerForTokenClassification,
+):
+    _class.register_for_auto_class(_class.__name__.replace("DiffTransformer", "AutoModel"))

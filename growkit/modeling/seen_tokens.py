@@ -98,8 +98,7 @@ def unpacked(packed: Sequence[Texts], tokens: Sequence[Any], batch: int) -> Tens
 
 
 def seen_tokens(
-    shape: tuple[int, int],
-    device: torch.device,
+    hidden_states: Tensor,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cache: Cache | None,
@@ -112,8 +111,7 @@ def seen_tokens(
     """Which tokens see which in a forward pass.
 
     Args:
-        shape: batch and rows.
-        device: of the result.
+        hidden_states: [batch, rows, hidden].
         attention_mask: [batch, columns], [batch or 1, 1, rows, columns] or None.
         position_ids: as they were given.
         cache: what came before; None if nothing did.
@@ -125,7 +123,7 @@ def seen_tokens(
     Raises:
         ValueError: the mask does not fit.
     """
-    batch, rows = shape
+    batch, rows = hidden_states.shape[:2]
     past = cache.get_seq_length() if cache is not None else 0
     columns = cache.get_mask_sizes(rows, 0)[0] if cache is not None else rows
     if attention_mask is not None and attention_mask.dim() == 4:
@@ -142,7 +140,7 @@ def seen_tokens(
     numbered = tracing() and attention_mask is None and cache is None and position_ids is not None
     if not (eager or unknown or exporting or numbered):
         return Seen(real, packed)
-    visible = visible_columns(rows, columns, past, real, device)
+    visible = visible_columns(rows, columns, past, real, hidden_states.device)
     if packed or numbered:
         assert position_ids is not None
         texts = text_numbers(position_ids)
