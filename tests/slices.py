@@ -42,12 +42,10 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.families.example import Example
 from growkit.families.family import family_of
-from growkit.growth.vocabulary import MoreRows
+from growkit.growth.copying import MoreRows
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.planning.lineage import Lineage
-from growkit.planning.sections import Section, Stacked
-from growkit.planning.transform import Slices, Transform
-from growkit.planning.transforms import Constant, Mapped
+from growkit.planning.transforms import Constant, Mapped, Section, Slices, Stacked, Transform
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan
 from growkit.recipe.recipe import Recipe

@@ -10,7 +10,7 @@ from torch import Tensor
 from growkit.cli.demo.story import MODEL
 from growkit.conversions.shared_diff import low_rank
 from growkit.conversions.shared_diff.low_rank import share
-from growkit.conversions.shared_diff.shared_projection import Heads
+from growkit.conversions.shared_diff.search import Heads
 
 PROJECTIONS = {"q": Heads(4, 4, "all_heads"), "k": Heads(2, 2, "all_heads")}
 

@@ -23,9 +23,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
 from growkit.cli.demo.story import MODEL
 from growkit.conversions.shared_diff import low_rank
-from growkit.conversions.shared_diff.calibration import Calibration
 from growkit.conversions.shared_diff.low_rank import Shared, share, spread, truncated
-from growkit.conversions.shared_diff.shared_projection import Heads
+from growkit.conversions.shared_diff.search import Calibration, Heads
 from growkit.engine.strict import strict_float64
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned

@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM, DiffLlamaForCausalLM
 from typer.testing import CliRunner
 
 import growkit
-from growkit.algebra.lambdas import solve_lambda
 from growkit.base.errors import InputError
 from growkit.cli.app import app
 from growkit.families.family import families
 from growkit.modeling import FILES, register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
+from growkit.planning.layouts import solve_lambda
 from growkit.recipe.files import load_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
 from tests import layouts_reference as reference

@@ -27,8 +27,7 @@ from growkit.cli.app import app
 from growkit.optimizer.groups import Factors, Group, split
 from growkit.optimizer.optimizer import Optimizer
 from growkit.optimizer.schedule import grown_schedule
-from growkit.planning.update import Update
-from growkit.planning.updates import Law
+from growkit.planning.updates import Law, Update
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan
 from growkit.training import hidden_matrices, param_groups

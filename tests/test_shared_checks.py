@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
-from growkit.conversions.shared_diff.shared_projection import Heads
+from growkit.conversions.shared_diff.search import Heads
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Plan, Planned

@@ -21,9 +21,8 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint, read_json
 from growkit.cli.demo.story import MODEL
 from growkit.cli.demo.text import held_out_text, training_text
-from growkit.conversions.shared_diff import calibration
-from growkit.conversions.shared_diff.calibration import Calibration
-from growkit.conversions.shared_diff.conversion import SHRINKAGES
+from growkit.conversions.shared_diff import search
+from growkit.conversions.shared_diff.search import SHRINKAGES, Calibration
 from growkit.engine import spool
 from growkit.engine.prompts import make_prompts
 from growkit.engine.texts import DOCUMENT_SEPARATOR
@@ -135,13 +134,13 @@ def test_the_model_runs_once_and_leaves_nothing(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
-    runs, real = [], calibration._run
+    runs, real = [], search._run
 
     def counted(*args: Any) -> Iterator[None]:
         runs.append(1)
         return real(*args)
 
-    monkeypatch.setattr(calibration, "_run", counted)
+    monkeypatch.setattr(search, "_run", counted)
     shared(MODEL, tmp_path / "out", rank="auto", tolerance=0.1, calibration=text)
     assert len(runs) == 1
     assert not list(scratch.iterdir())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,9 +12,8 @@ from torch import Tensor
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, in_blocks
 from growkit.algebra.law import grow
-from growkit.algebra.noise import noise
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
-from growkit.algebra.splits import Draw, split
+from growkit.algebra.splits import Draw, noise, split
 from growkit.checkpoint.tensors import cut
 
 AMPLITUDES = [0.0, 0.01, Shares(10.0).amplitude, 0.5]
@@ -102,7 +100,7 @@ def test_the_noise_is_as_loud_as_asked(snr_db: float) -> None:
     copies = in_blocks(1000, 2)
     read = IndexMap(Role.READ, 1000, copies.source, copies.share)
     where = (slice(0, 200), slice(0, 2000))
-    grown = grow(partial(cut, weights), (plain, read), "name", Shares(snr_db, 1), where)
+    grown = grow(lambda *rows: cut(weights, rows), (plain, read), "name", Shares(snr_db, 1), where)
     for part in grown.chunk(2, 1):
         noise = part - weights / 2
         measured = 10 * torch.log10((weights / 2).square().sum() / noise.square().sum())

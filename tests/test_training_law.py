@@ -24,8 +24,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
 from growkit.optimizer.groups import class_updates
 from growkit.planning.transforms import Kept
-from growkit.planning.update import Update
-from growkit.planning.updates import law_of
+from growkit.planning.updates import Update, law_of
 from growkit.proof import training as proof
 from growkit.training.groups import class_name
 from tests.conftest import save_model, seeded

@@ -26,8 +26,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
 from growkit.optimizer.groups import class_updates
 from growkit.optimizer.growing import ADAMW_MOMENTS, grown_moments
-from growkit.planning.update import Update
-from growkit.planning.updates import law_of
+from growkit.planning.updates import Update, law_of
 from growkit.proof import training as proof
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan

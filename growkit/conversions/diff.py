@@ -1,12 +1,12 @@
-"""To plain DIFF (arXiv 2410.05258), from whatever holds one.
+"""To plain DIFF (arXiv 2410.05258), from any model that contains one.
 
 - Grouped DIFF: every noise head is copied for each signal head of its group.
 - Shared DIFF: bases and updates are multiplied out.
 - DINT: the integral is left out; nothing is lost where it has a gate that is still 0.
 - Softmax attention: noise heads are copies of signal heads, with λ = ½ from vectors whose two
   exponentials cancel; ``o_proj`` × 2 makes up for it. There is no head norm, which could not be
-  undone. If one is asked for, heads lose their sizes, which differ from token to token; all get
-  the one that values of the layer have, and go on as near as one number per layer can bring them.
+  undone. If one is asked for, heads lose their sizes, which differ from token to token: every head
+  gets the size that values of the layer have, the nearest that one number per layer can be.
   A norm takes λ away as long as noise equals signal: λ learns as soon as noise heads differ.
 """
 
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from growkit.algebra.shares import Shares
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights
-from growkit.conversions.diff_v2 import doubled, noise_like_signal, with_noise_heads
+from growkit.conversions.diff_v2 import differential, doubled, noise_like_signal
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
-from growkit.conversions.shared_diff.conversion import multiplied_out
+from growkit.conversions.shared_diff import multiplied_out
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import (
     LAMBDA,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAMBDA_INIT = 0.5
-"""Of every layer; λ is the same, and what is left of a head is ½."""
+"""λ_init of every layer; λ is the same, and what is left of a head is ½."""
 
 
 class Diff(OnDiffTransformer):
@@ -80,34 +80,27 @@ class Diff(OnDiffTransformer):
         if options["head_norm"] != "none":
             raise refuse(self.name, diff, "head_norm is for softmax models; leave it out")
         plans: list[Plan] = []
-        promise, lost = "exact", ""
+        promise, lost, current = "exact", "", source
         if shared_queries(diff):
             full = diff | {"qk_projection": "full"}
             plans.append(rewrite(source, full, multiplied_out(diff)))
             if any(source.tensors[name].dtype != "F64" for name in plans[0].recomputed_sources):
                 promise = "bounded"
                 lost = "one rounding of each query and key weight; --dtype float64 has none"
-            diff = full
+            diff, current = full, Planned(source, plans[0])
         if diff["integral"] != "none":
-            if not has_gamma_gate(diff) or _open_gates(source):
+            gates = [name for name in source.tensors if name.endswith("gamma_gate")]
+            if not has_gamma_gate(diff) or any(bool(source.read(gate).any()) for gate in gates):
                 promise, lost = "different", "the integral, which this model has learned to use"
-            config = diff | {"integral": "none", "use_cache": True}
-            plain = Planned(source, plans[-1]) if plans else source
-            plans.append(rewrite(plain, config, lambda name, info, layer: None))
+            plans.append(rewrite(current, diff | {"integral": "none", "use_cache": True}))
+            current = Planned(current, plans[-1])
         ratio = (diff["num_attention_heads"] - diff["num_noise_heads"]) // diff["num_noise_heads"]
         if ratio > 1:
-            grouped = Planned(source, plans[-1]) if plans else source
             copies = {"noise_heads": f"x{ratio}", "symmetry": "keep"}
-            plans += GROUP_DIFF.plan(grouped, copies, 0).plans
+            plans += GROUP_DIFF.plan(current, copies, 0).plans
         if not plans:
             raise refuse(self.name, diff, "it is DIFF already")
         return Change(plans, promise, lost)
-
-
-def _open_gates(source: Weights) -> bool:
-    """Whether some layer's integral has weight."""
-    gates = [name for name in source.tensors if name.endswith("gamma_gate")]
-    return any(bool(source.read(name).any()) for name in gates)
 
 
 def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
@@ -120,11 +113,23 @@ def _differential(source: Weights, diff: Config, head_norm: str) -> Change:
         "head_norm": head_norm,
     }
     if head_norm == "none":
-        return Change([rewrite(source, with_noise_heads(diff, switches), _from_softmax)])
+        return Change([rewrite(source, differential(diff, switches), _from_softmax)])
     # The factor 1 - λ_init is ½ as well, so that o_proj × 2 makes up for it.
     switches["head_output_scale"] = "one_minus_lambda_init"
-    special = partial(_with_head_norm, head_norm, diff["attention_bias"])
-    plan = rewrite(source, with_noise_heads(diff, switches), special)
+
+    def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+        names = ("input_layernorm.weight", "self_attn.v_proj.weight", "self_attn.v_proj.bias")
+        bias = diff["attention_bias"]
+        values = tuple(f"model.layers.{layer}.{each}" for each in names[: 3 if bias else 2])
+        if name.endswith("head_norm.weight"):
+            compute = partial(_size_everywhere, info)
+            return Rule(name, info, Computed(values, "the size of values", compute))
+        if head_norm == "plain" and name.endswith("o_proj.weight"):
+            why = "× 2 and the size of values"
+            return Rule(name, info, Computed((name, *values), why, _sized))
+        return _from_softmax(name, info, layer)
+
+    plan = rewrite(source, differential(diff, switches), special)
     return Change([plan], "different", "the sizes of heads: a head norm cannot be undone")
 
 
@@ -132,26 +137,11 @@ def _from_softmax(name: str, info: TensorInfo, layer: int | None) -> Rule | None
     last = name.rpartition(".")[2]
     if last in LAMBDA:
         # Equal dot products, so that the exponentials cancel; not zero, so that they can train.
-        return Rule(
-            name, info, Computed((), "λ = ½", partial(_vector, f"{layer}.{last[:-1]}", info))
-        )
+        compute = partial(_vector, f"{layer}.{last[:-1]}", info)
+        return Rule(name, info, Computed((), "λ = ½", compute))
     if name.endswith(("k_proj.weight", "k_proj.bias")):
         return doubled(name, info, "noise keys copy signal keys")
-    return noise_like_signal(name, info)
-
-
-def _with_head_norm(
-    head_norm: str, bias: bool, name: str, info: TensorInfo, layer: int | None
-) -> Rule | None:
-    names = ("input_layernorm.weight", "self_attn.v_proj.weight", "self_attn.v_proj.bias")
-    values = tuple(f"model.layers.{layer}.{each}" for each in names[: 3 if bias else 2])
-    if name.endswith("head_norm.weight"):
-        compute = partial(_size_everywhere, info)
-        return Rule(name, info, Computed(values, "the size of values", compute))
-    if head_norm == "plain" and name.endswith("o_proj.weight"):
-        why = "× 2 and the size of values"
-        return Rule(name, info, Computed((name, *values), why, _sized))
-    return _from_softmax(name, info, layer)
+    return noise_like_signal(name, info, layer)
 
 
 def _size(norm: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
@@ -185,7 +175,7 @@ def _vector(name: str, info: TensorInfo) -> Tensor:
     import numpy as np
     import torch
 
-    from growkit.algebra.noise import noise
+    from growkit.algebra.splits import noise
 
     (length,) = info.shape
     numbers = noise(Shares(None).key(name, 1, 0), np.zeros(1, np.int64), length)

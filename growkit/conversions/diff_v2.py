@@ -1,4 +1,4 @@
-"""Softmax attention to DIFF V2: a trained model goes on as a differential one.
+"""Softmax attention to DIFF V2, so that a trained model continues as a differential one.
 
 Every signal head gets a noise head with the same query, which reads the same keys, and λ is
 projected from the token by zeros. Then λ = σ(0) = ½ everywhere, the heads are A V - ½ A V = ½ A V,
@@ -16,7 +16,7 @@ from growkit.checkpoint.tensors import Config, TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
-from growkit.planning.operation import Change, Option, Row
+from growkit.planning.operation import Change, Row
 from growkit.planning.plan import Rule
 from growkit.planning.transforms import Constant, Kept, twice
 
@@ -26,7 +26,6 @@ class DiffV2(OnDiffTransformer):
 
     name = "diff-v2"
     paper = "https://github.com/microsoft/unilm/tree/master/Diff-Transformer/Diff-Transformer-V2"
-    options: tuple[Option, ...] = ()
     rows = (
         Row(
             "softmax",
@@ -42,12 +41,11 @@ class DiffV2(OnDiffTransformer):
         if has_noise_heads(diff):
             raise refuse(self.name, diff, "its noise heads have λ of another kind")
         switches = {"lambda_type": "projected", "noise_keys": "shared"}
-        plan = rewrite(source, with_noise_heads(diff, switches), _rule)
-        return Change([plan])
+        return Change([rewrite(source, differential(diff, switches), noise_like_signal)])
 
 
-def with_noise_heads(config: Config, switches: Mapping[str, object]) -> Config:
-    """A softmax model's config with as many noise as signal heads."""
+def differential(config: Config, switches: Mapping[str, object]) -> Config:
+    """The config of a softmax model with as many noise as signal heads."""
     heads = config["num_attention_heads"]
     return config | dict(switches) | {"num_attention_heads": 2 * heads, "num_noise_heads": heads}
 
@@ -58,19 +56,15 @@ def doubled(name: str, info: TensorInfo, why: str) -> Rule:
     return Rule(name, info, twice(name, (rows // 2, *others), why))
 
 
-def noise_like_signal(name: str, info: TensorInfo) -> Rule | None:
-    """The rule of what becomes twice itself: noise queries, and the output that makes up for ½."""
+def noise_like_signal(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+    """Noise queries copy signal queries, λ is ½, and the output makes up for it."""
     if name.endswith(("q_proj.weight", "q_proj.bias")):
         return doubled(name, info, "noise heads copy signal heads")
     if name.endswith("o_proj.weight"):
         return Rule(name, info, Kept(name, 2.0, "× 2, because λ is ½"))
-    return None
-
-
-def _rule(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
     if name.endswith("lambda_proj.weight"):
         return Rule(name, info, Constant(info, 0.0, "zero, so that λ is ½"))
-    return noise_like_signal(name, info)
+    return None
 
 
 OPERATION = DiffV2()

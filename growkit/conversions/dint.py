@@ -13,19 +13,12 @@ Cang et al., "DINT Transformer", arXiv 2501.17486, equations 5 to 9.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import TYPE_CHECKING
 
-from growkit.checkpoint.tensors import Config, TensorInfo, Weights
+from growkit.checkpoint.tensors import TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
-from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import has_noise_heads
 from growkit.planning.operation import Change, Option, Row
 from growkit.planning.plan import Rule
 from growkit.planning.transforms import Computed, Constant
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Dint(OnDiffTransformer):
@@ -53,9 +46,7 @@ class Dint(OnDiffTransformer):
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        diff = DIFF.complete(source.config)
-        if not has_noise_heads(diff):
-            raise refuse(self.name, diff, "it has no λ")
+        diff = self.with_noise_heads(source, "it has no λ")
         if diff["integral"] != "none":
             raise refuse(self.name, diff, "it has an integral already")
         config = diff | {key: options[key] for key in ("gamma", "integral")}
@@ -64,28 +55,25 @@ class Dint(OnDiffTransformer):
             config |= {"head_output_scale": "none", "head_norm": "affine"}
         if options["integral"] == "column_mean":
             config["use_cache"] = False
-        plan = rewrite(source, config, partial(_rule, diff, moves))
+
+        def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+            if name.endswith("gamma_gate"):
+                why = "zero, so that the integral adds nothing yet"
+                return Rule(name, info, Constant(info, 0.0, why))
+            if not (moves and name.endswith("head_norm.weight")):
+                return None
+            factor, wide = 1 - diff["lambda_init"][layer], TensorInfo(info.shape, "F64")
+            if diff["head_norm"] == "plain":
+                return Rule(name, wide, Constant(wide, factor, "the factor 1 - λ_init"))
+            scaled = Computed(
+                (name,), "times the factor 1 - λ_init", lambda norm: norm.double() * factor
+            )
+            return Rule(name, wide, scaled)
+
+        plan = rewrite(source, config, special)
         if options["gamma"] == "gated":
             return Change([plan])
         return Change([plan], "different", "γ = λ from the first step: the integral is new")
-
-
-def _rule(diff: Config, moves: bool, name: str, info: TensorInfo, layer: int | None) -> Rule | None:
-    if name.endswith("gamma_gate"):
-        why = "zero, so that the integral adds nothing yet"
-        return Rule(name, info, Constant(info, 0.0, why))
-    if moves and layer is not None and name.endswith("head_norm.weight"):
-        factor = 1 - diff["lambda_init"][layer]
-        wide = TensorInfo(info.shape, "F64")
-        if diff["head_norm"] == "plain":
-            return Rule(name, wide, Constant(wide, factor, "the factor 1 - λ_init"))
-        why = "times the factor 1 - λ_init"
-        return Rule(name, wide, Computed((name,), why, partial(_times, factor)))
-    return None
-
-
-def _times(factor: float, tensor: Tensor) -> Tensor:
-    return tensor.double() * factor
 
 
 OPERATION = Dint()

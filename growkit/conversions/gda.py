@@ -12,9 +12,7 @@ from collections.abc import Mapping
 
 from growkit.checkpoint.tensors import Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
-from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import has_noise_heads
-from growkit.planning.operation import Change, Option, Row
+from growkit.planning.operation import Change, Row
 
 
 class GroupedDiff(OnDiffTransformer):
@@ -22,7 +20,6 @@ class GroupedDiff(OnDiffTransformer):
 
     name = "gda"
     paper = "https://arxiv.org/abs/2510.06949"
-    options: tuple[Option, ...] = ()
     rows = (
         Row(
             "DIFF",
@@ -34,12 +31,10 @@ class GroupedDiff(OnDiffTransformer):
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
-        diff = DIFF.complete(source.config)
-        if not has_noise_heads(diff):
-            raise refuse(self.name, diff, "it has no noise heads")
+        diff = self.with_noise_heads(source, "it has no noise heads")
         if diff["num_attention_heads"] != 2 * diff["num_noise_heads"]:
             raise refuse(self.name, diff, "it is grouped already")
-        return Change([rewrite(source, diff, lambda name, info, layer: None)])
+        return Change([rewrite(source, diff)])
 
 
 OPERATION = GroupedDiff()

@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Config, TensorInfo, Weights, main_dtype
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.diff_transformer import variant
+from growkit.families.diff_transformer import has_noise_heads, variant
 from growkit.families.family import Family
+from growkit.planning.layouts import layout_names, write_layout
+from growkit.planning.operation import Change, Operation
 from growkit.planning.plan import Check, Plan, Rule, taken_over, unused_tensors
 
+Special = Callable[[str, TensorInfo, int | None], Rule | None]
+"""From a tensor's name, its expected header and its layer (None outside of the layers) to its rule;
+None for a tensor that is taken over."""
 
-class OnDiffTransformer:
-    """Conversions that begin with a DIFF Transformer; see ``growkit.planning.operation``."""
+
+class OnDiffTransformer(Operation):
+    """Conversions that begin with a DIFF Transformer."""
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
-        """See ``growkit.planning.operation.Operation``."""
+        """See ``Operation``."""
         return family is DIFF
 
-    def portable(
-        self, family: Family, config: Config, options: Mapping[str, str]
-    ) -> Mapping[str, str]:
-        """See ``growkit.planning.operation.Operation``."""
-        return options
+    def with_noise_heads(self, source: Weights, problem: str) -> Config:
+        """The completed config of a model with noise heads.
+
+        Raises:
+            InputError: it has none; ends with the problem.
+        """
+        diff = DIFF.complete(source.config)
+        if not has_noise_heads(diff):
+            raise refuse(self.name, diff, problem)
+        return diff
 
 
 def rewrite(
     source: Weights,
     config: Config,
-    special: Callable[..., Rule | None],
+    special: Special = lambda name, info, layer: None,
     checks: Sequence[Check] = (),
 ) -> Plan:
     """Plan a DIFF Transformer of another config.
@@ -37,14 +49,12 @@ def rewrite(
     Args:
         source: a DIFF Transformer.
         config: of the target.
-        special: takes a tensor's name, what is known of it and its layer (None outside of the
-            layers), and gives its rule; or None for a tensor that is taken over.
+        special: rules of tensors that change.
         checks: what must hold of targets that are not repeatable.
     """
     dropped, duplicates = unused_tensors(source, DIFF)
     sizes, patterns = DIFF.sizes(config), DIFF.patterns(config)
     rules: list[Rule] = []
-    recomputed_sources: dict[str, str] = {}
     # Layer by layer, so that what is computed together is written together.
     members = sorted(DIFF.members(config), key=lambda m: -1 if m[2] is None else m[2])
     for name, _, layer in members:
@@ -53,16 +63,40 @@ def rewrite(
         info = TensorInfo(patterns[name].shape(sizes), dtype)
         rule = special(name, info, layer) or taken_over(name, info)
         rules.append(rule)
-        if not rule.transform.holds:
-            recomputed_sources |= dict.fromkeys(rule.sources, rule.why)
     used = {name for rule in rules for name in rule.sources}
-    for name in source.tensors.keys() - used - dropped.keys():
+    for name in sorted(source.tensors.keys() - used - dropped.keys()):
         dropped[name] = "the new attention has no use for it"
-    plan = Plan(config, tuple(rules), {}, dropped, duplicates, recomputed_sources, tuple(checks))
-    plan.check(source, patterns, sizes)
-    return plan
+    unused = dropped, duplicates
+    return Plan.checked(source, DIFF, config, rules, unused=unused, checks=tuple(checks))
 
 
 def refuse(name: str, config: Config, why: str) -> InputError:
-    """The error for a model that a conversion is not for."""
+    """The error for a model that a conversion does not accept."""
     return InputError(f"{variant(DIFF.complete(config))} cannot be converted to {name}: {why}")
+
+
+@dataclass(frozen=True)
+class Storing(OnDiffTransformer):
+    """A conversion that stores a DIFF Transformer in another public layout."""
+
+    name: str
+    paper: str
+    target: Family
+
+    def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
+        """See ``Operation``."""
+        if family is self.target:
+            raise InputError(
+                f"the source is in the layout of {family.name} already; choose another layout"
+            )
+        return super().expresses(family, config, options)
+
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``Operation``."""
+        return Change([] if self.target is DIFF else [write_layout(source, self.target)])
+
+
+def storings() -> list[Storing]:
+    """A conversion into every layout."""
+    known = layout_names().items()
+    return [Storing(name, f"the layout of {family.name}", family) for name, family in known]

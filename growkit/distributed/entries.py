@@ -7,7 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights, slabs
-from growkit.planning.transform import Slices
+from growkit.planning.transforms import Slices
 
 if TYPE_CHECKING:
     import torch

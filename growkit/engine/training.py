@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from growkit.engine.strict import strict_float64
-from growkit.planning.update import Update
+from growkit.planning.updates import Update
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from growkit.algebra.axes import Pattern, Role
-from growkit.algebra.orders import Order
+from growkit.algebra.axes import Order, Pattern, Role
 from growkit.checkpoint.tensors import Config
 
 

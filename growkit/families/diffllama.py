@@ -10,7 +10,7 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/di
 
 from __future__ import annotations
 
-from growkit.algebra.orders import in_halves
+from growkit.algebra.axes import in_halves
 from growkit.families.description import DiffForm, Multiple, Norm, Tensor
 from growkit.families.diff_transformer import lambda_vectors, paper_lambda_init
 from growkit.families.family import Family

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from growkit.algebra.orders import with_keys_and_values
+from growkit.algebra.axes import with_keys_and_values
 from growkit.checkpoint.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor, always
 from growkit.families.family import Family

@@ -12,7 +12,7 @@ https://github.com/microsoft/unilm/tree/master/Diff-Transformer
 
 from __future__ import annotations
 
-from growkit.algebra.orders import in_groups
+from growkit.algebra.axes import in_groups
 from growkit.families.description import DiffForm, Multiple, Tensor
 from growkit.families.diff_transformer import (
     HEADS_SHARE_KEYS,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from growkit.algebra.orders import head_by_head
+from growkit.algebra.axes import head_by_head
 from growkit.families.description import DiffForm, Tensor
 from growkit.families.diff_transformer import lambda_projection
 from growkit.families.llama import ATTENTION, MLP_WITHOUT_BIAS, skeleton

@@ -22,13 +22,12 @@ from growkit.families.description import Tensor
 from growkit.families.family import Family, stored_family
 from growkit.families.layers import relayered, writers
 from growkit.families.sizes import MOST_LAYERS
-from growkit.growth.sizes import parsed
-from growkit.planning.operation import Change, Option, Row, SizeOption
+from growkit.planning.operation import Change, Option, Row, SizeOption, parsed
 from growkit.planning.plan import Plan, Rule, unused_tensors
 from growkit.planning.transforms import Constant, Kept
 
 if TYPE_CHECKING:
-    from growkit.planning.update import Update
+    from growkit.planning.updates import Update
 
 PLACES = ("even", "end")
 
@@ -85,7 +84,7 @@ class Begun(Kept):
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
-        from growkit.planning.update import Update
+        from growkit.planning.updates import Update
 
         return Update.begun(self.why)
 

@@ -30,7 +30,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.families.experts import NEW, Dense, Experts
 from growkit.families.family import Family, families, stored_family
-from growkit.growth.routing import (
+from growkit.growth.experts import (
     EXPERTS,
     NUMBER,
     TOP_K,
@@ -42,9 +42,7 @@ from growkit.growth.routing import (
 )
 from growkit.planning.operation import Change, Option
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
-from growkit.planning.sections import Section, Stacked
-from growkit.planning.transform import Transform
-from growkit.planning.transforms import Computed, Constant, Kept
+from growkit.planning.transforms import Computed, Constant, Kept, Section, Stacked, Transform
 
 if TYPE_CHECKING:
     import numpy as np
@@ -260,10 +258,6 @@ class _Upcycling:
                 f"{self.source.where(name)}, so it cannot be upcycled without changing what it "
                 "computes"
             )
-        recomputed_sources = {
-            name: rule.why for rule in rules if not rule.transform.holds for name in rule.sources
-        }
-        kept = {name for rule in rules if rule.transform.holds for name in rule.sources}
         # While all experts are the same function, only rounding depends on a router.
         alike = self.cut.pieces == 1 and self.drop is None
         routers = {rule.target for rule in rules if isinstance(rule.transform, Computed)}
@@ -273,9 +267,6 @@ class _Upcycling:
             copies={EXPERTS: self.cut.experts // self.cut.pieces},
             dropped=dropped,
             duplicates=duplicates,
-            recomputed_sources={
-                name: why for name, why in recomputed_sources.items() if name not in kept
-            },
             waits=routers if alike else (),
             apart="experts train on the tokens that a new router gives them",
         )
@@ -340,7 +331,7 @@ def _router(key: str, info: TensorInfo, pieces: int) -> Tensor:
     import numpy as np
     import torch
 
-    from growkit.algebra.noise import noise
+    from growkit.algebra.splits import noise
 
     experts, hidden = info.shape
     numbers = noise(key, np.arange(experts // pieces), hidden).astype(np.float64) + 0.5
@@ -378,7 +369,7 @@ def _numbers(key: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
     """Whole numbers from 0 to 2⁴⁸ - 1, by counter."""
     import numpy as np
 
-    from growkit.algebra.noise import noise
+    from growkit.algebra.splits import noise
 
     rows = np.arange(prod(shape[:-1]))
     parts = noise(key, rows, 3 * shape[-1]).astype(np.int64).reshape(*shape, 3) + 2**15

@@ -1,6 +1,6 @@
 """From the law of updates to parameter groups.
 
-The law (``growkit.planning.update``) is known for the tensors in files. Here it becomes what the
+The law (``growkit.planning.updates``) is known for the tensors in files. Here it becomes what the
 settings of each parameter of the class are multiplied with, for training and optimizers' states.
 """
 
@@ -14,15 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from growkit.algebra.muon import muon_rate
 from growkit.base.errors import InputError
 from growkit.checkpoint.made import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
 from growkit.planning.layouts import read_layout
-from growkit.planning.update import Update
-from growkit.planning.updates import stepped
+from growkit.planning.updates import Update, muon_rate, stepped
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 """Options of a group that are learning rates: its own, and those that schedulers keep there."""

@@ -117,7 +117,7 @@ def _lambda(checkpoint: Checkpoint, config: Config) -> list[float]:
 
 
 def _lambdas(checkpoint: Checkpoint, config: Config) -> list[float]:
-    from growkit.algebra.lambdas import lambda_value
+    from growkit.planning.layouts import lambda_value
 
     return [
         lambda_value(

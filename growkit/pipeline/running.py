@@ -284,8 +284,7 @@ def _run(
             _write_config(source, lineage.target, folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
-        from growkit.planning.factors import summary
-        from growkit.planning.updates import law_of
+        from growkit.planning.updates import law_of, summary
 
         law = law_of(lineage)
         result["updates"] = summary(law, lineage.target.tensors)

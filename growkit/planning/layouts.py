@@ -5,7 +5,7 @@ says of it (``DiffForm``) is all that is needed. Rows are only put into another 
 are computed where layouts differ in more than that:
 
 - λ_init belongs to the layer. A family that computes it from the layer's index gets λ vectors with
-  which λ stays the same number (``growkit.algebra.lambdas``).
+  which λ stays the same number (``growkit.planning.layouts``).
 - The weight of the head norm and the factor 1 - λ_init scale the columns that ``o_proj`` reads.
   What a family has no other place for goes into the one or the other. A number that a storage dtype
   cannot hold is never rounded: head norms are stored in float64 then, and ``o_proj`` is refused.
@@ -14,8 +14,7 @@ are computed where layouts differ in more than that:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,7 @@ from growkit.planning.transforms import Computed, reordered
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 OF_THE_FOLDER = ("architectures", "auto_map", "model_type", "transformers_version")
 HEAD_NORM = "head_norm.weight"
@@ -56,6 +56,9 @@ OF_NO_LAYER = frozenset(
     )
 )
 """Keys of any config that every form understands: of training, positions, tokens and tools."""
+
+ENOUGH = 2.0**-52
+"""Relative error of a dot product that is as good as none."""
 
 LAMBDA_TOLERANCE = 1e-13
 """Of λ, relative to the exponentials it is the difference of, or absolute where they are small."""
@@ -165,22 +168,22 @@ def read_layout(source: Weights) -> Plan:
         InputError: see ``as_diff_transformer``; or the tensors do not fit the config.
     """
     family = stored_family(source)
-    dropped, duplicates = unused_tensors(source, family)
+    unused = unused_tensors(source, family)
     config = as_diff_transformer(source.config, source.where())
-    names = {
+    stored = {
         (tensor.canonical or tensor.name).format(layer=layer): (name, tensor)
         for name, tensor, layer in family.members(source.config)
     }
     rules = []
     for target, described, _ in DIFF.members(config):
-        name, tensor = names[target]
-        shape = Pattern.parse(described.pattern).shape(DIFF.sizes(config))
-        stored = tensor.order(family.sizes(source.config)) if tensor.order else None
-        order = _inverse(stored) if stored else None
-        rules.append(_reordered(target, name, TensorInfo(shape, source.tensors[name].dtype), order))
-    plan = Plan(config, tuple(rules), {}, dropped, duplicates)
-    plan.check(source, DIFF.patterns(config), DIFF.sizes(config))
-    return plan
+        name, tensor = stored[target]
+        info = TensorInfo(
+            Pattern.parse(described.pattern).shape(DIFF.sizes(config)), source.tensors[name].dtype
+        )
+        order = tensor.order(family.sizes(source.config)) if tensor.order else ()
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        rules.append(_reordered(target, name, info, inverse))
+    return Plan.checked(source, DIFF, config, rules, unused=unused)
 
 
 def write_layout(source: Weights, family: Family) -> Plan:
@@ -192,113 +195,73 @@ def write_layout(source: Weights, family: Family) -> Plan:
     form = _form(family, family.name)
     diff = DIFF.complete(source.config)
     config = _written_config(diff, family, form)
-    dropped, duplicates = unused_tensors(source, DIFF)
+    unused = unused_tensors(source, DIFF)
     members = family.members(config)
-    standing = {(t.canonical or t.name).format(layer=layer) for _, t, layer in members}
+    places = {(t.canonical or t.name).format(layer=layer) for _, t, layer in members}
     for name, _, _ in DIFF.members(diff):
-        if name not in standing and not name.endswith(HEAD_NORM):
+        if name not in places and not name.endswith(HEAD_NORM):
             raise InputError(
                 f"a {family.name} model has no place for tensor {name} of {source.where()}; "
                 "choose another layout"
             )
-    writing = _Writing(source, diff, form, family.sizes(config))
-    rules = tuple(writing.rule(name, tensor, layer) for name, tensor, layer in members)
-    plan = Plan(config, rules, {}, dropped, duplicates, writing.recomputed_sources)
-    plan.check(source, family.patterns(config), writing.sizes)
-    return plan
+    sizes = family.sizes(config)
+    rules = [_written(source, diff, form, sizes, *member) for member in members]
+    return Plan.checked(source, family, config, rules, unused=unused)
 
 
-@dataclass(frozen=True)
-class _Writing:
-    """How the tensors of another layout are made.
+def _written(
+    source: Weights,
+    diff: Config,
+    form: DiffForm,
+    sizes: Mapping[str, int],
+    name: str,
+    tensor: Described,
+    layer: int | None,
+) -> Rule:
+    """The rule of one tensor of another layout.
 
-    Attributes:
+    Args:
         source: the DIFF Transformer.
         diff: its completed config.
-        form: what the other layout is like.
+        form: of the other layout.
         sizes: of the other layout's axes.
-        recomputed_sources: collects source tensors that survive only in computed targets.
+        name: of the tensor.
+        tensor: its description.
+        layer: of the tensor.
     """
-
-    source: Weights
-    diff: Config
-    form: DiffForm
-    sizes: dict[str, int]
-    recomputed_sources: dict[str, str] = field(default_factory=dict)
-
-    def rule(self, name: str, tensor: Described, layer: int | None) -> Rule:
-        """The rule of one tensor."""
-        of = (tensor.canonical or tensor.name).format(layer=layer)
-        known = self.source.tensors.get(of)
-        info = TensorInfo(
-            Pattern.parse(tensor.pattern).shape(self.sizes),
-            known.dtype if known else main_dtype(self.source.tensors),
-        )
-        computed = None
-        if layer is not None and of.endswith(LAMBDA_VECTORS):
-            computed = self._lambda(name, of, info, layer)
-        elif layer is not None and of.endswith(HEAD_NORM):
-            computed = self._head_norm(name, of, info, self._factor(layer))
-        elif layer is not None and of.endswith(OUTPUT):
-            computed = self._output(name, of, info, self._factor(layer))
-        if computed is None:
-            order = tensor.order(self.sizes) if tensor.order else None
-            return _reordered(name, of, info, order)
-        self.recomputed_sources.update(dict.fromkeys(computed.sources, computed.why))
-        return computed
-
-    @property
-    def _weighted(self) -> bool:
-        return bool(self.diff["head_norm"] == "affine")
-
-    def _factor(self, layer: int) -> float:
-        """What normed heads are multiplied by, beyond what the layout does by itself."""
-        has = wants = 1.0
-        if self.diff["head_output_scale"] != "none":
-            has = 1 - self.diff["lambda_init"][layer]
-        if self.form.switches["head_output_scale"] != "none":
-            assert self.form.lambda_init
-            wants = 1 - self.form.lambda_init(layer)
-        return has / wants
-
-    def _lambda(self, name: str, of: str, info: TensorInfo, layer: int) -> Rule | None:
-        """Vectors of another λ_init; None if it is the same."""
-        assert self.form.lambda_init
-        was, will_be = self.diff["lambda_init"][layer], self.form.lambda_init(layer)
-        if was == will_be:
-            return None
-        prefix, _, vector = of.rpartition(".")
-        which = LAMBDA_VECTORS.index(vector)
-        solved = Computed(
-            sources=tuple(f"{prefix}.{each}" for each in LAMBDA_VECTORS),
-            why=f"λ solved again for λ_init {will_be:.4f} instead of {was:.4f}",
-            compute=partial(_solved, which, was, will_be, self.source.where(of)),
-        )
-        return Rule(name, info, solved)
-
-    def _head_norm(self, name: str, of: str, info: TensorInfo, factor: float) -> Rule | None:
-        """The weight times the factor, or the factor alone; None if that changes nothing."""
-        if self._weighted and factor == 1:
-            return None
-        dtype = info.dtype if factor == 1 else "F64"
-        scaled = Computed(
-            sources=(of,) if self._weighted else (),
-            why=f"scaled by {factor:.6g}" if self._weighted else f"the number {factor:.6g}",
-            compute=partial(_scaled, factor, info.shape, TORCH_NAMES[dtype]),
-        )
-        return Rule(name, TensorInfo(info.shape, dtype), scaled)
-
-    def _output(self, name: str, of: str, info: TensorInfo, factor: float) -> Rule | None:
-        """The columns times what has no other place; None if there is nothing."""
-        in_norm = self.form.switches["head_norm"] == "affine"
-        if in_norm or (factor == 1 and not self._weighted):
-            return None
-        folded = Computed(
-            sources=(of, of.replace(OUTPUT, HEAD_NORM)) if self._weighted else (of,),
-            why="the head norm's weight and factor go into the columns",
-            compute=partial(_folded, factor, self.source.where(of), name),
-        )
-        return Rule(name, info, folded)
+    of = (tensor.canonical or tensor.name).format(layer=layer)
+    dtype = source.tensors[of].dtype if of in source.tensors else main_dtype(source.tensors)
+    info = TensorInfo(Pattern.parse(tensor.pattern).shape(sizes), dtype)
+    if layer is not None:
+        weighted = diff["head_norm"] == "affine"
+        was = diff["lambda_init"][layer] if diff.get("lambda_init") else 0.0
+        will_be = form.lambda_init(layer) if form.lambda_init else was
+        # What normed heads are multiplied by, beyond what the layout does by itself.
+        has = 1 - was if diff["head_output_scale"] != "none" else 1.0
+        factor = has / (1 - will_be if form.switches["head_output_scale"] != "none" else 1.0)
+        if of.endswith(LAMBDA_VECTORS) and was != will_be:
+            prefix, _, vector = of.rpartition(".")
+            which = LAMBDA_VECTORS.index(vector)
+            solved = Computed(
+                tuple(f"{prefix}.{each}" for each in LAMBDA_VECTORS),
+                f"λ solved again for λ_init {will_be:.4f} instead of {was:.4f}",
+                partial(_solved, which, was, will_be, source.where(of)),
+            )
+            return Rule(name, info, solved)
+        if of.endswith(HEAD_NORM) and not (weighted and factor == 1):
+            info = TensorInfo(info.shape, dtype if factor == 1 else "F64")
+            why = f"scaled by {factor:.6g}" if weighted else f"the number {factor:.6g}"
+            compute = partial(_scaled, factor, info)
+            return Rule(name, info, Computed((of,) if weighted else (), why, compute))
+        in_norm = form.switches["head_norm"] == "affine"
+        if of.endswith(OUTPUT) and not in_norm and (weighted or factor != 1):
+            folded = Computed(
+                (of, of.replace(OUTPUT, HEAD_NORM)) if weighted else (of,),
+                "the head norm's weight and factor go into the columns",
+                partial(_folded, factor, source.where(of), name),
+            )
+            return Rule(name, info, folded)
+    return _reordered(name, of, info, tensor.order(sizes) if tensor.order else ())
 
 
 def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
@@ -376,23 +339,14 @@ def _form(family: Family, where: str) -> DiffForm:
     return family.form
 
 
-def _reordered(target: str, of: str, info: TensorInfo, order: Sequence[int] | None) -> Rule:
-    """Rows of the source put at other places; ``order`` says for each where it came from."""
-    if order is None or list(order) == list(range(len(order))):
+def _reordered(target: str, of: str, info: TensorInfo, order: Sequence[int]) -> Rule:
+    """Rows of the source in other places; ``order`` gives the old number of each, if it changes."""
+    if list(order) == list(range(len(order))):
         return taken_over(target, info, of)
     return Rule(target, info, reordered(of, info.shape, order))
 
 
-def _inverse(order: Sequence[int]) -> list[int]:
-    inverse = [0] * len(order)
-    for stored, canonical in enumerate(order):
-        inverse[canonical] = stored
-    return inverse
-
-
 def _solved(which: int, was: float, will_be: float, where: str, *vectors: Tensor) -> Tensor:
-    from growkit.algebra.lambdas import lambda_value, solve_lambda
-
     try:
         solved = solve_lambda(list(vectors), was, will_be)
         value = lambda_value(list(vectors), was)
@@ -410,11 +364,11 @@ def _solved(which: int, was: float, will_be: float, where: str, *vectors: Tensor
     return solved[which]
 
 
-def _scaled(factor: float, shape: tuple[int, ...], dtype: str, *weight: Tensor) -> Tensor:
+def _scaled(factor: float, info: TensorInfo, *weight: Tensor) -> Tensor:
     import torch
 
-    scaled = weight[0].double() if weight else torch.ones(shape, dtype=torch.float64)
-    return (scaled * factor).to(getattr(torch, dtype))
+    scaled = weight[0].double() if weight else torch.ones(info.shape, dtype=torch.float64)
+    return (scaled * factor).to(getattr(torch, TORCH_NAMES[info.dtype]))
 
 
 def _folded(factor: float, where: str, name: str, matrix: Tensor, *norm: Tensor) -> Tensor:
@@ -433,3 +387,76 @@ def _folded(factor: float, where: str, name: str, matrix: Tensor, *norm: Tensor)
             "float64 for everything), or choose a layout with a head norm weight"
         )
     return folded
+
+
+def lambda_value(vectors: list[Tensor], lambda_init: float) -> float:
+    """λ = exp(λq1·λk1) - exp(λq2·λk2) + λ_init (arXiv 2410.05258, eq. 2), in float64.
+
+    Args:
+        vectors: λq1, λk1, λq2 and λk2, each [head_dim].
+        lambda_init: of the layer.
+    """
+    q1, k1, q2, k2 = (vector.double() for vector in vectors)
+    return math.exp(float(q1 @ k1)) - math.exp(float(q2 @ k2)) + lambda_init
+
+
+def solve_lambda(vectors: list[Tensor], lambda_init: float, new_lambda_init: float) -> list[Tensor]:
+    """Vectors whose λ under another λ_init is the same.
+
+    One of the two exponentials grows by the difference, so that its logarithm exists; of its
+    vectors the query is changed along the key, which is the smallest change there is.
+
+    Args:
+        vectors: λq1, λk1, λq2 and λk2, each [head_dim].
+        lambda_init: that they were made for.
+        new_lambda_init: that they are to be used with.
+
+    Returns:
+        The four vectors in their dtype. The dot product, taken in float64, is right to float64's
+        rounding as far as the dtype and head_dim allow.
+    """
+    difference = lambda_init - new_lambda_init
+    solved, first = list(vectors), 0 if difference > 0 else 2
+    if difference:
+        query, key = vectors[first : first + 2]
+        exponential = math.exp(float(query.double() @ key.double()))
+        dot = math.log(exponential + abs(difference))
+        solved[first : first + 2] = _with_dot(query, key, dot)
+    return solved
+
+
+def _with_dot(query: Tensor, key: Tensor, dot: float) -> tuple[Tensor, Tensor]:
+    """Nearby vectors of the same dtype with this dot product.
+
+    Rounding the query leaves an error. Some coordinates are given up one after the other to make up
+    for it: each takes what is still missing, divided by its key, and leaves an error that is
+    smaller by the precision of the dtype.
+    """
+    import torch
+
+    def error(query: Tensor) -> float:
+        return abs(float(query.double() @ key) - dot)
+
+    dtype = query.dtype
+    key = key.double()
+    if not bool(key.square().sum()):
+        key = torch.full_like(key, math.sqrt(max(abs(dot), 1e-3) / len(key))).to(dtype).double()
+    direction = key * ((dot - float(query.double() @ key)) / float(key.square().sum()))
+    exact = query.double() + direction
+    # Those that matter least are given up, but none with a key of nothing.
+    usable = [i for i in (exact * key).abs().argsort().tolist() if bool(key[i])]
+    best = exact.to(dtype)
+    for count in range(len(usable)):
+        spare = usable[:count]
+        rest = exact.clone()
+        rest[spare] = 0
+        if float(rest @ key):
+            rest *= dot / float(rest @ key)
+        rounded = rest.to(dtype).double()
+        for index in reversed(spare):
+            rounded[index] = ((dot - float(rounded @ key)) / key[index]).to(dtype).double()
+        if error(rounded) < error(best):
+            best = rounded.to(dtype)
+        if within(error(best), ENOUGH * max(abs(dot), 1e-3)):
+            break
+    return best, key.to(dtype)

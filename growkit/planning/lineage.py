@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from growkit.checkpoint.tensors import Weights
 from growkit.planning.plan import Plan, Planned, Rule
-from growkit.planning.transform import Transform
-from growkit.planning.transforms import Kept, Mapped
+from growkit.planning.transforms import Kept, Mapped, Transform
 
 if TYPE_CHECKING:
     from torch import Tensor

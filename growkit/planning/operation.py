@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from fractions import Fraction
 
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
@@ -112,7 +114,7 @@ class Switch(Option):
 
 @dataclass(frozen=True)
 class SizeOption(Option):
-    """A size that a growth can change: a factor, or a number (``growkit.growth.sizes``).
+    """A size that a growth can change: a factor, or a number (``growkit.planning.operation``).
 
     Attributes:
         axes: the axes it copies, in whichever family has them.
@@ -174,28 +176,26 @@ class Change:
     warnings: Sequence[str] = ()
 
 
-class Operation(Protocol):
-    """What the file of a growth or of a conversion defines."""
+class Operation(ABC):
+    """What the file of a growth or of a conversion defines.
 
-    @property
-    def name(self) -> str:
-        """As on the command line."""
-        ...
+    Attributes:
+        name: as on the command line.
+        paper: name and address of the source.
+    """
 
-    @property
-    def paper(self) -> str:
-        """Name and address of the source."""
-        ...
+    name: str
+    paper: str
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """Its options; a size comes behind the one it follows."""
-        ...
+        """Its options; a size comes after the one that it follows."""
+        return ()
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What it promises from where, for the table in ``docs/conversions.md``."""
-        ...
+        """Its promises, for the table in ``docs/conversions.md``."""
+        return ()
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
         """Whether a family can hold what this makes of one of its models.
@@ -205,14 +205,15 @@ class Operation(Protocol):
         Raises:
             InputError: an option cannot be used with such a model.
         """
-        ...
+        return True
 
     def portable(
         self, family: Family, config: Config, options: Mapping[str, str]
     ) -> Mapping[str, str]:
         """The options in words that mean the same in every family: factors, say, not sizes."""
-        ...
+        return options
 
+    @abstractmethod
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """Plan the operation, from headers (and the few numbers that decide on a promise).
 
@@ -224,7 +225,6 @@ class Operation(Protocol):
         Raises:
             InputError: it cannot be done; says why.
         """
-        ...
 
 
 def config_key_aliases(options: Iterable[Option]) -> dict[str, str]:
@@ -269,3 +269,75 @@ def complete(
             raise InputError(f"{operation.name} has no option {name}{has}{hint}")
     read = {name: option.read(options.get(name)) for name, option in known.items()}
     return {name: value for name, value in read.items() if value is not None}
+
+
+_SIZE = re.compile(r"([x×]?)([0-9]{1,12})(?:\.([0-9]{1,12})|/([0-9]{1,12}))?")
+
+
+def parsed(size: str, current: int) -> Fraction | None:
+    """What ``current`` is to become; None if the size is not understood.
+
+    Only a factor may have a point or a slash, and nothing is divided by zero.
+    """
+    match = _SIZE.fullmatch(size.strip().lower())
+    if not match:
+        return None
+    sign, whole, decimals, divisor = match.groups()
+    if not sign:
+        return None if decimals or divisor else Fraction(whole)
+    if divisor:
+        return current * Fraction(int(whole), int(divisor)) if int(divisor) else None
+    return current * Fraction(f"{whole}.{decimals or 0}")
+
+
+def factor(name: str, size: str, current: int) -> Fraction:
+    """By what ``current`` is multiplied to become ``size``.
+
+    Raises:
+        InputError: the size is not understood, or smaller than the current one.
+    """
+    wanted = parsed(size, current)
+    digits = size.strip().lower().lstrip("x×")
+    if wanted is None and digits.isdecimal():
+        raise InputError(
+            f"{name} {size} is too large; a number of more than 12 digits is none that a size has"
+        )
+    if not wanted:
+        raise InputError(
+            f"{name} {size!r} is not understood; write a factor like x2, x1.5 or x3/2, or a size "
+            f"like {2 * current}"
+        )
+    if wanted < current:
+        text = size.strip()
+        meant = f", or x{text} for a factor" if text.isdigit() and 1 < int(text) < 10 else ""
+        raise InputError(
+            f"{name} {size} is less than the present {current}, and nothing is taken away; "
+            f"choose {current} or more{meant}"
+        )
+    return wanted / current
+
+
+def _decimal(number: Fraction) -> str:
+    """A number that is not whole, with as many digits as show that."""
+    every = (f"{float(number):.{digits}g}" for digits in range(6, 18))
+    shown = (text for text in every if "e" not in text and not float(text).is_integer())
+    return next(shown, str(number))
+
+
+def check_whole(name: str, size: str, sizes: Mapping[str, Fraction]) -> None:
+    """Refuse a factor that does not make whole numbers.
+
+    Args:
+        name: of the option.
+        size: its value.
+        sizes: of axes, as they would become.
+
+    Raises:
+        InputError: names the axis.
+    """
+    for axis, new in sizes.items():
+        if new.denominator != 1:
+            raise InputError(
+                f"{name} {size} would make {axis} {_decimal(new)}; choose a size or a factor that "
+                "makes it a whole number"
+            )

@@ -7,11 +7,11 @@ every target tensor is written exactly once, with the shape that its pattern pre
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
@@ -27,8 +27,7 @@ from growkit.checkpoint.tensors import (
     parts,
 )
 from growkit.families.family import Family
-from growkit.planning.transform import Transform
-from growkit.planning.transforms import Kept
+from growkit.planning.transforms import Kept, Transform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +65,7 @@ class Rule:
 
     @property
     def why(self) -> str:
-        """One phrase for people."""
+        """One phrase for users."""
         return self.transform.why
 
 
@@ -105,8 +104,6 @@ class Plan:
             a new one that hands on what it is given; None as a whole if layers stay as they are.
         dropped: source tensors that no rule uses, and why not.
         duplicates: dropped tensors that must equal another source tensor, and which.
-        recomputed_sources: source tensors that survive only in computed targets, and how; only the
-            logits can show that they are kept.
         checks: what must hold of targets that are not repeatable.
         lost: what it takes from the function, in one line; empty if nothing.
         waits: targets that have no gradient before others have made a first step.
@@ -116,11 +113,10 @@ class Plan:
 
     config: Config
     rules: tuple[Rule, ...]
-    copies: Mapping[str, int]
+    copies: Mapping[str, int] = field(default_factory=dict)
     layers: tuple[int | None, ...] | None = field(default=None, kw_only=True)
     dropped: Mapping[str, str] = field(default_factory=dict)
     duplicates: Mapping[str, str] = field(default_factory=dict)
-    recomputed_sources: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     lost: str = ""
     waits: Collection[str] = ()
@@ -130,6 +126,43 @@ class Plan:
     def by_target(self) -> Mapping[str, Rule]:
         """The rule that makes a tensor, by its name."""
         return {rule.target: rule for rule in self.rules}
+
+    @cached_property
+    def recomputed_sources(self) -> Mapping[str, str]:
+        """Source tensors that survive only in computed targets, and how.
+
+        Only the logits can show that they are kept.
+        """
+        kept = {name for rule in self.rules if rule.transform.holds for name in rule.sources}
+        computed = (rule for rule in self.rules if not rule.transform.holds)
+        return {name: r.why for r in computed for name in r.sources if name not in kept}
+
+    @property
+    def left_out(self) -> list[str]:
+        """Tensors that the source trains, and the target does not have."""
+        return [
+            name
+            for name, why in self.dropped.items()
+            if name not in self.duplicates and why != RECOMPUTED
+        ]
+
+    @classmethod
+    def checked(
+        cls, source: Weights, family: Family, config: Config, rules: Iterable[Rule], **more: Any
+    ) -> Plan:
+        """A plan that was checked.
+
+        Args:
+            source: what it is made of.
+            family: of the target.
+            config: of the target.
+            rules: in the order in which targets are written.
+            **more: other attributes; ``unused`` for what ``unused_tensors`` returned.
+        """
+        dropped, duplicates = more.pop("unused")
+        plan = cls(config, tuple(rules), dropped=dropped, duplicates=duplicates, **more)
+        plan.check(source, family.patterns(config), family.sizes(config))
+        return plan
 
     def check(
         self, source: Weights, patterns: Mapping[str, Pattern], sizes: Mapping[str, int]
@@ -215,18 +248,14 @@ class Planned(Weights):
         Raises:
             InputError: it differs.
         """
-        for duplicate, original in self.plan.duplicates.items():
-            if original in of:
-                self._check_duplicate(duplicate, original)
-
-    def _check_duplicate(self, name: str, original: str) -> None:
-        for rows in parts(self._source, name):
-            if self._source.read(name, rows).equal(self._source.read(original, rows)):
-                continue
-            raise InputError(
-                f"config.json ties the embeddings, but {name} in {self._source.where(name)} "
-                "differs from the embedding; set tie_word_embeddings to false, or remove it"
-            )
+        for name, original in self.plan.duplicates.items():
+            for rows in parts(self._source, name) if original in of else ():
+                if not self._source.read(name, rows).equal(self._source.read(original, rows)):
+                    raise InputError(
+                        f"config.json ties the embeddings, but {name} in "
+                        f"{self._source.where(name)} differs from the embedding; set "
+                        "tie_word_embeddings to false, or remove it"
+                    )
 
 
 class _Once(Weights):
@@ -297,7 +326,7 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
     unknown = "remove it, or correct model_type, the number of layers or the bias switches"
     dropped: dict[str, str] = {}
     duplicates: dict[str, str] = {}
-    for name in source.tensors.keys() - patterns.keys():
+    for name in sorted(source.tensors.keys() - patterns.keys()):
         if name.endswith(family.recomputed) and family.recomputed:
             dropped[name] = RECOMPUTED
         elif name in family.duplicates:

@@ -1,11 +1,12 @@
-"""All transforms.
+"""Transforms: how one tensor is made from others.
 
-Growth and layouts use ``Mapped`` and ``Kept``, from which the source can be recovered. It cannot be
-read off what ``Computed`` makes.
+A transform computes any slice of its target, undoes what it did, and finds copies in its target.
+Growth and layouts use ``Mapped`` and ``Kept``, which give their source back bit for bit.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -15,14 +16,18 @@ from growkit.algebra.axes import Role
 from growkit.algebra.shares import Shares
 from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights
-from growkit.planning.transform import Slices, Transform
+from growkit.planning.updates import Update
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from growkit.algebra.expansion import IndexMap
     from growkit.algebra.law import Rows
-    from growkit.planning.update import Update
+
+Slices = Sequence[slice]
+"""Begin and end in every dimension of a tensor."""
+
+AS_IT_IS = "as it is"
 
 PLAIN = Shares(None)
 """Parts without noise."""
@@ -31,42 +36,120 @@ AT_RANDOM = "it is split at random"
 """Why a tensor leaves the path of its source in training."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Holding:
-    """What holds one source, and can be asked for any part of it.
+class Transform(ABC):
+    """How one tensor is made. ``why`` is one phrase for users."""
 
-    Attributes:
-        source: the name of what it is made from.
-    """
+    why: str
 
-    source: str
+    @property
+    @abstractmethod
+    def sources(self) -> tuple[str, ...]:
+        """Names of the tensors that it is made from."""
 
-    local = True
-    holds = True
-    repeatable = True
-    among = 1
+    @property
+    def local(self) -> bool:
+        """Whether a slice needs only the rows of the source that it copies, not all of it."""
+        return True
+
+    @property
+    def holds(self) -> bool:
+        """Whether it gives its source back, bit for bit."""
+        return False
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether computing it again gives the same bits on every machine.
+
+        If not, the plan needs a check of what must hold of it.
+        """
+        return True
 
     @property
     def period(self) -> int | None:
-        """See ``Transform``."""
+        """The number of rows after which the same bits come again; None where they do not."""
         return None
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        """See ``Transform``."""
-        return (self.source,)
+    def among(self) -> int:
+        """Number of tensors that copy this source, each with an equal part of its gradient."""
+        return 1
 
+    @abstractmethod
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """A part of the target.
 
-AS_IT_IS = "as it is"
+        Args:
+            source: has the tensors that it is made from.
+            where: begin and end in every dimension.
+        """
+
+    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+        """Rows of the source, bit for bit; None if they are lost.
+
+        Args:
+            rows: reads rows of the target.
+            of: the rows that are wanted, with begin and end.
+        """
+        return None
+
+    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
+        """The copies in a tensor of the target's shape; see ``growkit.algebra.law.copies_in``."""
+        return iter(())
+
+    @abstractmethod
+    def update(self, before: Sequence[Update]) -> Update:
+        """How its updates follow from those of its sources.
+
+        Args:
+            before: how each of its sources is updated, relative to the source of the first step.
+        """
+
+    def moments(self, order: int) -> Transform | None:
+        """How an optimizer's moments of the source become those of the target.
+
+        They become the moments that the target would have gathered itself, as far as the gradients
+        of copies are equal: for equal shares of as many copies of everything. Otherwise, and with
+        noise, a norm mixes the gradients of copies, and they are an approximation.
+
+        Args:
+            order: 1 for means of gradients, 2 for means of their squares.
+
+        Returns:
+            A transform of the moments in the place of tensors; None if there is none.
+        """
+        return None
 
 
 @dataclass(frozen=True, eq=False)
-class Kept(_Holding):
-    """A tensor as it is, but for its name, or times a power of two."""
+class _OfOne(Transform):
+    """A transform of one source, which gives any part of it back."""
+
+    source: str
+
+    @property
+    def holds(self) -> bool:
+        return True
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.source,)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(_OfOne):
+    """A tensor as it is, but for its name, or times a power of two.
+
+    Attributes:
+        factor: the power of two.
+        why: one phrase for users.
+        among: see ``Transform``.
+        new: whether it only begins as its source, which trains on its own.
+    """
 
     factor: float = 1.0
     why: str = AS_IT_IS
     among: int = 1
+    new: bool = False
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
@@ -77,33 +160,30 @@ class Kept(_Holding):
         """See ``Transform``."""
         return _divided(rows(of), self.factor)
 
-    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
-        """Nothing is copied."""
-        return iter(())
-
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
-        return before[0].times(self.factor).shared(self.among)
+        return Update.begun(self.why) if self.new else before[0].times(self.factor, self.among)
 
     def moments(self, order: int) -> Transform | None:
         """Gradients of what is twice as large are half as large; see ``Transform``."""
-        return Kept(self.source, (self.factor * self.among) ** -order)
+        return None if self.new else Kept(self.source, (self.factor * self.among) ** -order)
 
 
 @dataclass(frozen=True, eq=False)
-class Mapped(_Holding):
-    """A tensor whose coordinates are copied, split and put elsewhere, dimension by dimension.
+class Mapped(_OfOne):
+    """A tensor whose coordinates are copied, split and moved, dimension by dimension.
 
     Attributes:
         make: gives the maps of every dimension, when they are needed.
-        why: one phrase for people.
+        why: one phrase for users.
         name: seeds the random splits.
         shares: how read weights are split.
-        factor: a power of two by which everything is multiplied.
-        alike: whether what is written is read with the shares of the maps; else copies play parts
-            of their own in what is computed.
-        offset: what the class adds to a vector: where it should have nothing, there is less.
-        resets: whether moments of copies, of all but the first, begin anew.
+        factor: what everything is multiplied by: a power of two, unless it ``rounds``.
+        alike: whether written copies serve one purpose, and are read with the shares of the maps.
+        offset: what the class adds to a vector, so that zeros are stored as its negative.
+        resets: whether an optimizer's moments of copies, of all but the first, begin anew.
+        rounds: whether every element is rounded once, so that the source is not given back.
+        alone: whether the copies must part by themselves, rather than with other tensors.
     """
 
     make: Callable[[], tuple[IndexMap, ...]]
@@ -114,17 +194,22 @@ class Mapped(_Holding):
     alike: bool = True
     offset: float = 0.0
     resets: bool = False
+    rounds: bool = False
+    alone: bool = True
 
     @property
     def maps(self) -> tuple[IndexMap, ...]:
-        """Of every dimension."""
+        """The maps of every dimension."""
         return self.make()
+
+    @property
+    def holds(self) -> bool:
+        """See ``Transform``."""
+        return not self.rounds
 
     @property
     def period(self) -> int | None:
         """Noise depends on the row; without, whole copies of written rows are the same."""
-        from growkit.algebra.axes import Role
-
         rows = self.maps[0]
         if rows.role is not Role.WRITTEN or self.shares.snr_db is not None or self.offset:
             return None
@@ -132,10 +217,20 @@ class Mapped(_Holding):
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
+        import torch
+
         from growkit.algebra.law import grow
 
-        read = partial(source.read, self.source)
-        grown = grow(read, self.maps, self.name, self.shares, where)
+        if self.rounds:
+            dtype: torch.dtype = getattr(torch, TORCH_NAMES[source.tensors[self.source].dtype])
+            wide = dtype if dtype.itemsize >= torch.float32.itemsize else torch.float32
+
+            def read(rows: slice, columns: slice | None = None) -> Tensor:
+                return source.read(self.source, rows, columns).to(wide) + self.offset
+
+            grown = grow(read, self.maps, self.name, self.shares, where)
+            return (grown.double() * self.factor - self.offset).to(dtype)
+        grown = grow(partial(source.read, self.source), self.maps, self.name, self.shares, where)
         if self.offset:
             grown = grown.masked_fill(self._nothing(where[0]), -self.offset)
         return _multiplied(grown, self.factor, source.where(self.source))
@@ -146,23 +241,24 @@ class Mapped(_Holding):
         (mapped,) = self.maps
         return torch.from_numpy(mapped.nothing[rows])
 
-    def _without_offset(self, rows: Rows, of: slice) -> Tensor:
-        found, nothing = rows(of), self._nothing(of)
-        return found.where(~nothing, found + self.offset)
-
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""
         from growkit.algebra.law import undo
 
-        rows = partial(self._without_offset, rows) if self.offset else rows
-        back = undo(rows, self.maps, of)
+        def without_offset(of: slice) -> Tensor:
+            found = rows(of)
+            return found.where(~self._nothing(of), found + self.offset)
+
+        if self.rounds:
+            return None
+        back = undo(without_offset if self.offset else rows, self.maps, of)
         return None if back is None else _divided(back, self.factor)
 
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
         """See ``Transform``."""
         from growkit.algebra.law import copies_in
 
-        return copies_in(tensor, self.maps)
+        return copies_in(tensor, self.maps) if self.alone else iter(())
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
@@ -171,10 +267,10 @@ class Mapped(_Holding):
             return made.because("its copies play parts of their own")
         splits = any(each.role is Role.READ and not each.identity for each in self.maps)
         if splits and self.shares.amplitude:
-            return made.because(AT_RANDOM)
-        if self.resets and any(each.later.any() for each in self.maps):
-            return made.because("moments of its copies begin anew")
-        return made
+            made = made.because(AT_RANDOM)
+        elif self.resets and any(each.later.any() for each in self.maps):
+            made = made.because("moments of its copies begin anew")
+        return made.because("it is rounded") if self.rounds else made
 
     def moments(self, order: int) -> Transform | None:
         """Copies have a part of the gradient, as they are read; see ``Transform``."""
@@ -184,11 +280,11 @@ class Mapped(_Holding):
 
 
 @dataclass(frozen=True, eq=False)
-class Moments(_Holding):
+class Moments(_OfOne):
     """An optimizer's moments, where weights are copied and split: the dual of ``Mapped``.
 
     Attributes:
-        make: of the weights.
+        make: see ``Mapped``; of the weights.
         factor: of the weights.
         order: see ``Transform.moments``.
         resets: see ``Mapped``.
@@ -210,25 +306,186 @@ class Moments(_Holding):
         grown = grow_moments(read, self.make(), self.order, where, resets=self.resets)
         return grown if self.factor == 1 else grown * self.factor**-self.order
 
-    def undo(self, rows: Rows, of: slice) -> Tensor | None:
-        """Nothing comes back bit for bit."""
-        return None
-
-    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
-        """Nothing is asked of them."""
-        return iter(())
-
     def update(self, before: Sequence[Update]) -> Update:
-        """Nothing is asked of them."""
+        """Moments are not trained."""
         return before[0]
 
+
+@dataclass(frozen=True)
+class Computed(Transform):
+    """A tensor from which its sources cannot be read off.
+
+    Attributes:
+        names: of the tensors that it is made from.
+        why: one phrase for users.
+        compute: takes the sources in order, whole, and gives the target.
+        repeatable: see ``Transform``.
+    """
+
+    names: tuple[str, ...]
+    why: str
+    compute: Callable[..., Tensor]
+    repeatable: bool = True
+
+    local = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """See ``Transform``."""
+        return self.names
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``; everything is computed."""
+        return self.compute(*map(source.read, self.names))[tuple(where)]
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """Nothing follows for what is computed."""
+        if not before:
+            return Update.begun(self.why)
+        return before[0].because(f"it is computed ({self.why})")
+
+
+@dataclass(frozen=True)
+class Constant(Transform):
+    """A new tensor, all of one value."""
+
+    info: TensorInfo
+    value: float
+    why: str
+
+    sources = ()
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        import torch
+
+        shape = [each.stop - each.start for each in where]
+        return torch.full(shape, self.value, dtype=getattr(torch, TORCH_NAMES[self.info.dtype]))
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        return Update.begun(self.why)
+
+    def moments(self, order: int) -> Transform:
+        """A new tensor has gathered none."""
+        return Constant(self.info, 0.0, self.why)
+
+
+@dataclass(frozen=True, eq=False)
+class Section(Transform):
+    """A rectangle of what another transform makes, such as a piece of an MLP.
+
+    It does not give a source back, so a proof makes it again and compares.
+
+    Attributes:
+        whole: makes all of it.
+        begin: where the rectangle begins in every dimension.
+        why: one phrase for users.
+    """
+
+    whole: Transform
+    begin: tuple[int, ...]
+    why: str
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """See ``Transform``."""
+        return self.whole.sources
+
+    @property
+    def local(self) -> bool:
+        """See ``Transform``."""
+        return self.whole.local
+
+    @property
+    def repeatable(self) -> bool:
+        """See ``Transform``."""
+        return self.whole.repeatable
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        moved = zip(where, self.begin, strict=True)
+        return self.whole.part(source, [slice(w.start + b, w.stop + b) for w, b in moved])
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        return self.whole.update(before).whole()
+
     def moments(self, order: int) -> Transform | None:
-        """There are none of moments."""
-        return None
+        """See ``Transform``."""
+        whole = self.whole.moments(order)
+        return None if whole is None else Section(whole, self.begin, self.why)
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked(Transform):
+    """Matrices, each composed of the rows of several, in one tensor of three dimensions.
+
+    Attributes:
+        matrices: for every matrix what makes its parts, and the number of rows of each.
+        why: one phrase for users.
+    """
+
+    matrices: Sequence[Sequence[tuple[Transform, int]]]
+    why: str
+
+    @property
+    def _parts(self) -> list[Transform]:
+        return [part for parts in self.matrices for part, _ in parts]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """See ``Transform``."""
+        return tuple(dict.fromkeys(name for part in self._parts for name in part.sources))
+
+    @property
+    def local(self) -> bool:
+        """See ``Transform``."""
+        return all(part.local for part in self._parts)
+
+    @property
+    def repeatable(self) -> bool:
+        """See ``Transform``."""
+        return all(part.repeatable for part in self._parts)
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        import torch
+
+        numbers, rows, columns = where
+
+        def matrix(parts: Sequence[tuple[Transform, int]], rows: slice) -> Tensor:
+            found, end = [], 0
+            for part, count in parts:
+                begin, end = end, end + count
+                inside = slice(max(rows.start, begin) - begin, min(rows.stop, end) - begin)
+                if inside.start < inside.stop:
+                    found.append(part.part(source, (inside, columns)))
+            return torch.cat(found) if found else parts[0][0].part(source, (slice(0, 0), columns))
+
+        made = [matrix(parts, rows) for parts in self.matrices[numbers]]
+        if made:
+            return torch.stack(made)
+        nothing = matrix(self.matrices[0], slice(0, 0))
+        return nothing.new_empty(0, rows.stop - rows.start, columns.stop - columns.start)
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        by_name = dict(zip(self.sources, before, strict=True))
+        first, *others = (
+            part.update([by_name[name] for name in part.sources]).whole() for part in self._parts
+        )
+        return first.because("its matrices train apart") if others else first
+
+    def moments(self, order: int) -> Transform | None:
+        """See ``Transform``."""
+        made = [[(part.moments(order), rows) for part, rows in parts] for parts in self.matrices]
+        known = [[(part, rows) for part, rows in parts if part] for parts in made]
+        return Stacked(known, self.why) if known == made else None
 
 
 def _multiplied(tensor: Tensor, factor: float, where: str) -> Tensor:
-    """Times a power of two, of which nothing is lost.
+    """Multiply by a power of two without any loss.
 
     Raises:
         InputError: a number has no such multiple in its dtype.
@@ -249,7 +506,7 @@ def _divided(tensor: Tensor, factor: float) -> Tensor:
 
 
 def reordered(source: str, shape: Sequence[int], order: Sequence[int]) -> Mapped:
-    """A tensor whose rows stand in another order; ``order`` says for each where it came from."""
+    """A tensor with its rows in another order; ``order`` gives the old number of every row."""
     return Mapped(source, partial(_of_rows, tuple(shape), tuple(order)), "rows in another order")
 
 
@@ -261,106 +518,8 @@ def twice(source: str, shape: Sequence[int], why: str) -> Mapped:
 
 @lru_cache(maxsize=64)  # layers are alike
 def _of_rows(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[IndexMap, ...]:
-    """The maps of a tensor of which only the rows are put elsewhere."""
+    """The maps of a tensor of which only the rows move."""
     from growkit.algebra.expansion import IndexMap, in_blocks, placed
 
     every = (placed(shape[0], order), *(in_blocks(size, 1) for size in shape[1:]))
     return tuple(IndexMap(Role.WRITTEN, each.size, each.source, each.share) for each in every)
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A tensor that holds nothing of its sources which could be read off.
-
-    Attributes:
-        sources: names of the tensors that it is made from.
-        why: one phrase for people.
-        compute: takes the sources in order, whole, and gives the target.
-        repeatable: see ``Transform``.
-    """
-
-    sources: tuple[str, ...]
-    why: str
-    compute: Callable[..., Tensor]
-    repeatable: bool = True
-
-    local = False
-    holds = False
-    among = 1
-
-    @property
-    def period(self) -> int | None:
-        """See ``Transform``."""
-        return None
-
-    def part(self, source: Weights, where: Slices) -> Tensor:
-        """See ``Transform``; everything is computed."""
-        whole = self.compute(*(source.read(name) for name in self.sources))
-        return whole[tuple(where)]
-
-    def undo(self, rows: Rows, of: slice) -> Tensor | None:
-        """Nothing comes back."""
-        return None
-
-    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
-        """Nothing is copied."""
-        return iter(())
-
-    def update(self, before: Sequence[Update]) -> Update:
-        """Nothing follows for what is computed."""
-        from growkit.planning.update import Update
-
-        return (
-            Update.begun(self.why)
-            if not before
-            else before[0].because(f"it is computed ({self.why})")
-        )
-
-    def moments(self, order: int) -> Transform | None:
-        """They do not go through what is computed."""
-        return None
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A new tensor, all of one value."""
-
-    info: TensorInfo
-    value: float
-    why: str
-
-    sources = ()
-    local = True
-    holds = False
-    repeatable = True
-    among = 1
-
-    @property
-    def period(self) -> int | None:
-        """See ``Transform``."""
-        return None
-
-    def part(self, source: Weights, where: Slices) -> Tensor:
-        """See ``Transform``."""
-        import torch
-
-        shape = [each.stop - each.start for each in where]
-        return torch.full(shape, self.value, dtype=getattr(torch, TORCH_NAMES[self.info.dtype]))
-
-    def undo(self, rows: Rows, of: slice) -> Tensor | None:
-        """There is nothing to come back."""
-        return None
-
-    def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
-        """Nothing is copied."""
-        return iter(())
-
-    def update(self, before: Sequence[Update]) -> Update:
-        """See ``Transform``."""
-        from growkit.planning.update import Update
-
-        return Update.begun(self.why)
-
-    def moments(self, order: int) -> Transform:
-        """A new tensor has gathered none."""
-        return Constant(self.info, 0.0, self.why)

@@ -32,7 +32,7 @@ from growkit.families.description import Tensor as Described
 from growkit.families.description import component_of
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, stored_family
-from growkit.growth.placing import placed_copies
+from growkit.growth.expanding import placed_copies
 from growkit.planning.lineage import Lineage
 from growkit.proof.config import SIZES
 from growkit.proof.copies import AsClass, Copied, Copies

@@ -18,9 +18,7 @@ from growkit.algebra.expansion import IndexMap
 from growkit.algebra.law import zeros_in
 from growkit.base.limits import within_each
 from growkit.planning.plan import Plan, Rule
-from growkit.planning.sections import Section
-from growkit.planning.transform import Transform
-from growkit.planning.transforms import Kept, Mapped
+from growkit.planning.transforms import Kept, Mapped, Section, Transform
 from growkit.results.proof import CopyDistance, Trainability
 
 EQUAL = 1e-9

@@ -37,8 +37,7 @@ from growkit.optimizer.parameters import parameters_of
 from growkit.optimizer.state import MUON, STEP, State
 from growkit.planning.lineage import Lineage
 from growkit.planning.transforms import AT_RANDOM
-from growkit.planning.update import Update
-from growkit.planning.updates import Law, law_of
+from growkit.planning.updates import Law, Update, law_of
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import TrainingProof
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean, nearest
 from growkit.base.registry import members
-from growkit.conversions.storing import storings
+from growkit.conversions.rewriting import storings
 from growkit.planning.operation import Operation, Value, complete, config_key_aliases
 
 DEFAULT_METHOD = "hypercloning"

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import nn
 
-from growkit.algebra.muon import ADJUSTMENTS
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.checkpoint.reading import Checkpoint
@@ -21,7 +20,7 @@ from growkit.engine.loader import loading
 from growkit.engine.oracle import lacks_class
 from growkit.optimizer.groups import Factors, class_updates, recorded_updates
 from growkit.optimizer.parameters import decayed, without_ends
-from growkit.planning.update import Update
+from growkit.planning.updates import MUON_ADJUSTMENTS, Update
 
 OPTIMIZERS = ("adamw", "muon")
 
@@ -65,7 +64,7 @@ def param_groups(
         InputError: the folder is none that growkit wrote, or the model is another one; an option
             has an unknown value.
     """
-    for value, known in ((optimizer, OPTIMIZERS), (adjust_lr_fn, tuple(ADJUSTMENTS))):
+    for value, known in ((optimizer, OPTIMIZERS), (adjust_lr_fn, tuple(MUON_ADJUSTMENTS))):
         if value not in known:
             raise InputError(
                 f"{value!r} is not known; choose {' or '.join(known)}{perhaps(value, known)}"

@@ -3,9 +3,9 @@
 For two matrices there is a closed form. Whatever the updates, the best base is the mean of what
 they leave over, and what then remains is ½ ‖D - (A₁B₁ᵀ - A₂B₂ᵀ)‖² with D = W₁ - W₂. The difference
 of two rank-r updates is any matrix of rank 2r, so the optimum is the singular value decomposition
-of D, cut off after 2r and shared out between the two; ½ Σ_{i>2r} σᵢ² remains.
+of D, cut off after 2r and shared between the two; ½ Σ_{i>2r} σᵢ² remains.
 
-For more than two matrices there is none: ``base_search`` looks for the base.
+For more than two matrices there is none: ``best_move`` searches for the base.
 
 All matrices are tall (inputs × outputs, many more inputs), and D V_k V_kᵀ is the best approximation
 of rank k, with V_k the leading right singular vectors: left vectors are never formed. Where squared
@@ -15,63 +15,29 @@ matrices; elsewhere from R of a QR factorisation, which is backward stable.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from growkit.planning.plan import Judged
+from growkit.results.proof import MOST_VALUES, Spectrum
+
+if TYPE_CHECKING:
+    from growkit.conversions.shared_diff.search import Heads
 
 MOST_STEPS = 5000
 CONVERGED = 1e-10
 """Gain of a step, as a part of what the mean leaves, below which a search ends."""
 
 MOVED = 1e-3
-"""What a base counts that moves as far as the matrices are from their mean, as a part of what the
-mean leaves: enough for a search to end, little enough to lose nothing (``docs/numerics.md``)."""
+"""Cost of a base that moves as far as the matrices are from their mean, as a part of what the mean
+leaves: enough for a search to end, little enough to lose nothing (``docs/numerics.md``)."""
 
 REMEMBERED = 30
 """Steps from which L-BFGS knows the curvature; each takes the memory of two bases."""
-
-
-def best_move(rests: Tensor, rank: int) -> tuple[Tensor, int]:
-    """How the base should move from the mean, and the steps that it took to find that.
-
-    Args:
-        rests: what the mean leaves, [members, inputs, outputs], in float64.
-        rank: of the updates.
-    """
-    unit = rests.norm().clamp(min=torch.finfo(rests.dtype).tiny)
-    start = rests / unit
-    mean_leaves = _remainder(start, rank)
-    if not mean_leaves > torch.finfo(rests.dtype).eps:  # nothing but rounding, or nothing at all
-        return torch.zeros_like(rests[0]), 0
-    move = torch.zeros(rests.shape[1:], dtype=rests.dtype, device=rests.device, requires_grad=True)
-    search = torch.optim.LBFGS(
-        [move],
-        max_iter=MOST_STEPS,
-        history_size=REMEMBERED,
-        line_search_fn="strong_wolfe",
-        tolerance_grad=0,
-        tolerance_change=CONVERGED,
-    )
-
-    def cost() -> float:
-        search.zero_grad()
-        distance = len(rests) * move.square().sum()
-        whole = _remainder(start - move, rank) / mean_leaves + MOVED * distance
-        whole.backward()
-        return float(whole.detach())
-
-    with torch.enable_grad():
-        search.step(cost)
-    return move.detach() * unit, search.state[move]["n_iter"]
-
-
-def _remainder(rests: Tensor, rank: int) -> Tensor:
-    """What the best updates leave of all rests together, with its derivative."""
-    squares = rests.transpose(-1, -2) @ rests
-    least: Tensor = torch.linalg.eigvalsh(squares)[..., : max(0, rests.shape[-1] - rank)]
-    return least.sum()
-
 
 SHOWN = 1e-12
 """Part of the largest eigenvalue of a moment that its least ones are taken to have."""
@@ -116,9 +82,69 @@ def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
         The optimum for two members, and where a search ends for more. Its residual is never above
         that of the mean as the base with the best update for each rest.
     """
+    mean = members.mean(-3)
     if members.shape[-3] == 2:
-        return _pair(members, rank, moment)
-    return _searched(members, rank, moment)
+        first, second = members.unbind(-3)
+        down, up, values = truncated(first - second, 2 * rank, moment)
+        # Taken by turns, so that both updates are of a size; the second is what is subtracted.
+        sign = torch.tensor([1.0, -1.0], dtype=members.dtype, device=members.device)
+        up = up.unflatten(-1, (rank, 2)) * sign
+        mean -= down @ (up / 2).flatten(-2).transpose(-1, -2)
+        down = down.unflatten(-1, (rank, 2))
+        residual = values[..., 2 * rank :].square().sum(-1) / 2
+        return Shared(mean, down.movedim(-1, -3), up.movedim(-1, -3), residual)
+    rests = members - mean[..., None, :, :]
+    counted, back = _whitened(rests, moment)
+    found = [best_move(group, rank) for group in counted.reshape(-1, *counted.shape[-3:])]
+    moved = back @ torch.stack([move for move, _ in found]).view_as(mean)
+    spectra = [_right_vectors(rests - m[..., None, :, :], moment)[0] for m in (0 * moved, moved)]
+    before, after = (values[..., rank:].square().sum((-1, -2)) for values in spectra)
+    moved = moved.where((after < before)[..., None, None], 0)
+    rests = rests - moved[..., None, :, :]
+    down, up, _ = truncated(rests, rank, moment)
+    residual = _size(rests - down @ up.transpose(-1, -2), moment).sum(-1)
+    return Shared(mean + moved, down, up, residual, max(steps for _, steps in found))
+
+
+def best_move(rests: Tensor, rank: int) -> tuple[Tensor, int]:
+    """How the base should move from the mean, and the number of steps to find that.
+
+    Args:
+        rests: what the mean leaves, [members, inputs, outputs], in float64.
+        rank: of the updates.
+    """
+    unit = rests.norm().clamp(min=torch.finfo(rests.dtype).tiny)
+    start = rests / unit
+    mean_leaves = _remainder(start, rank)
+    if not mean_leaves > torch.finfo(rests.dtype).eps:  # nothing but rounding, or nothing at all
+        return torch.zeros_like(rests[0]), 0
+    move = torch.zeros(rests.shape[1:], dtype=rests.dtype, device=rests.device, requires_grad=True)
+    search = torch.optim.LBFGS(
+        [move],
+        max_iter=MOST_STEPS,
+        history_size=REMEMBERED,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=0,
+        tolerance_change=CONVERGED,
+    )
+
+    def cost() -> float:
+        search.zero_grad()
+        distance = len(rests) * move.square().sum()
+        whole = _remainder(start - move, rank) / mean_leaves + MOVED * distance
+        whole.backward()
+        return float(whole.detach())
+
+    with torch.enable_grad():
+        search.step(cost)
+    return move.detach() * unit, search.state[move]["n_iter"]
+
+
+def _remainder(rests: Tensor, rank: int) -> Tensor:
+    """What the best updates leave of all rests together, with its derivative."""
+    squares = rests.transpose(-1, -2) @ rests
+    least: Tensor = torch.linalg.eigvalsh(squares)[..., : max(0, rests.shape[-1] - rank)]
+    return least.sum()
 
 
 def spread(members: Tensor, moment: Tensor | None = None) -> Tensor:
@@ -143,8 +169,8 @@ def truncated(
     """
     values, right = _right_vectors(matrix, moment)
     leading = right[..., :rank]
-    # A and B get the root of ‖D v‖ each, which is σ where nothing is weighted: with a moment σ says
-    # what D v counts, not how large it is. Below rounding it is noise, and must not be divided by.
+    # A and B get the root of ‖D v‖ each, which is σ where nothing is weighted: with a moment σ is
+    # the weight of D v, not its size. Below rounding it is noise, and must not be divided by.
     sizes = values[..., :rank] if moment is None else (matrix @ leading).norm(dim=-2)
     least = torch.finfo(values.dtype).eps * sizes.amax(-1, keepdim=True)
     root = sizes.maximum(least).sqrt()[..., None, :]
@@ -157,68 +183,33 @@ def truncated(
 
 
 def _right_vectors(matrix: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Singular values, in falling order, and right vectors as columns, [..., outputs, values]."""
-    return _of_matrix(matrix) if moment is None else _weighted(matrix, moment)
+    """Singular values of D, or of C^½ D, in falling order, and right vectors as columns.
 
-
-def _of_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of D.
-
-    A matrix takes the fast way if that is accurate for it, whatever the others of the batch are.
+    The best approximation is D V_k V_kᵀ either way: C^½ need not be undone. Each matrix of a batch
+    takes the fast way if that is accurate for it.
     """
     inputs, outputs = matrix.shape[-2:]
-    if inputs <= outputs:
+    if moment is not None:
+        squares = matrix.transpose(-1, -2) @ (moment @ matrix)
+    elif inputs <= outputs:
         _, values, right = torch.linalg.svd(matrix, full_matrices=False)
         return values, right.transpose(-1, -2)
-    # What overflows becomes a zero on the diagonal, which the least eigenvalue cannot exceed.
-    squares = (matrix.transpose(-1, -2) @ matrix).nan_to_num(0, 0, 0)
+    else:
+        # What overflows becomes a zero on the diagonal, which the least eigenvalue cannot exceed.
+        squares = (matrix.transpose(-1, -2) @ matrix).nan_to_num(0, 0, 0)
     eigenvalues, eigenvectors = torch.linalg.eigh(squares)  # in rising order
     values, right = eigenvalues.flip(-1).clamp(min=0).sqrt(), eigenvectors.flip(-1)
     least, largest = eigenvalues[..., 0], eigenvalues[..., -1]
     inaccurate = least <= (WELL_CONDITIONED * largest).clamp(min=UNDERFLOW)
-    if bool(inaccurate.any()):
+    if moment is None and bool(inaccurate.any()):
         triangle = torch.linalg.qr(matrix[inaccurate], mode="r").R
         _, exact, transposed = torch.linalg.svd(triangle)
         values[inaccurate], right[inaccurate] = exact, transposed.transpose(-1, -2)
     return values, right
 
 
-def _weighted(matrix: Tensor, moment: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of C^½ D. The best approximation is D V_k V_kᵀ again: C^½ need not be undone."""
-    squares = matrix.transpose(-1, -2) @ (moment @ matrix)
-    eigenvalues, eigenvectors = torch.linalg.eigh(squares)  # in rising order
-    return eigenvalues.flip(-1).clamp(min=0).sqrt(), eigenvectors.flip(-1)
-
-
-def _pair(members: Tensor, rank: int, moment: Tensor | None) -> Shared:
-    first, second = members.unbind(-3)
-    down, up, values = truncated(first - second, 2 * rank, moment)
-    # Taken by turns, so that both updates are of a size; the second is what is subtracted.
-    sign = torch.tensor([1.0, -1.0], dtype=members.dtype, device=members.device)
-    up = up.unflatten(-1, (rank, 2)) * sign
-    base = members.mean(-3)
-    base -= down @ (up / 2).flatten(-2).transpose(-1, -2)
-    down = down.unflatten(-1, (rank, 2))
-    residual = values[..., 2 * rank :].square().sum(-1) / 2
-    return Shared(base, down.movedim(-1, -3), up.movedim(-1, -3), residual)
-
-
-def _searched(members: Tensor, rank: int, moment: Tensor | None) -> Shared:
-    mean = members.mean(-3)
-    rests = members - mean[..., None, :, :]
-    counted, back = _whitened(rests, moment)
-    found = [best_move(group, rank) for group in counted.reshape(-1, *counted.shape[-3:])]
-    moved = back @ torch.stack([move for move, _ in found]).view_as(mean)
-    left = [_left(rests - move[..., None, :, :], rank, moment) for move in (0 * moved, moved)]
-    moved = moved.where((left[1] < left[0])[..., None, None], 0)
-    rests = rests - moved[..., None, :, :]
-    down, up, _ = truncated(rests, rank, moment)
-    residual = _size(rests - down @ up.transpose(-1, -2), moment).sum(-1)
-    return Shared(mean + moved, down, up, residual, max(steps for _, steps in found))
-
-
 def _whitened(rests: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Matrices whose Frobenius norm is what the rests count, and the way back from these."""
+    """Matrices whose Frobenius norm is the size of the rests, and the way back from these."""
     if moment is None:
         return rests, torch.eye(rests.shape[-2], dtype=rests.dtype, device=rests.device)
     values, vectors = torch.linalg.eigh(moment)
@@ -227,12 +218,73 @@ def _whitened(rests: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
     return (vectors * roots).T @ rests, vectors / roots
 
 
-def _left(rests: Tensor, rank: int, moment: Tensor | None) -> Tensor:
-    """What the best updates leave of all rests of a base together, [...]."""
-    values, _ = _right_vectors(rests, moment)
-    return values[..., rank:].square().sum((-1, -2))
-
-
 def _size(rest: Tensor, moment: Tensor | None) -> Tensor:
-    """What a rest counts, [...] for [..., inputs, outputs]."""
+    """Weighted squares of a rest, [...] for [..., inputs, outputs]."""
     return (rest * (rest if moment is None else moment @ rest)).sum((-1, -2))
+
+
+def judge(
+    module: str,
+    heads: Heads,
+    calibrated: bool,
+    sources: Sequence[Tensor],
+    targets: Sequence[Tensor],
+) -> Judged:
+    """Whether the base is that of the updates, and whether there are no better updates.
+
+    No group may leave over more than the optimum and rounding explain (``docs/numerics.md``). The
+    optimum comes from torch's singular values alone, not from ``share``, which is under proof. With
+    more than two members it is not known, but the search begins with their mean as the base.
+
+    Args:
+        module: name of the projection.
+        heads: of the projection.
+        calibrated: whether other updates are the best ones, on what a text makes projections read.
+        sources: the projection, [(signal + noise) · head_dim, hidden].
+        targets: base, down and up, in the dtypes that they were rounded to.
+    """
+    (weight,), (base, down, up) = sources, targets
+    whole, wide, tall = weight.double(), down.double(), up.double()
+    rank, members = up.shape[1], heads.members(whole)
+    if members.shape[1] == 2:
+        values, kept = torch.linalg.svdvals(members[:, 0] - members[:, 1]), 2 * rank
+        best = values[:, kept:].square().sum(-1) / 2
+    else:
+        values, kept = torch.linalg.svdvals(members - members.mean(1, keepdim=True)), rank
+        best = values[..., kept:].square().sum((-1, -2))
+    rests = heads.members(whole - heads.multiplied_out(base.double(), wide, tall))
+    residual = _norm(rests).square()
+    # The most that rounding the parts to their dtypes adds to the norm of the rests.
+    of_base, of_down, of_up = (_half_step(part) for part in (base, down, up))
+    nothing = torch.zeros_like(of_base)
+    updates = heads.multiplied_out(nothing, of_down, tall.abs() + of_up)
+    updates += heads.multiplied_out(nothing, wide.abs(), of_up)
+    bases = heads.multiplied_out(of_base, torch.zeros_like(wide), tall.abs())
+    rounding = _norm(heads.members(updates)) + _norm(heads.members(bases))
+    # Of a QR factorisation in float64, by far the largest error there is.
+    size = rests.shape[-2] * rests.shape[-1]
+    rounding += size * torch.finfo(torch.float64).eps * _norm(members)
+    optimal = bool((residual.sqrt() <= best.sqrt() + rounding).all())
+    spectrum = Spectrum(
+        module=module,
+        singular_values=values.flatten(0, -2).square().mean(0).sqrt()[:MOST_VALUES].tolist(),
+        rank=rank,
+        kept=min(values.shape[-1], kept),
+        residual=float(residual.sum()),
+        best=float(best.sum()),
+        unit="squared Frobenius norm",
+    )
+    fitting = heads.best_base(whole, wide, tall).to(base.dtype)
+    fits = fitting.double().equal(base.double())
+    return Judged(fits and (optimal or calibrated), spectrum)
+
+
+def _half_step(rounded: Tensor) -> Tensor:
+    """The largest distance of numbers from what they were rounded to."""
+    of = torch.finfo(rounded.dtype)
+    return of.eps / 2 * (rounded.double().abs() + of.smallest_normal)
+
+
+def _norm(members: Tensor) -> Tensor:
+    """Frobenius norm of all members together, [groups]."""
+    return members.square().sum((-1, -2, -3)).sqrt()
