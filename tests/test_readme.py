@@ -59,11 +59,11 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DIFFERENTIAL = {"group-diff", "shared-diff", "motif"}
 LANGUAGES = {"sh", "python", "text", "yaml"}
 WORDS = 800
-"""Of the README, before its links."""
+"""Limit of the README before its links."""
 QUOTED = re.compile(r"# (\S+\.py)\n")
 SMALL = {name: {"prompts": 2, "length": 64} for name in ("grow", "convert", "verify")}
 SMALL["probe"] = {"steps": 1, "seeds": 2, "batch": 1, "length": 2}
-"""Proofs and trainings, as defaults of the command line."""
+"""Smaller defaults of commands."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Block:
         return f"{self.document}: {self.text.strip().splitlines()[0][:60]}"
 
     def commands(self) -> Iterator[list[str]]:
-        """The words of every command; comments are none."""
+        """The words of every command, without comments."""
         for line in self.text.splitlines():
             words = shlex.split(line, comments=True)
             if words:
@@ -96,7 +96,7 @@ BLOCKS = [block for name, text in PAGES.items() for block in blocks_of(name, tex
 
 
 def of(language: str) -> list[Block]:
-    """Each once: what two documents print does the same in both."""
+    """Blocks of a language; equal blocks once."""
     found = [block for block in BLOCKS if block.language == language]
     return list({block.text.strip(): block for block in reversed(found)}.values())[::-1]
 
@@ -112,7 +112,7 @@ class Workplace:
             shutil.copytree(models / name, name)
 
     def prepare(self, words: list[str]) -> list[str]:
-        """Make what a command reads, and put names where it leaves them open."""
+        """Make what a command reads, and fill in NAME."""
         assert "…" not in " ".join(words), f"{words} is no command"
         made = any(word.startswith("OUT/") for word in words) or any(
             {each, "OUT"} <= {*words} for each in ("verify", "check")
@@ -123,7 +123,7 @@ class Workplace:
             kind = "low-rank" if "shared-diff" in words or "run" in words else "diff"
             differential = DIFFERENTIAL.intersection(words) or "run" in words
             shutil.copytree(self._models / (kind if differential else "my-llama"), "SRC")
-        if "experts" in words:  # of which there must be some
+        if "experts" in words:  # the source must have some
             shutil.rmtree("SRC")
             growkit.grow("my-llama", "SRC", method="upcycle", experts=2, verify=False)
         if "run" in words and made:
@@ -247,13 +247,13 @@ def test_recipes_run_as_printed(block: Block, workplace: Workplace) -> None:
 
 
 def needed(program: str) -> set[str]:
-    """What it imports; transformers' Trainer wants accelerate beside it."""
+    """Modules that a program imports, and accelerate for transformers' Trainer."""
     modules = set(re.findall(r"^(?:from|import) (\w+)", program, re.MULTILINE))
     return modules | ({"accelerate"} if "Trainer(" in program else set())
 
 
 def test_a_manifest_is_a_recipe(workplace: Workplace) -> None:
-    """What was found out on the way stands in it, so the same model comes out."""
+    """It records the ranks that a search found, so the same model results."""
     workplace.run(["growkit", "run", "OUT/growkit.json", "--output", "AGAIN"])
     assert (
         Path("AGAIN/model.safetensors").read_bytes() == Path("OUT/model.safetensors").read_bytes()
@@ -263,7 +263,7 @@ def test_a_manifest_is_a_recipe(workplace: Workplace) -> None:
     assert other != Path("OUT/model.safetensors").read_bytes()
 
 
-# What is printed.
+# Output.
 
 
 @functools.cache
@@ -273,7 +273,7 @@ def demo() -> str:
 
 
 def fault() -> str:
-    """The demo's model, in which somebody multiplied a matrix by 1.01."""
+    """The verdict on the demo's model after one matrix was multiplied by 1.01."""
     Path("TEXT").write_text(held_out_text(), encoding="utf-8")
     growkit.grow(MODEL, "FAULTY", method="group-diff", hidden="x2", signal_heads="x4", verify=False)
     weights = load_file("FAULTY/model.safetensors")
@@ -286,43 +286,33 @@ def fault() -> str:
 
 
 PRINTED: dict[str, Callable[[], str]] = {"771,456": demo, "not": fault}
-"""By the first word."""
+"""What makes the output of a block, by its first word."""
 
 
 def alike(expected: str, found: str) -> bool:
-    """The same words; numbers that are measured may differ a little.
+    """Whether output is as expected, except for line breaks and the noise of measured numbers.
 
-    Whole numbers and words are to be the same, lines may be broken elsewhere. Rounding in float64
-    is of no certain size. Where lines are left out, all that is printed must stand there in order.
+    A line of ``…`` stands for any text.
     """
-    pieces = [words_of(piece) for piece in re.split(r"^…$", expected, flags=re.MULTILINE)]
-    found_words = words_of(found)
-    if len(pieces) == 1:
-        return same(pieces[0], found_words)
-    for piece in pieces:
-        places = range(len(found_words) - len(piece) + 1)
-        ends = (at + len(piece) for at in places if same(piece, found_words[at : at + len(piece)]))
-        end = next(ends, None)
-        if end is None:
-            return False
-        found_words = found_words[end:]
-    return True
+    pieces = [plain(piece) for piece in re.split(r"^…$", expected, flags=re.MULTILINE)]
+    number = f"({NUMBER.pattern})"
+    pattern = ".*?".join(
+        number.join(re.escape(words) for words in NUMBER.split(piece)) for piece in pieces
+    )
+    match = re.search(pattern if len(pieces) > 1 else f"^{pattern}$", plain(found))
+    numbers = (each for piece in pieces for each in NUMBER.findall(piece))
+    return match is not None and all(
+        near(*pair) for pair in zip(numbers, match.groups(), strict=True)
+    )
 
 
-def words_of(text: str) -> list[str]:
-    """Without the lines of tables."""
-    return re.sub(r"[─━╇┃│]+", " ", text).split()
-
-
-def same(expected: list[str], found: list[str]) -> bool:
-    one, other = " ".join(expected), " ".join(found)
-    if NUMBER.sub("", one) != NUMBER.sub("", other):
-        return False
-    pairs = zip(NUMBER.findall(one), NUMBER.findall(other), strict=True)
-    return all(near(*pair) for pair in pairs)
+def plain(text: str) -> str:
+    """Words without line breaks and the lines of tables."""
+    return " ".join(re.sub(r"[─━╇┃│]+", " ", text).split())
 
 
 def near(one: str, other: str) -> bool:
+    """Whether whole numbers are equal, measured ones within 30 %, or both are float64 rounding."""
     measured = any(mark in one + other for mark in ".e")
     a, b = (float(each.replace(",", "")) for each in (one, other))
     return one == other or (measured and (max(a, b) < 1e-6 or b == pytest.approx(a, rel=0.3)))
@@ -356,7 +346,7 @@ def test_modules_of_the_current_folder(workplace: Workplace, tmp_path: Path) -> 
     assert codes == [0, *(0 for _ in safe), 77]
 
 
-# What is named.
+# Names.
 
 
 def options_of(command: typer.core.TyperGroup) -> set[str]:
@@ -416,7 +406,7 @@ def test_all_families_are_in_the_table() -> None:
 
 
 def test_the_picture_shows_what_the_demo_prints() -> None:
-    """The losses and sizes in it are those of the blocks, which are compared with a run."""
+    """Its losses and sizes are those of the block, which is compared with a run."""
     picture = (ROOT / "docs" / "growing.svg").read_text("utf-8")
     printed = next(block.text for block in of("text") if block.document == "README.md")
     sizes = re.findall(r"[\d,]{7,}", printed)
@@ -427,7 +417,7 @@ def test_the_picture_shows_what_the_demo_prints() -> None:
 
 
 def words_before_the_links(text: str) -> int:
-    """All that has a letter or a digit, code and tables included."""
+    """Number of words of text, code and tables, up to the links."""
     begin = re.sub(r"^```\w*$", "", text.split("\n## Read on")[0], flags=re.MULTILINE)
     return len(re.findall(r"\S*\w\S*", begin))
 
@@ -455,7 +445,7 @@ def test_files_that_are_named_exist(document: Path) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """Of every heading."""
+    """Anchors of all headings."""
     titles = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -477,7 +467,7 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert not dead_links(document, document.read_text("utf-8"))
 
 
-# Controls: what is wrong is noticed.
+# Controls: faults are noticed.
 
 
 @pytest.mark.parametrize(
