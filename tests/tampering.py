@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.proof import modes
 from tests.conftest import randomise, save_model
 
 DEMO = Path(growkit.__file__).parent / "cli" / "demo" / "model"

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import growkit
 from growkit.base.settings import Settings
 from growkit.cli.app import app
+from growkit.proof import modes as ways
 from tests.conftest import save_model
 from tests.test_verify import spoil
 
@@ -52,7 +53,7 @@ def test_other_text_is_noticed(make: Make, tmp_path: Path) -> None:
 def test_large_models_are_not_loaded_whole(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modes, "MOST_BYTES", 1000)
+    monkeypatch.setattr(ways, "MOST_BYTES", 1000)
     result = growkit.grow(make("llama"), tmp_path / "out", hidden="x2", verify=Settings(**QUICK))
     assert result["verification"] is not None
     modes = {mode["name"]: mode for mode in result["verification"]["modes"]}
@@ -71,7 +72,7 @@ def test_whether_it_can_learn_has_its_own_verdict(
     assert result["trainability"] is not None
     assert result["trainability"]["trainable"] == (symmetry == "break")
     assert result["kept"] == (symmetry == "break")
-    assert ("not able to learn" in result["reason"]) == (symmetry == "keep")
+    assert ("cannot train as asked" in result["reason"]) == (symmetry == "keep")
     mlp = [each for each in result["symmetry"] if "gate_proj" in each["tensor"]]
     assert mlp
     for each in mlp:
@@ -134,4 +135,4 @@ def test_spectra_of_shared_projections(rank: int, tmp_path: Path) -> None:
     ],
 )
 def test_generated_texts_are_compared_in_words(one: list[int], other: list[int], said: str) -> None:
-    assert modes._same_text(one, lambda: other, exact=True)["note"] == said
+    assert ways._same_text(one, lambda: other, exact=True)["note"] == said
