@@ -24,8 +24,9 @@ import growkit
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
+from growkit.engine.training import MOMENTS
 from growkit.optimizer.groups import class_updates
-from growkit.optimizer.growing import ADAMW_MOMENTS, grown_moments
+from growkit.optimizer.growing import grown_moments
 from growkit.planning.updates import Update, law_of
 from growkit.proof import training as proof
 from growkit.recipe.files import parse_recipe
@@ -188,7 +189,7 @@ class Pair:
         """How far losses, and logits at the end against their scale, are apart after more steps."""
         before, after = Checkpoint(self.source), Checkpoint(self.target)
         new = {name for name, each in law_of(self.lineage).updates.items() if each.new}
-        moments = {n: {k: each[k] for k in ADAMW_MOMENTS} for n, each in self.state.items()}
+        moments = {n: {k: each[k] for k in MOMENTS} for n, each in self.state.items()}
         grown = grown_moments(moments, before, after, self.lineage.plans)
         found = []
         for folder, state in ((self.source, moments), (self.target, grown)):
@@ -204,7 +205,7 @@ class Pair:
             for name, parameter in model.named_parameters():
                 step = torch.tensor(float(self.steps))
                 optimizer.state[parameter] = {"step": step} | {
-                    key: state[name][key].clone() for key in ADAMW_MOMENTS
+                    key: state[name][key].clone() for key in MOMENTS
                 }
             losses = train(model, optimizer, batches(steps, seed=1))
             with strict_float64(), torch.no_grad():

@@ -1,4 +1,4 @@
-"""What the models are asked: windows of real text, or seeded random tokens."""
+"""Prompts: windows of real text, as a folder's tokenizer reads it, or seeded random tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -84,10 +84,8 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
     counts = [len(tokens) // length + (len(tokens) % length > 1) for tokens in ids]
     if not any(counts):
         raise InputError(f"text {file} has fewer than 2 tokens in a row; give a longer one")
-    predictions = sum(
-        len(tokens) - count - (len(tokens) % length == 1)
-        for tokens, count in zip(ids, counts, strict=True)
-    )
+    pairs = zip(ids, counts, strict=True)
+    predictions = sum(len(each) - count - (len(each) % length == 1) for each, count in pairs)
     if predictions < FEWEST:
         raise InputError(
             f"text {file} has only {predictions} tokens to predict; at least {FEWEST} are needed, "
@@ -99,21 +97,12 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
             f"the tokenizer in {folder} makes token {largest} of {file}, but the model's "
             f"vocab_size is {config['vocab_size']}; they do not belong together"
         )
-    windows = _windows(ids, counts, length, prompts)
-    return Prompts(windows, hashlib.sha256(raw).hexdigest())
-
-
-def _windows(
-    ids: Sequence[Tensor], counts: Sequence[int], length: int, prompts: int
-) -> tuple[Tensor, ...]:
-    """Some windows of documents that have so many; the others never become tensors."""
-    ends = list(accumulate(counts))
-    windows = []
+    ends, windows = list(accumulate(counts)), []
     for number in _spread(range(ends[-1]), prompts):
         document = bisect_right(ends, number)
         begin = length * (number - ends[document] + counts[document])
         windows.append(ids[document][begin : begin + length])
-    return tuple(windows)
+    return Prompts(tuple(windows), hashlib.sha256(raw).hexdigest())
 
 
 def _spread(windows: Sequence[T], count: int) -> tuple[T, ...]:
@@ -143,13 +132,13 @@ PROBES = (
     "<s> </s> <|endoftext|> <pad> <unk> [CLS] [MASK] <|im_start|>user",
     "",
 )
-"""Texts on which tokenizers part: words, numbers, white space, scripts, marks, special tokens."""
+"""Texts on which tokenizers differ: words, numbers, white space, scripts, marks, special tokens."""
 
 SETTINGS = (
     *("chat_template", "model_max_length", "padding_side", "truncation_side"),
     *("clean_up_tokenization_spaces", "split_special_tokens", "model_input_names"),
 )
-"""What else decides on how texts are laid out."""
+"""What else determines the layout of texts."""
 
 
 def load_tokenizer(folder: Folder | Path) -> Any:
@@ -200,56 +189,36 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 def first_difference(first: Any, second: Any) -> str | None:
-    """In what two tokenizers differ; None if they do the same.
-
-    Args:
-        first: a tokenizer.
-        second: another.
-    """
-    if first.get_vocab() != second.get_vocab():
-        return "the vocabulary"
-    one, other = _settings(first), _settings(second)
-    for key in one | other:
-        if one.get(key) != other.get(key):
-            return key
-    if _added(first) != _added(second):
-        return "the properties of added tokens"
-    if _steps(first) != _steps(second):
-        return "the way from texts to ids"
-    for text in (*PROBES, " ".join(first.all_special_tokens), *first.all_special_tokens):
-        if _outcome(first, text) != _outcome(second, text):
-            return f"the ids of {text!r}"
-    return None
+    """In what two tokenizers differ; None if they do the same."""
+    one, other = _traits(first), _traits(second)
+    return next((trait for trait in one | other if one.get(trait) != other.get(trait)), None)
 
 
-def _outcome(tokenizer: Any, text: str) -> Any:
-    try:
-        ids = ids_of(tokenizer, text)
-        with quiet(), foreign("the tokenizer fails on its own ids", "repair its files"):
-            return ids, tokenizer.decode(ids)
-    except InputError:
-        return None
-
-
-def _settings(tokenizer: Any) -> dict[str, Any]:
-    special: dict[str, Any] = {}
+def _traits(tokenizer: Any) -> dict[str, Any]:
+    """What a tokenizer does, by what to call that."""
+    found: dict[str, Any] = {"the vocabulary": tokenizer.get_vocab()}
     failure = f"the tokenizer in {tokenizer.name_or_path} fails on its own special tokens"
     with quiet(), foreign(failure, "repair its files"):
         for name, token in tokenizer.special_tokens_map.items():
             words = list(map(str, token if isinstance(token, list) else [token]))
-            special[name] = [(word, tokenizer.convert_tokens_to_ids(word)) for word in words]
-    special["special tokens"] = sorted(map(str, tokenizer.all_special_tokens))
-    return special | {name: getattr(tokenizer, name, None) for name in SETTINGS}
-
-
-def _added(tokenizer: Any) -> list[str]:
-    """Tokens that are cut out before all else, with what belongs to them, such as spaces."""
-    found = getattr(tokenizer, "added_tokens_decoder", {})
-    return [f"{number}: {token!r}" for number, token in sorted(found.items())]
-
-
-def _steps(tokenizer: Any) -> Mapping[str, Any]:
+            found[name] = [(word, tokenizer.convert_tokens_to_ids(word)) for word in words]
+    found["special tokens"] = sorted(map(str, tokenizer.all_special_tokens))
+    found |= {name: getattr(tokenizer, name, None) for name in SETTINGS}
+    # Tokens that are cut out before all else, with what belongs to them, such as spaces.
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    found["the properties of added tokens"] = [f"{n}: {added[n]!r}" for n in sorted(added)]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     steps = json.loads(backend.to_str()) if backend is not None else {}
-    # Cutting and padding belong to a call, and stay behind from the last one.
-    return {key: steps[key] for key in steps if key not in ("truncation", "padding")}
+    # Truncation and padding belong to a call, and remain from the last one.
+    kept = {key: steps[key] for key in steps if key not in ("truncation", "padding")}
+    found["the way from texts to ids"] = kept
+    special = tokenizer.all_special_tokens
+    for text in (*PROBES, " ".join(special), *special):
+        try:
+            ids = ids_of(tokenizer, text)
+            with quiet(), foreign("the tokenizer fails on its own ids", "repair its files"):
+                outcome = ids, tokenizer.decode(ids)
+        except InputError:
+            outcome = None
+        found[f"the ids of {text!r}"] = outcome
+    return found

@@ -16,6 +16,7 @@ from growkit.engine.strict import strict_float64
 from growkit.planning.updates import Update
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Of AdamW."""
 
 RATE, DECAY, BETAS = 1e-3, 0.1, (0.9, 0.95)
 """Of AdamW. Everything decays, so that every factor has something to do."""
@@ -26,12 +27,10 @@ EPS = 1e-6
 BYTES = 32
 """Of memory for each parameter: weight, gradient and two moments."""
 
-PLAIN = Update()
-
 
 @dataclass(frozen=True)
 class Custom:
-    """How an optimizer treats a parameter, beside what the law of updates says.
+    """How an optimizer treats a parameter, apart from the law of updates.
 
     Attributes:
         betas: of the moments.
@@ -46,9 +45,6 @@ class Custom:
     lr: float = 1.0
     weight_decay: float = 1.0
     eps: float = 1.0
-
-
-USUAL = Custom()
 
 
 @dataclass(frozen=True)
@@ -73,24 +69,18 @@ class _Part:
     Attributes:
         name: of the parameter.
         parameter: of the model.
-        where: which of its elements, [as the parameter]; None for all.
-        leaf: what the optimizer sees.
+        where: which of its elements, as indices; all if it is ``...``.
+        leaf: what the optimizer trains.
     """
 
     name: str
     parameter: nn.Parameter
-    where: Tensor | None
+    where: Any
     leaf: Tensor
 
-    def give(self) -> None:
-        """Hand the gradient over."""
-        gradient = self.parameter.grad
-        if self.where is not None and gradient is not None:
-            self.leaf.grad = gradient[self.where]
-
     def take(self) -> None:
-        """Take what was stepped."""
-        if self.where is not None:
+        """Put what was stepped into the parameter."""
+        if self.leaf is not self.parameter:
             self.parameter.data[self.where] = self.leaf.data
 
 
@@ -114,17 +104,28 @@ class Training:
         self._parts: list[_Part] = []
         groups = []
         for name, parameter in model.named_parameters():
-            update = PLAIN if updates is None else updates[name]
+            update = Update() if updates is None else updates[name]
             if not parameter.is_floating_point() or update.new:
                 continue
-            of = (customs or {}).get(name, USUAL)
-            for where, eps in _by_eps(update, parameter):
-                leaf = parameter if where is None else parameter.data[where].requires_grad_()
+            of = (customs or {}).get(name, Custom())
+            factors = torch.from_numpy(update.gradient)
+            values = factors.unique().tolist()
+            for eps in values:
+                where, leaf = ..., parameter
+                if len(values) > 1:
+                    where = (factors == eps).to(parameter.device).expand(parameter.shape)
+                    leaf = parameter.data[where].requires_grad_()
                 self._parts.append(_Part(name, parameter, where, leaf))
-                group = {"params": [leaf], "betas": of.betas, "amsgrad": of.amsgrad}
-                group["lr"] = RATE * update.rate * of.lr
-                group["weight_decay"] = DECAY * update.decay * of.weight_decay
-                groups.append({**group, "eps": EPS * eps * of.eps})
+                groups.append(
+                    {
+                        "params": [leaf],
+                        "betas": of.betas,
+                        "amsgrad": of.amsgrad,
+                        "lr": RATE * update.rate * of.lr,
+                        "weight_decay": DECAY * update.decay * of.weight_decay,
+                        "eps": EPS * eps * of.eps,
+                    }
+                )
         self._optimizer = torch.optim.AdamW(groups)
 
     def step(self, windows: Sequence[Tensor]) -> float:
@@ -135,7 +136,8 @@ class Training:
                 loss.backward()
                 total += float(loss.detach())
         for part in self._parts:
-            part.give()
+            if part.parameter.grad is not None:
+                part.leaf.grad = part.parameter.grad[part.where]
         self._optimizer.step()
         for part in self._parts:
             part.take()
@@ -144,21 +146,17 @@ class Training:
         return total
 
     def gather(self, windows: Sequence[Tensor]) -> dict[str, dict[str, Tensor]]:
-        """The moments after a step of no length."""
+        """The moments after a step of no length, of every parameter that has one eps."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
         self.step(windows)
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        return self.state()
-
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """The moments of every parameter that is trained with one eps."""
         return {
             part.name: {key: self._optimizer.state[part.leaf][key].clone() for key in MOMENTS}
             for part in self._parts
-            if part.where is None
+            if part.leaf is part.parameter
         }
 
     def begin(self, beginning: Beginning) -> None:
@@ -167,8 +165,7 @@ class Training:
             of = self._optimizer.state[part.leaf]
             of["step"] = torch.tensor(float(beginning.steps[part.name]), dtype=torch.float32)
             for key, found in beginning.moments[part.name].items():
-                moment = found.to(part.leaf)
-                of[key] = (moment if part.where is None else moment[part.where]).clone()
+                of[key] = found.to(part.leaf)[part.where].clone()
 
     def loss(self, windows: Sequence[Tensor]) -> float:
         """Of some windows, without a step."""
@@ -176,14 +173,23 @@ class Training:
             return sum(map(float, self._losses(windows)))
 
     def _losses(self, windows: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Of each window its part of the mean loss of all predictions."""
+        """Of each window its part of the mean loss of all predictions, in nats."""
         predictions = sum(len(ids) - 1 for ids in windows)
-        return (_loss(self._model, ids) / predictions for ids in windows)
+        for ids in windows:
+            logits = self._logits(ids)
+            labels = ids[1:].to(logits.device)
+            sums = nn.functional.cross_entropy(logits[:-1], labels, reduction="sum")
+            yield sums / predictions
 
     def logits(self, ids: Tensor) -> Tensor:
         """Of a window, [tokens, vocabulary]."""
         with strict_float64(), torch.no_grad():
-            return _logits(self._model, ids)
+            return self._logits(ids)
+
+    def _logits(self, ids: Tensor) -> Tensor:
+        device = next(self._model.parameters()).device
+        found: Tensor = self._model(ids[None].to(device), use_cache=False).logits[0]
+        return found
 
     def disturb(self, amount: float, seed: int) -> None:
         """Change every weight by up to so much of it, at random."""
@@ -193,25 +199,3 @@ class Training:
                 noise = torch.rand(part.leaf.shape, generator=generator, dtype=torch.float64)
                 part.leaf.mul_(1 + amount * (2 * noise - 1).to(part.leaf.device))
                 part.take()
-
-
-def _by_eps(update: Update, parameter: Tensor) -> Iterator[tuple[Tensor | None, float]]:
-    """Elements of a parameter with the factor of their eps."""
-    factors = torch.from_numpy(update.gradient)
-    values = factors.unique().tolist()
-    for value in values:
-        here = (factors == value).to(parameter.device)
-        yield here.expand(parameter.shape) if len(values) > 1 else None, value
-
-
-def _logits(model: Any, ids: Tensor) -> Tensor:
-    device = next(model.parameters()).device
-    found: Tensor = model(ids[None].to(device), use_cache=False).logits[0]
-    return found
-
-
-def _loss(model: Any, ids: Tensor) -> Tensor:
-    """The sum of all predictions' losses, in nats."""
-    logits = _logits(model, ids)
-    labels = ids[1:].to(logits.device)
-    return nn.functional.cross_entropy(logits[:-1], labels, reduction="sum")

@@ -17,6 +17,7 @@ from growkit.checkpoint.tensors import ANYWHERE, TORCH_NAMES, Config, TensorInfo
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
+from growkit.engine.training import MOMENTS
 from growkit.optimizer.groups import Factors, Group, split
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.state import ORDERS, STEP, Grown, State
@@ -30,10 +31,9 @@ if TYPE_CHECKING:
 
 OF_COMPUTED = "moments do not go through what is computed"
 
-ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 Moments = dict[str, dict[str, "Tensor"]]
-"""The moments of AdamW in memory, by parameter and by ``ADAMW_MOMENTS``."""
+"""The moments of AdamW in memory, by parameter and by ``MOMENTS``."""
 
 
 class GrownState(Grown):
@@ -329,7 +329,7 @@ def grown_moments(
         conversions = loading(after).conversions
         shapes = {name: shape for each in conversions for name, shape in each.shapes.items()}
     found: Moments = {name: {} for name in shapes}
-    for kind in ADAMW_MOMENTS:
+    for kind in MOMENTS:
         stored = StoredGradients(before)
         contents = {n: t for name, of in moments.items() for n, t in stored(name, of[kind].cpu())}
         stage: Weights = _InMemory(contents, before.config)

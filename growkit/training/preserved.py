@@ -59,6 +59,31 @@ class Expected:
     limits: dict[str, float]
     of: str
 
+    @classmethod
+    def parsed(cls, held: Any, vocabulary: int) -> Expected:
+        """From a manifest.
+
+        Raises:
+            TypeError, KeyError, ValueError, OverflowError, RuntimeError: something is odd.
+        """
+        ids, places = (torch.tensor(held[key], dtype=torch.long) for key in ("ids", "places"))
+        logits = torch.tensor(held["logits"], dtype=torch.float64)
+        scale = float(held["scale"])
+        limits = {name: float(held["limits"][name]) for name in COMPUTED}
+        tokens = torch.cat([ids.flatten(), places.flatten()])
+        fit = (
+            ids.dim() == 1,
+            logits.numel() > 0,
+            places.shape == logits.shape == (len(ids), places.shape[-1]),
+            bool(((tokens >= 0) & (tokens < vocabulary)).all()),
+            bool(logits.isfinite().all()),
+            all(0 < each < math.inf for each in (scale, *limits.values())),
+            held["of"] in ("source", "target"),
+        )
+        if not all(fit):
+            raise ValueError
+        return cls(Question(Call(ids), places), logits, scale, limits, held["of"])
+
 
 def assert_preserved(model: nn.Module, folder: str | Path) -> float:
     """Hold a model in memory against the fingerprint in its folder, before the first step.
@@ -83,7 +108,11 @@ def assert_preserved(model: nn.Module, folder: str | Path) -> float:
     expected = expected_of(Path(folder))
     found, dtype = _asked(model, expected, folder)
     distance = apart(expected.logits, expected.question.of(found), expected.scale)
-    distance = _farthest(distance if math.isfinite(distance) else math.inf, found.device)
+    distance = distance if math.isfinite(distance) else math.inf
+    if distributed.is_available() and distributed.is_initialized():
+        shared = torch.tensor(distance, device=found.device, dtype=torch.float64)
+        distributed.all_reduce(shared, distributed.ReduceOp.MAX)
+        distance = float(shared)
     limit = expected.limits[dtype]
     if not within(distance, limit):
         whose = "its source" if expected.of == "source" else "the model that was written"
@@ -99,8 +128,8 @@ def assert_preserved(model: nn.Module, folder: str | Path) -> float:
 class AssertPreserved(TrainerCallback):
     """Calls ``assert_preserved`` when a training begins, for ``Trainer(callbacks=[...])``.
 
-    The model is wrapped and sharded by then. A run that was taken up again is not held against a
-    folder that it has left behind.
+    The model is wrapped and sharded by then. A resumed run is not compared with a folder that it
+    no longer equals.
 
     Args:
         folder: what growkit wrote.
@@ -132,9 +161,9 @@ def expected_of(folder: Path) -> Expected:
     if not checkpoint.opened.has(MANIFEST):
         raise InputError(f"{folder} has no {MANIFEST}; give the folder that growkit wrote")
     check_vocabulary(checkpoint)
-    verification = checkpoint.opened.json(MANIFEST).get("verification")
-    if isinstance(verification, dict) and "fingerprint" in verification:
-        held: Any = verification["fingerprint"]
+    held: Any = checkpoint.opened.json(MANIFEST).get("verification")
+    if isinstance(held, dict) and "fingerprint" in held:
+        held = held["fingerprint"]
     else:
         names = [each.relative_to(checkpoint.folder).as_posix() for each in checkpoint.files]
         if changed := changed_since(checkpoint, ["config.json", *names]):
@@ -146,7 +175,7 @@ def expected_of(folder: Path) -> Expected:
     if held is None:
         raise InputError(f"the model in {folder} computes no usable logits to be known by")
     try:
-        return _parsed(held, checkpoint.config["vocab_size"])
+        return Expected.parsed(held, checkpoint.config["vocab_size"])
     except (TypeError, KeyError, ValueError, OverflowError, RuntimeError):
         raise InputError(
             f"the fingerprint in {file} is not as growkit writes it; make the model again with "
@@ -184,31 +213,6 @@ def keep_stored(model: nn.Module, folder: str | Path) -> list[str]:
     return changed
 
 
-def _parsed(held: Any, vocabulary: int) -> Expected:
-    """What a manifest says.
-
-    Raises:
-        TypeError, KeyError, ValueError, OverflowError, RuntimeError: something is odd.
-    """
-    ids, places = (torch.tensor(held[key], dtype=torch.long) for key in ("ids", "places"))
-    logits = torch.tensor(held["logits"], dtype=torch.float64)
-    scale, limits = float(held["scale"]), {name: float(held["limits"][name]) for name in COMPUTED}
-    numbers = (scale, *limits.values())
-    within = all(((each >= 0) & (each < vocabulary)).all() for each in (ids, places))
-    if not (
-        ids.dim() == 1
-        and len(ids)
-        and logits.numel()
-        and places.shape == logits.shape == (len(ids), places.shape[-1])
-        and within
-        and logits.isfinite().all()
-        and all(0 < each < math.inf for each in numbers)
-        and held["of"] in ("source", "target")
-    ):
-        raise ValueError
-    return Expected(Question(Call(ids), places), logits, scale, limits, held["of"])
-
-
 def _asked(model: nn.Module, expected: Expected, folder: str | Path) -> tuple[Tensor, str]:
     """All logits, [tokens, vocabulary], and the name of the dtype that they were computed in.
 
@@ -227,11 +231,9 @@ def _asked(model: nn.Module, expected: Expected, folder: str | Path) -> tuple[Te
             f"the {_class_of(model)} in memory has fewer tokens than that in {folder}; {OTHER}"
         )
     with _undisturbed(model, device):
-        config = getattr(called, "config", None)
         # Models of other libraries take tokens and nothing else.
-        answer = called(
-            ids, **({"use_cache": False} if isinstance(config, PreTrainedConfig) else {})
-        )
+        known = isinstance(getattr(called, "config", None), PreTrainedConfig)
+        answer = called(ids, **({"use_cache": False} if known else {}))
         logits = answer if isinstance(answer, Tensor) else answer.logits
         if isinstance(logits, DTensor):
             logits = logits.full_tensor()
@@ -277,15 +279,6 @@ def _computed_in(parameters: Sequence[nn.Parameter], logits: Tensor) -> str:
     if logits.is_cuda and "tf32" in torch.backends.cuda.matmul.fp32_precision:
         seen.add("float16")  # which has the digits of TF32
     return max(seen or {"float32"}, key=lambda name: torch.finfo(getattr(torch, name)).eps)
-
-
-def _farthest(distance: float, device: torch.device) -> float:
-    """The largest of all processes."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return distance
-    shared = torch.tensor(distance, device=device, dtype=torch.float64)
-    distributed.all_reduce(shared, distributed.ReduceOp.MAX)
-    return float(shared)
 
 
 def _class_of(model: nn.Module) -> str:
