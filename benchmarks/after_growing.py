@@ -4,7 +4,7 @@
 
 The demo model goes on with a new AdamW, on batches of its training text, in strict float64. Beside
 it, on the same batches, go models that HyperCloning made twice as wide: with the source's rate for
-every tensor, and with a rate for each tensor (``docs/after-growing.md``).
+every tensor, and with a rate for each tensor (``docs/training.md``).
 """
 
 from __future__ import annotations

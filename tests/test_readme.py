@@ -53,7 +53,7 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:growkit|make|python|pip|uvx)\s[^`]+)`")
 FILE = re.compile(r"`((?:growkit|tests|docs|benchmarks|examples)/[a-z][\w./-]*)`")
 NAMED = re.compile(r"((?:`\w+`(?:, | and )?)+) in `(\S+/\S+\.py)`")
-ROOMS = {f"{each.name}/" for each in (ROOT / "growkit").iterdir()}
+ROOMS = {f"{each.parent.name}/" for each in (ROOT / "growkit").glob("*/__init__.py")}
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DIFFERENTIAL = {"group-diff", "shared-diff", "motif"}
@@ -437,6 +437,11 @@ def missing(text: str) -> set[str]:
         known = (ROOT / file).read_text("utf-8")
         gone |= {name for name in re.findall(r"\w+", names) if name not in known}
     return gone
+
+
+def test_all_rooms_are_in_the_table() -> None:
+    named = re.findall(r"`(\w+/)`", " ".join(table("CONTRIBUTING.md", "| room | contents |")))
+    assert sorted(named) == sorted(ROOMS)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
