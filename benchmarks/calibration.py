@@ -2,8 +2,8 @@
 
     python benchmarks/calibration.py
 
-prints the table of ``benchmarks/results/2026-11-21-calibration-cpu.md``. The calibration text is the
-training text of the demo model; all held-out text is read.
+prints the table of ``benchmarks/results/2026-11-21-calibration-cpu.md``. The calibration text is
+the training text of the demo model; all held-out text is read.
 """
 
 from __future__ import annotations
