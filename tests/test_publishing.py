@@ -77,9 +77,9 @@ def names(place: Path) -> list[str]:
 
 
 def break_promises(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = running._prove
+    real = running._Run._prove
     monkeypatch.setattr(
-        running, "_prove", lambda *arguments: {**(real(*arguments) or {}), "kept": False}
+        running._Run, "_prove", lambda *arguments: {**(real(*arguments) or {}), "kept": False}
     )
 
 
@@ -495,7 +495,7 @@ class TestOrder:
         def fails(*arguments: Any) -> None:
             raise OSError(5, "Input/output error", "/somewhere")
 
-        monkeypatch.setattr(running, "_prove", fails)
+        monkeypatch.setattr(running._Run, "_prove", fails)
         with pytest.raises(OSError, match="/somewhere") as error:
             grow(source, place / "out")
         assert not isinstance(error.value, InputError)

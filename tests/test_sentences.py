@@ -84,7 +84,7 @@ def test_a_model_without_its_config() -> None:
         ("seed: true\n", "is true; a whole number was expected"),
         ("dtype: null\n", "dtype in r.yaml is null; text was expected"),
         ("verify: {trainability: 1}\n", "is 1; true or false was expected"),
-        ("dtype: a\0b\n", "is not valid YAML: line 4: the character '\\x00' cannot stand"),
+        ("dtype: a\0b\n", "is not valid YAML: line 4: the character '\\x00' is not allowed"),
         ("seed: [\n", "is not valid YAML"),
     ],
 )

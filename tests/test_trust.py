@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import LONGEST_SENTENCE, InputError
-from growkit.base.parsing import parse_json
-from growkit.base.strict_yaml import parse_yaml
+from growkit.base.parsing import parse_json, parse_yaml
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
@@ -315,7 +314,7 @@ MERGES = "a0: &a0 {k: v}\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        *((LAUGHS, "values"), (MERGES, "'<<'"), ("a: 1\na: 2", "'a' stands twice")),
+        *((LAUGHS, "values"), (MERGES, "'<<'"), ("a: 1\na: 2", "'a' appears twice")),
         *(("a: &a [*a]", "deep"), ("[" * 5000, "deep"), ("1: 2", "no text"), ("yes: 1", "no text")),
         *(
             ("a: 0x" + "f" * 5000, "64 bits"),

@@ -1,31 +1,39 @@
-"""Strict parser for untrusted JSON: no duplicate keys, bounded size and depth."""
+"""Strict parsers for untrusted JSON and YAML: text keys, no duplicates, bounded size and depth."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Hashable
 from functools import partial
 from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+from yaml.reader import ReaderError
 
 MOST_DEPTH = 64
 """Objects inside of each other."""
 
 MOST_PARTS = 1_000_000
-"""Objects and lists in JSON, of which each takes far more memory than its two characters."""
+"""Objects and lists in JSON, each of which takes far more memory than its two characters."""
+
+MOST_VALUES = 10_000
+"""Values of a YAML text, aliases followed."""
 
 TOO_DEEP = f"it is nested more than {MOST_DEPTH} deep"
 
 
 def parse_json(content: bytes, digits: int = 100) -> Any:
-    """The value that a JSON text stands for.
+    """The value of a JSON text.
 
     Args:
         content: the text, in UTF-8.
         digits: of a whole number, at most.
 
     Raises:
-        ValueError: it is no JSON, a key stands twice in an object, a number is not finite or has
-            more digits, a text is half of a surrogate pair, or there is too much of it.
+        ValueError: it is not JSON, an object has a key twice, a number is not finite or has more
+            digits, a text has half of a surrogate pair, or there is too much of it.
     """
     parts = content.count(b"{") + content.count(b"[")
     if parts > MOST_PARTS:
@@ -40,18 +48,14 @@ def parse_json(content: bytes, digits: int = 100) -> Any:
         )
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    check_extent(parsed, most=len(content))
+    _check_extent(parsed, most=len(content))
     if b"\\ud" in content.lower():
         json.dumps(parsed, ensure_ascii=False).encode("utf-8")  # raises if it is half of a pair
     return parsed
 
 
-def check_extent(parsed: Any, most: int) -> None:
-    """Refuse what has more values, or is nested deeper, than anything that was meant.
-
-    Raises:
-        ValueError: says which.
-    """
+def _check_extent(parsed: Any, most: int) -> None:
+    """Refuse more values than ``most``, and too deep a nesting."""
     level, values = [parsed], 0
     for _ in range(MOST_DEPTH + 1):
         level = [part for part in level if isinstance(part, dict | list)]
@@ -59,7 +63,7 @@ def check_extent(parsed: Any, most: int) -> None:
             return
         values += sum(map(len, level))
         if values > most:
-            raise ValueError(f"it stands for more than {most:,} values")
+            raise ValueError(f"it has more than {most:,} values")
         level = [
             each for part in level for each in (part.values() if isinstance(part, dict) else part)
         ]
@@ -72,7 +76,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"key {key[:100]!r} stands twice")
+                raise ValueError(f"key {key[:100]!r} appears twice")
             seen.add(key)
     return found
 
@@ -88,3 +92,92 @@ def _whole(digits: int, text: str) -> int:
     if len(text.lstrip("-")) > digits:
         raise ValueError(f"{text[:30]}… is a number of more than {digits} digits")
     return int(text)
+
+
+class UnusableError(ValueError):
+    """It is YAML, but a key or a number cannot be used."""
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+        UnusableError: a key is not text, a number is not finite or does not fit into 64 bits.
+        ValueError: it is not YAML, a mapping has a key twice, or there is too much of it.
+    """
+    try:
+        parsed = yaml.load(text, _Loader)  # noqa: S506 - a safe one
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except UnusableError:
+        raise
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        character = text[error.position]
+        raise ValueError(
+            f"line {line}: the character {character!r} is not allowed in YAML; take it out"
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = _at(mark) + str(error.problem or error.context)
+        tabs = "\\t" in problem
+        remedy = "indent with blanks, not with tabs" if tabs else "look at its indentation"
+        known = isinstance(error, ConstructorError)
+        raise ValueError(problem if known else f"{problem}; {remedy}") from None
+    except Exception as error:  # a tag that does not fit its value may raise anything
+        raise ValueError(str(error) or repr(error)) from None
+    _check_extent(parsed, most=MOST_VALUES)
+    return parsed
+
+
+def in_yaml(value: object) -> str:
+    """A value as users may have written it in YAML."""
+    words: dict[object, str] = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else repr(value)
+
+
+def _at(mark: Any) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+
+
+_YAML = "tag:yaml.org,2002:"
+_NUMBERS = (f"{_YAML}int", f"{_YAML}float")
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data; anything else is refused."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        found: dict[Hashable, Any] = {}
+        for key_node, value_node in node.value:
+            key, place = key_node.value, key_node.start_mark
+            if key_node.tag != f"{_YAML}str":
+                shown = repr(key[:100]) if isinstance(key, str) else f"that holds a {key_node.id}"
+                raise UnusableError(
+                    f"{_at(place)}key {shown} is no text; the name of a key was expected"
+                )
+            if key in found:
+                raise ConstructorError(None, None, f"key {key[:100]!r} appears twice", place)
+            if value_node.tag in _NUMBERS:
+                self.construct_number(value_node, f"{key[:100]} is ")
+            found[key] = self.construct_object(value_node, deep=deep)
+        return found
+
+    def construct_number(self, node: Any, what: str = "") -> float:
+        whole = node.tag.endswith(":int")
+        number = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+        if not (-(2**63) <= number < 2**63 if whole else math.isfinite(number)):
+            expected = "a number that fits into 64 bits" if whole else "a finite number"
+            raise UnusableError(
+                f"{_at(node.start_mark)}{what}{node.value[:100]}; {expected} was expected"
+            )
+        return number
+
+
+_Loader.yaml_constructors = yaml.SafeLoader.yaml_constructors | {
+    **dict.fromkeys(_NUMBERS, _Loader.construct_number),
+    # No recipe needs one of these.
+    **{
+        f"{_YAML}{kind}": _Loader.construct_undefined for kind in ["binary", "omap", "pairs", "set"]
+    },
+}

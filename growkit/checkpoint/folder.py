@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from growkit.base.errors import InputError, reason
-from growkit.base.parsing import parse_json
+from growkit.base.parsing import UnusableError, parse_json, parse_yaml
 from growkit.base.units import size
 from growkit.checkpoint.elsewhere import no_folder, no_model
 
@@ -27,6 +27,9 @@ MOST_BYTES = 1 << 28
 
 MOST_JSON = 1 << 26
 """The same of JSON, which takes more memory than its file."""
+
+MOST_YAML = 1 << 17
+"""The same of YAML, which takes long to parse."""
 
 MOST_ENTRIES = 100_000
 """Files and folders, at most, that a model folder holds."""
@@ -221,6 +224,33 @@ def read(stream: IO[bytes], count: int, path: Path | str) -> bytes:
         return stream.read(count)
     except OSError as error:
         raise _unreadable(path, error) from None
+
+
+def read_yaml(file: Path, kind: str) -> Any:
+    """The value of a YAML file.
+
+    Args:
+        file: where it is.
+        kind: its name in messages.
+
+    Raises:
+        InputError: it cannot be read, or is not the YAML that growkit takes.
+    """
+    try:
+        with open_regular(file) as stream:
+            text = read(stream, MOST_YAML + 1, file).decode("utf-8")
+        if len(text) > MOST_YAML:
+            raise InputError(f"{file} is larger than {size(MOST_YAML)}; give a smaller one")
+        return parse_yaml(text)
+    except InputError as error:  # which names the file
+        raise InputError(f"{kind} {error}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{kind} {file} cannot be read ({reason(error)}); give YAML in UTF-8"
+        ) from None
+    except ValueError as error:
+        wrong = "cannot be used" if isinstance(error, UnusableError) else "is not valid YAML"
+        raise InputError(f"{kind} {file} {wrong}: {reason(error)}") from None
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -19,23 +19,9 @@ import typer
 
 from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
+from growkit.cli import options as option
 from growkit.cli.commands import Commands, ListCommand, command
-from growkit.cli.options import (
-    FAMILY,
-    JSON,
-    NO_VERIFY,
-    OUTPUT,
-    RECIPE,
-    REPORT,
-    SOURCE,
-    Given,
-    Running,
-    Writing,
-    argument,
-    flag,
-    of_field,
-    value,
-)
+from growkit.cli.options import JSON, OUTPUT, REPORT, SOURCE, Given, Running, Writing
 from growkit.cli.output import after, make_patient, say, show, unprinted
 from growkit.cli.signals import heed_signals
 from growkit.probing.settings import ProbeSettings
@@ -57,7 +43,7 @@ recipes_app = typer.Typer(
 )
 app.add_typer(recipes_app, name="recipes")
 
-NAME = argument("NAME", "", shipped_recipes)
+NAME = option.argument("NAME", "", shipped_recipes)
 
 
 def main() -> None:
@@ -80,7 +66,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def top(version: bool = flag("--version", "Print the version.")) -> None:
+def top(version: bool = option.flag("--version", "Print the version.")) -> None:
     """Grow trained language-model checkpoints, and prove that nothing they learned was lost."""
     if version:
         typer.echo(f"growkit {__version__}")
@@ -90,8 +76,8 @@ def top(version: bool = flag("--version", "Print the version.")) -> None:
 @command(app)
 def inspect(
     folder: Path = SOURCE,
-    family: Path | None = FAMILY,
-    infer: bool = flag("--infer", "Describe SRC's family in YAML for --family, and try it."),
+    family: Path | None = option.FAMILY,
+    infer: bool = option.flag("--infer", "Describe SRC's family in YAML for --family, and try it."),
     as_json: bool = JSON,
 ) -> None:
     """Show what a checkpoint is: family, sizes, heads, ties, dtype."""
@@ -112,10 +98,10 @@ def inspect(
 
 @command(app, name="families")
 def list_families(
-    name: str | None = argument(
+    name: str | None = option.argument(
         "NAME", "A family, class or model_type, such as llama.", default=None
     ),
-    every: bool = flag("--all", "The whole table: every family with all that it can do."),
+    every: bool = option.flag("--all", "The whole table: every family with all that it can do."),
     as_json: bool = JSON,
 ) -> None:
     """List the families, and what can be done to the models of one, or of all."""
@@ -135,16 +121,16 @@ def grow(
     *,
     source: Path = SOURCE,
     output: Path = OUTPUT,
-    method: str = value(
+    method: str = option.value(
         DEFAULT_METHOD,
         f"Growth method: {', '.join(operations('grow'))}.",
         values=lambda: operations("grow"),
     ),
-    family: Path | None = FAMILY,
+    family: Path | None = option.FAMILY,
     options: Given,
     settings: Settings,
     writing: Writing,
-    verify: bool = NO_VERIFY,
+    verify: bool = option.NO_VERIFY,
     running: Running,
     report: Path | None = REPORT,
     as_json: bool = JSON,
@@ -166,14 +152,14 @@ def convert(
     source: Path = SOURCE,
     output: Path = OUTPUT,
     options: Given,
-    to: str = value(
+    to: str = option.value(
         ...,
         f"Variant or layout: {', '.join(sorted(operations('convert')))}.",
         values=lambda: operations("convert"),
     ),
     settings: Settings,
     writing: Writing,
-    verify: bool = NO_VERIFY,
+    verify: bool = option.NO_VERIFY,
     running: Running,
     report: Path | None = REPORT,
     as_json: bool = JSON,
@@ -188,11 +174,11 @@ def convert(
 def verify(
     *,
     source: Path = SOURCE,
-    target: Path = argument("OUT", "Folder of the grown model."),
+    target: Path = option.argument("OUT", "Folder of the grown model."),
     settings: Settings,
     report: Path | None = REPORT,
     as_json: bool = JSON,
-    optimizer: Path | None = value(
+    optimizer: Path | None = option.value(
         None, "State of SRC's optimizer that OUT was grown with, for --steps.", "PATH"
     ),
 ) -> int:
@@ -222,7 +208,7 @@ def verify(
 
 @command(app)
 def check(
-    folder: Path = argument("OUT", "Folder that growkit wrote."), as_json: bool = JSON
+    folder: Path = option.argument("OUT", "Folder that growkit wrote."), as_json: bool = JSON
 ) -> int:
     """Check OUT against the hashes in its manifest: on any later day, wherever it was copied."""
     from growkit.recipe import manifest
@@ -236,18 +222,20 @@ def check(
 @command(app)
 def run(
     *,
-    recipe: Path = RECIPE,
+    recipe: Path = option.RECIPE,
     running: Running,
     report: Path | None = REPORT,
     as_json: bool = JSON,
-    source: str | None = value(None, "Replaces the recipe's source."),
-    output: str | None = value(None, "Replaces the recipe's output."),
-    text: Path | None = value(None, "Replaces the text of the proof.", "FILE"),
-    device: str | None = value(None, "Replaces the recipe's device.", values=lambda: DEVICES),
-    max_kl: float | None = of_field(Settings, "max_kl"),
-    steps: int | None = of_field(Settings, "steps"),
-    base_model: str | None = of_field(Recipe, "base_model"),
-    optimizer: Path | None = of_field(Recipe, "optimizer"),
+    source: str | None = option.value(None, "Replaces the recipe's source."),
+    output: str | None = option.value(None, "Replaces the recipe's output."),
+    text: Path | None = option.value(None, "Replaces the text of the proof.", "FILE"),
+    device: str | None = option.value(
+        None, "Replaces the recipe's device.", values=lambda: DEVICES
+    ),
+    max_kl: float | None = option.of_field(Settings, "max_kl"),
+    steps: int | None = option.of_field(Settings, "steps"),
+    base_model: str | None = option.of_field(Recipe, "base_model"),
+    optimizer: Path | None = option.of_field(Recipe, "optimizer"),
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
     from growkit.recipe.files import load_recipe, recipe_file
@@ -292,8 +280,8 @@ def _check_proved(proof: Settings | None, *asked: str) -> None:
     """Refuse options for a proof that is switched off: nobody may take its limit for one kept."""
     if proof is None:
         for name in asked:
-            option = "--" + name.replace("_", "-")
-            raise InputError(f"{option} is for the proof, which is switched off; switch it on")
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag} is for the proof, which is switched off; switch it on")
 
 
 def _carry_out(
@@ -352,11 +340,11 @@ def _shown_run(running: Running) -> Callable[[Any, Any], None]:
 
 @command(app)
 def plan(
-    recipe: Path = RECIPE,
-    bandwidth: str | None = value(
+    recipe: Path = option.RECIPE,
+    bandwidth: str | None = option.value(
         None, "Bytes per second that the disk reads and writes, such as 2GB.", "BYTES"
     ),
-    source: str | None = value(None, "Replaces the recipe's source."),
+    source: str | None = option.value(None, "Replaces the recipe's source."),
     as_json: bool = JSON,
 ) -> None:
     """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
@@ -372,17 +360,19 @@ def plan(
 def probe(
     *,
     source: Path = SOURCE,
-    candidates: list[Path] = value(
+    candidates: list[Path] = option.value(
         ...,
         "Recipes (YAML), growkit.json of models, or names of `growkit recipes list`.",
         "RECIPE…",
         shipped_recipes,
     ),
-    text: Path = value(..., "UTF-8 text to train on; its last tenth is held out.", "FILE"),
+    text: Path = option.value(..., "UTF-8 text to train on; its last tenth is held out.", "FILE"),
     settings: ProbeSettings,
-    work: Path | None = value(None, "Keep the grown models there, and what is measured.", "FOLDER"),
-    resume: bool = flag("--resume", "Go on with what a probe left in --work."),
-    report: Path | None = value(
+    work: Path | None = option.value(
+        None, "Keep the grown models there, and what is measured.", "FOLDER"
+    ),
+    resume: bool = option.flag("--resume", "Go on with what a probe left in --work."),
+    report: Path | None = option.value(
         None, "Write the result as one HTML page (.html) or as .json.", "FILE"
     ),
     as_json: bool = JSON,
@@ -408,10 +398,10 @@ def probe(
 
 @command(app)
 def demo(
-    output: Path | None = argument("OUT", "Keep the grown model there.", default=None),
-    hidden: str = value("x2", "How much the hidden size grows."),
-    signal_heads: str = value("x4", "How much the signal heads grow."),
-    overwrite: bool = of_field(Running, "overwrite"),
+    output: Path | None = option.argument("OUT", "Keep the grown model there.", default=None),
+    hidden: str = option.value("x2", "How much the hidden size grows."),
+    signal_heads: str = option.value("x4", "How much the signal heads grow."),
+    overwrite: bool = option.of_field(Running, "overwrite"),
     as_json: bool = JSON,
 ) -> int:
     """The whole story on the model that ships with growkit: grow it, prove it, let it write."""
@@ -439,7 +429,8 @@ def recipes_show(name: str = NAME) -> None:
 
 @command(recipes_app, name="copy")
 def recipes_copy(
-    name: str = NAME, folder: Path = argument("FOLDER", "Where to put it.", default=Path("."))
+    name: str = NAME,
+    folder: Path = option.argument("FOLDER", "Where to put it.", default=Path(".")),
 ) -> None:
     """Copy a recipe into a folder, to be changed there."""
     from growkit.checkpoint.publishing import write_whole

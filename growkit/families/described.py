@@ -29,7 +29,8 @@ from typing import Any
 from growkit.algebra.axes import Axis, Pattern
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
-from growkit.base.strict_yaml import in_yaml, read_yaml
+from growkit.base.parsing import in_yaml
+from growkit.checkpoint.folder import read_yaml
 from growkit.checkpoint.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor, always
 from growkit.families.family import LISTS, Family

@@ -38,18 +38,17 @@ from growkit.families.added import stranger, temporary_family
 from growkit.families.described import load_description
 from growkit.families.family import family_of
 from growkit.pipeline.estimate import disk_needed, estimate
-from growkit.planning.lineage import Lineage
 from growkit.planning.operation import Value
 from growkit.proof.preflight import bytes_of, check_settings, preflight
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.manifest import manifest_of
-from growkit.recipe.operations import DEFAULT_METHOD, ConvertStep, GrowStep, Step
-from growkit.recipe.planner import Prepared, describe, plan, planned_tensors
+from growkit.recipe.operations import DEFAULT_METHOD, ConvertStep, GrowStep
+from growkit.recipe.planner import describe, plan, planned_tensors
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS, Recipe
 from growkit.report.card import model_card
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
-from growkit.sources.source import Source, find, pair
+from growkit.sources.source import find, pair
 
 if TYPE_CHECKING:
     from growkit.optimizer.optimizer import Optimizer
@@ -113,17 +112,11 @@ def grow(
         InputError: the source, a size or the output cannot be used; nothing was written.
     """
     reads = [family] if isinstance(family, str | Path) else []
-    description = load_description(reads[0]) if reads else family
-    written: dict[str, Any] = {
-        "seed": seed,
-        "dtype": dtype,
-        "shard_size": shard_size,
-        "base_model": base_model,
-    }
-    written |= {"family": description, "optimizer": optimizer, "format": format}
-    recipe = _one_step(source, GrowStep(method, _given(options)), output, verify, written)
-    flags: dict[str, Any] = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
-    return run(recipe, reads=reads, progress=progress, **flags)
+    described = load_description(family) if isinstance(family, str | Path) else family
+    step = GrowStep(method, _given(options))
+    written = dtype, shard_size, base_model, described, _path(optimizer), format
+    recipe = Recipe(str(source), (step,), str(output), settings_of(verify), seed, *written)
+    return _run(recipe, reads, progress, overwrite, proof_only, dry_run)
 
 
 def convert(
@@ -161,28 +154,18 @@ def convert(
         progress: see there.
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
-    written: dict[str, Any] = {"dtype": dtype, "shard_size": shard_size, "base_model": base_model}
-    written |= {"optimizer": optimizer, "format": format}
-    recipe = _one_step(source, ConvertStep(to, _given(options)), output, verify, written)
-    flags: dict[str, Any] = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
-    return run(recipe, progress=progress, **flags)
+    step = ConvertStep(to, _given(options))
+    written = dtype, shard_size, base_model, None, _path(optimizer), format
+    recipe = Recipe(str(source), (step,), str(output), settings_of(verify), 0, *written)
+    return _run(recipe, (), progress, overwrite, proof_only, dry_run)
 
 
 def _given(options: Mapping[str, Value | None]) -> dict[str, Value]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _one_step(
-    source: str | Path,
-    step: Step,
-    output: str | Path,
-    verify: Settings | bool,
-    written: Mapping[str, Any],
-) -> Recipe:
-    optimizer = written["optimizer"]
-    state = None if optimizer is None else str(optimizer)
-    fields = {**written, "optimizer": state, "verify": settings_of(verify)}
-    return Recipe(str(source), (step,), str(output), **fields)
+def _path(optimizer: str | Path | None) -> str | None:
+    return None if optimizer is None else str(optimizer)
 
 
 def run(
@@ -212,6 +195,17 @@ def run(
         reads, recipe = [*reads, file], load_recipe(file)
     if verify is not None:
         recipe = replace(recipe, verify=settings_of(verify))
+    return _run(recipe, reads, progress, overwrite, proof_only, dry_run)
+
+
+def _run(
+    recipe: Recipe,
+    reads: Sequence[str | Path],
+    progress: Progress,
+    overwrite: bool,
+    proof_only: bool,
+    dry_run: bool,
+) -> GrowResult:
     if recipe.verify is not None and recipe.family and not stranger(recipe.family):
         raise InputError(
             f"the family describes model_type {recipe.family['model_type']!r}, for which growkit "
@@ -223,84 +217,127 @@ def run(
             "or --no-verify (in Python verify=False, in a recipe verify: false)"
         )
     with temporary_family(recipe.family):
-        return _run(recipe, reads, progress, overwrite, proof_only, dry_run)
+        return _Run(recipe, reads, progress, dry_run).carry_out(overwrite, proof_only)
 
 
-def _run(
-    recipe: Recipe,
-    reads: Sequence[str | Path],
-    progress: Progress,
-    overwrite: bool,
-    proof_only: bool,
-    dry_run: bool,
-) -> GrowResult:
-    """See ``run``; the source's family is known."""
-    # Everything that can be refused at once comes first.
-    given_date()
-    output, found = recipe.output_path, find(recipe.source)
-    inputs = replace(recipe, source=str(found.folder)).inputs(reads)
-    if not dry_run:
-        sweep([output], inputs)
-    source = found.open()
-    if found.by_address:
-        base_model = recipe.base_model or found.base_model
-        recipe = replace(recipe, source=found.name, base_model=base_model)
-    replaceable = check_output(output, inputs, overwrite)
-    parse_bytes(recipe.shard_size)
-    for text in recipe.texts:
-        read_text(text)
-    if recipe.verify is not None:
-        check_settings(recipe.verify, source)
-    check_carried(source.opened)
+class _Run:
+    """A recipe with its source: checked, planned, written, proved and published.
 
-    with shown(progress):
-        prepared = plan(recipe, source)
-    lineage = prepared.lineage
-    recipe = replace(recipe, steps=prepared.steps)
-    result = describe(recipe, source, prepared)
-    if isinstance(source, Inside):
-        result["dropped"] |= source.dropped
-        result["warnings"].insert(0, source.told())
-    result["warnings"] += [found.warning] if found.warning else []
-    optimizer = _optimizer(recipe, source, lineage)
-    result["optimizer"] = optimizer and optimizer.result()
-    state = result["optimizer"]["bytes"] if result["optimizer"] else 0
-    extra = carried_bytes(source.opened) + state
-    if dry_run:
-        return _estimated(recipe, source, lineage, output, result, extra)
+    Args:
+        recipe: the recipe; the family of its source is known.
+        reads: see ``run``.
+        progress: see ``run``.
+        dry_run: see ``run``.
+    """
 
-    preflight(recipe.verify, source, lineage.target)
-    hashed = source.model_files
-    states = optimizer.files if optimizer else ()
-    texts = {str(file): Path(file) for file in (*recipe.texts, *reads, *states)}
-    with staged(output, replaceable) as staging, hashing() as hashes:
-        folder = staging.folder
-        check_space(folder, disk_needed(lineage.target, extra))
-        import_module("torch")  # takes a second, which is not part of writing
+    def __init__(
+        self, recipe: Recipe, reads: Sequence[str | Path], progress: Progress, dry_run: bool
+    ) -> None:
+        given_date()  # a wrong one is reported before anything that takes time, like all below
+        self.progress, self.dry_run = progress, dry_run
+        self.output, self.found = recipe.output_path, find(recipe.source)
+        self.inputs = replace(recipe, source=str(self.found.folder)).inputs(reads)
+        if not dry_run:
+            sweep([self.output], self.inputs)
+        self.source = self.found.open()
+        if self.found.by_address:
+            base_model = recipe.base_model or self.found.base_model
+            recipe = replace(recipe, source=self.found.name, base_model=base_model)
+        self.recipe = recipe
+        self.other_files = [*recipe.texts, *reads]
+
+    def carry_out(self, overwrite: bool, proof_only: bool) -> GrowResult:
+        """Do all that the recipe asks for; see ``grow``."""
+        recipe, source = self.recipe, self.source
+        replaceable = check_output(self.output, self.inputs, overwrite)
+        parse_bytes(recipe.shard_size)
+        for text in recipe.texts:
+            read_text(text)
+        if recipe.verify is not None:
+            check_settings(recipe.verify, source)
+        check_carried(source.opened)
+        self._plan()
+        if self.dry_run:
+            return self._estimated()
+        preflight(recipe.verify, source, self.target)
+        with staged(self.output, replaceable) as staging, hashing() as hashes:
+            check_space(staging.folder, disk_needed(self.target, self.extra))
+            import_module("torch")  # takes a second, which is not part of writing
+            self._write(staging.folder, hashes)
+            self._prove_and_describe(staging.folder, hashes, proof_only)
+            publish = staging.reject if self.result["kept"] is False else staging.publish
+            self.result["output"] = str(publish())
+        return self.result
+
+    def _plan(self) -> None:
+        """Plan all steps, from headers."""
+        recipe, source = self.recipe, self.source
+        with shown(self.progress):
+            self.prepared = plan(recipe, source)
+        self.lineage = self.prepared.lineage
+        self.target = self.lineage.target
+        self.recipe = replace(recipe, steps=self.prepared.steps)
+        self.result = result = describe(self.recipe, source, self.prepared)
+        if isinstance(source, Inside):
+            result["dropped"] |= source.dropped
+            result["warnings"].insert(0, source.told())
+        result["warnings"] += [self.found.warning] if self.found.warning else []
+        self.optimizer: Optimizer | None = None
+        if recipe.optimizer is not None:
+            from growkit.optimizer.optimizer import Optimizer
+
+            self.optimizer = Optimizer(Path(recipe.optimizer), source, self.lineage)
+            self.optimizer.check_schedules()
+            self.other_files += self.optimizer.files
+            result["optimizer"] = self.optimizer.result()
+        state = result["optimizer"]["bytes"] if result["optimizer"] else 0
+        self.extra = carried_bytes(source.opened) + state
+
+    def _estimated(self) -> GrowResult:
+        """The result of a dry run: the plan, and an estimate of the run."""
+        proof, result, lineage = self.recipe.verify, self.result, self.lineage
+        if proof != Settings():  # else there is nothing that could be refused
+            preflight(proof, self.source, self.target)
+        result["dry_run"], result["plan"] = True, planned_tensors(self.source, lineage)
+        exact = lineage.promise == "exact"
+        headers = self.source, self.target
+        expected = estimate(*headers, self.output, proof, self.extra, exact=exact)
+        result["estimate"] = expected
+        if expected["disk_free"] < expected["disk_needed"]:
+            result["warnings"].append("the disk has no room for the output, so a run is refused")
+        return result
+
+    def _write(self, folder: Path, hashes: Hashes) -> None:
+        """Write the weights and all that belongs to them."""
+        source, result = self.source, self.result
         started = time.perf_counter()
-        with progress.bytes("writing", result["bytes"]) as advance, writing(output):
-            _write_weights(recipe, lineage.target, folder, advance, hashes)
+        with self.progress.bytes("writing", result["bytes"]) as advance, writing(self.output):
+            _write_weights(self.recipe, self.target, folder, advance, hashes)
             carry_over(source.opened, folder)
-            _write_config(source, lineage.target, folder)
+            _write_config(source, self.target, folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
         from growkit.planning.updates import law_of, summary
 
-        law = law_of(lineage)
-        result["updates"] = summary(law, lineage.target.tensors)
-        with writing(output):
-            result["optimizer"] = optimizer and optimizer.write(folder, law, progress)
+        law = law_of(self.lineage)
+        result["updates"] = summary(law, self.target.tensors)
+        if self.optimizer:
+            with writing(self.output):
+                result["optimizer"] = self.optimizer.write(folder, law, self.progress)
 
+    def _prove_and_describe(self, folder: Path, hashes: Hashes, proof_only: bool) -> None:
+        """Prove what was written; write the model card and, last of all, the manifest."""
+        source, result = self.source, self.result
         every = (file for file in folder.rglob("*") if file.is_file())
         made = {file.relative_to(folder).as_posix(): file for file in every}
         hashes.add(*made.values(), flushed=True)
         # Not earlier: writing keeps every core and the disk busy.
+        hashed, texts = source.model_files, {str(file): Path(file) for file in self.other_files}
         hashes.add(*hashed.values(), *texts.values())
-        verdict = _prove(recipe, found, folder, progress, prepared)
-        result["verification"] = verdict
+        result["verification"] = verdict = self._prove(folder)
         result["kept"] = verdict["kept"] if verdict else None
-        manifest = manifest_of(recipe, result, hashes.of(hashed), hashes.of(texts))
-        with writing(output):
+        manifest = manifest_of(self.recipe, result, hashes.of(hashed), hashes.of(texts))
+        with writing(self.output):
             digests = hashes.of(made)
             if proof_only and result["kept"]:
                 manifest["not_kept"] = _remove_weights(folder, digests)
@@ -308,41 +345,25 @@ def _run(
             (folder / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
             write_manifest(folder, manifest, digests)
         copied = [source.folder / name for name in carried(source.opened)]
-        inputs.check_unchanged([*hashed.values(), *texts.values(), *copied])
-        publish = staging.reject if result["kept"] is False else staging.publish
-        result["output"] = str(publish())
-    return result
+        self.inputs.check_unchanged([*hashed.values(), *texts.values(), *copied])
 
+    def _prove(self, folder: Path) -> VerifyResult | None:
+        """The verdict on the written files; None without a proof."""
+        recipe = self.recipe
+        if recipe.verify is None:
+            return None
+        from growkit.proof.verdict import prove
+        from growkit.results.advice import name_result
 
-def _optimizer(recipe: Recipe, source: Checkpoint, lineage: Lineage) -> Optimizer | None:
-    """The optimizer whose state grows with the weights; None if the recipe names none."""
-    if recipe.optimizer is None:
-        return None
-    from growkit.optimizer.optimizer import Optimizer
-
-    optimizer = Optimizer(Path(recipe.optimizer), source, lineage)
-    optimizer.check_schedules()
-    return optimizer
-
-
-def _estimated(
-    recipe: Recipe,
-    source: Checkpoint,
-    lineage: Lineage,
-    output: Path,
-    result: GrowResult,
-    extra: int,
-) -> GrowResult:
-    """The result of a dry run: the plan, and an estimate of the run."""
-    if recipe.verify != Settings():  # else there is nothing that could be refused
-        preflight(recipe.verify, source, lineage.target)
-    result["dry_run"], result["plan"] = True, planned_tensors(source, lineage)
-    exact = lineage.promise == "exact"
-    expected = estimate(source, lineage.target, output, recipe.verify, extra, exact=exact)
-    result["estimate"] = expected
-    if expected["disk_free"] < expected["disk_needed"]:
-        result["warnings"].append("the disk has no room for the output, so a run is refused")
-    return result
+        source, written = pair(self.found, find(folder))
+        with self.progress.bytes("proving", bytes_of(source, written)) as advance:
+            state = Path(recipe.optimizer) if recipe.optimizer else None
+            verdict = prove(source, written, recipe.verify, recipe, advance, state)
+        costs = self.prepared.kl_by_rank.items()
+        verdict["kl_by_rank"] = [RankCost(rank=n, kl_nats_per_token=kl) for n, kl in costs]
+        # A rejected output goes to OUT.rejected.
+        target = recipe.output if verdict["kept"] else str(rejected_name(self.output))
+        return name_result(verdict, self.found.name, target)
 
 
 def _write_weights(
@@ -398,24 +419,3 @@ def _remove_weights(folder: Path, digests: Mapping[str, str]) -> dict[str, list[
         found[name] = [(folder / name).stat().st_size, digests[name]]
         (folder / name).unlink()
     return found
-
-
-def _prove(
-    recipe: Recipe, found: Source, folder: Path, progress: Progress, prepared: Prepared
-) -> VerifyResult | None:
-    """The verdict on the written files; None without a proof."""
-    if recipe.verify is None:
-        return None
-    from growkit.proof.verdict import prove
-    from growkit.results.advice import name_result
-
-    source, written = pair(found, find(folder))
-    with progress.bytes("proving", bytes_of(source, written)) as advance:
-        state = Path(recipe.optimizer) if recipe.optimizer else None
-        verdict = prove(source, written, recipe.verify, recipe, advance, state)
-    verdict["kl_by_rank"] = [
-        RankCost(rank=rank, kl_nats_per_token=cost) for rank, cost in prepared.kl_by_rank.items()
-    ]
-    # A rejected output goes to OUT.rejected.
-    rejected = str(rejected_name(recipe.output_path))
-    return name_result(verdict, found.name, recipe.output if verdict["kept"] else rejected)

@@ -24,9 +24,9 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import NOTHING, did_you_mean, nearest, perhaps
+from growkit.base.parsing import in_yaml
 from growkit.base.settings import Settings
-from growkit.base.strict_yaml import in_yaml, read_yaml
-from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.folder import Folder, read_yaml
 from growkit.checkpoint.made import MANIFEST
 from growkit.families.described import described, load_description
 from growkit.planning.operation import config_key_aliases
