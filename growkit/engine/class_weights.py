@@ -22,7 +22,7 @@ from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.outline import outlined
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import STORED_NAMES, Config, TensorInfo, Weights, cut
-from growkit.engine.loader import Conversion, loading, the_tensor
+from growkit.engine.loader import Conversion, check_class, loading, the_tensor
 from growkit.engine.oracle import (
     experts_implementation,
     fit_experts,
@@ -71,11 +71,7 @@ def empty_model(
         ),
     ):
         config = parsed(weights.config)
-        if type(config) not in AutoModelForCausalLM._model_mapping:
-            raise InputError(
-                f"{weights.where()} holds a model of type {config.model_type}, which "
-                "transformers has no causal language model for; only these can be compared"
-            )
+        check_class(config, weights.where())
         # A class collects the logits of its routers, say, from layers that do not run in this call.
         for key in OUTPUTS:
             if getattr(config, key, False):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,12 +37,9 @@ LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_lay
 """What configs call the number of layers."""
 
 
-OF_LOADING = frozenset(
-    {
-        *("dtype", "_name_or_path", "architectures", "transformers_weights", "auto_map"),
-        "transformers_version",
-    }
-)
+OF_LOADING = frozenset({"dtype", "_name_or_path", "architectures"}) | {
+    *("transformers_weights", "auto_map", "transformers_version")
+}
 """Keys of configs that depend on how they were loaded."""
 
 
@@ -94,17 +91,7 @@ class Loading:
     own_class: bool = True
 
 
-@dataclass
-class _Seen:
-    """What was noted up to the point where weights would be read."""
-
-    model: Any = None
-    files: list[str] = field(default_factory=list)
-    conversions: dict[int, Conversion] = field(default_factory=dict)
-    missing: set[str] = field(default_factory=set)
-
-
-_seen: WeakKeyDictionary[Checkpoint, _Seen] = WeakKeyDictionary()
+_loadings: WeakKeyDictionary[Checkpoint, Loading] = WeakKeyDictionary()
 """What was asked of a checkpoint before: a proof builds its model several times."""
 
 
@@ -119,42 +106,15 @@ def loading(checkpoint: Checkpoint) -> Loading:
         InputError: it reads something else than growkit, would run code or follow what the folder
             names, or does not take the folder at all.
     """
+    if checkpoint not in _loadings:
+        _loadings[checkpoint] = _asked(checkpoint)
+    return _loadings[checkpoint]
+
+
+def _asked(checkpoint: Checkpoint) -> Loading:
     check_files_run_nothing(checkpoint.opened)
     check_tokenizer_reads_nothing_else(checkpoint.opened)
     check_config_runs_nothing(checkpoint.config, str(checkpoint.folder / "config.json"))
-    _check_layers(checkpoint)
-    folder, lacking = checkpoint.folder, lacks_class(checkpoint.config)
-    with (
-        quiet(),
-        foreign(f"transformers cannot load {folder}", "correct its config.json or its weights"),
-    ):
-        config = _config(checkpoint, lacking)
-        _check_class(checkpoint, config)
-        if checkpoint not in _seen:
-            given = lacking or not checkpoint.stands_alone
-            _seen[checkpoint] = _asked(checkpoint, config if given else None, lacking)
-        seen = _seen[checkpoint]
-        resolved = config.to_dict()
-        _check_config(checkpoint, resolved, seen)
-    _check_files(checkpoint, seen)
-    model = type(seen.model).__name__
-    if lacking:
-        return Loading(model, resolved, own_class=False)
-    conversions = tuple(seen.conversions.values())
-    buffers = {name for name, _ in seen.model.named_buffers()}
-    held = {
-        name: tensor
-        for each in conversions
-        for name in each.shapes.keys() & buffers
-        for tensor in each.sources[:1]
-    }
-    read = {tensor for each in conversions for tensor in each.sources}
-    passed_over = tuple(sorted(checkpoint.tensors.keys() - read))
-    made = frozenset(seen.missing & buffers)
-    return Loading(model, resolved, conversions, held, passed_over, made)
-
-
-def _check_layers(checkpoint: Checkpoint) -> None:
     for key in LAYERS:
         count = checkpoint.config.get(key)
         if isinstance(count, int) and count > max(len(checkpoint.tensors), 1):
@@ -162,35 +122,64 @@ def _check_layers(checkpoint: Checkpoint) -> None:
                 f"config.json in {checkpoint.folder} promises {count} layers ({key}), but there "
                 f"are only {len(checkpoint.tensors)} tensors; correct it or add what is missing"
             )
+    folder, lacking = checkpoint.folder, lacks_class(checkpoint.config)
+    with (
+        quiet(),
+        foreign(f"transformers cannot load {folder}", "correct its config.json or its weights"),
+    ):
+        if lacking:
+            config = parsed(as_diff_transformer(checkpoint.config, str(folder)))
+            if checkpoint.config.get("transformers_weights") is not None:
+                config.transformers_weights = checkpoint.config["transformers_weights"]
+        else:
+            config = parsed(checkpoint.config)
+        check_class(config, str(folder))
+        given = lacking or not checkpoint.stands_alone
+        model, files, missing, conversions = _seen(checkpoint, config, given, lacking)
+        resolved = config.to_dict()
+        _check_config(checkpoint, resolved, model)
+    _check_files(checkpoint, files)
+    if lacking:
+        return Loading(type(model).__name__, resolved, own_class=False)
+    buffers = {name for name, _ in model.named_buffers()}
+    held = {
+        name: tensor
+        for each in conversions
+        for name in each.shapes.keys() & buffers
+        for tensor in each.sources[:1]
+    }
+    read = {tensor for each in conversions for tensor in each.sources}
+    return Loading(
+        type(model).__name__,
+        resolved,
+        conversions,
+        held,
+        passed_over=tuple(sorted(checkpoint.tensors.keys() - read)),
+        made_buffers=frozenset(missing & buffers),
+    )
 
 
-def _config(checkpoint: Checkpoint, lacking: bool) -> Any:
-    """The config as growkit's proof understands it."""
-    if not lacking:
-        return parsed(checkpoint.config)
-    config = parsed(as_diff_transformer(checkpoint.config, str(checkpoint.folder)))
-    named = checkpoint.config.get("transformers_weights")
-    if named is not None:
-        config.transformers_weights = named
-    return config
-
-
-def _check_class(checkpoint: Checkpoint, config: Any) -> None:
+def check_class(config: Any, where: str) -> None:
+    """Refuse a config of transformers that is of no causal language model."""
     from transformers import AutoModelForCausalLM
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise InputError(
-            f"{checkpoint.folder} holds a model of type {config.model_type}, which "
+            f"{where} holds a model of type {config.model_type}, which "
             "transformers has no causal language model for; only these can be compared"
         )
 
 
-def _check_config(checkpoint: Checkpoint, resolved: Config, seen: _Seen) -> None:
+def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
     """Both make the same of ``config.json``: growkit's proof, and the loader."""
-    theirs = seen.model.config.to_dict()
-    theirs = resolved.get("text_config", theirs) if "text_config" in resolved else theirs
-    ours = _of_the_model(resolved.get("text_config", resolved))
-    theirs = _of_the_model(theirs)
+
+    def of_the_model(config: Any) -> Any:
+        if not isinstance(config, dict):
+            return config
+        return {key: of_the_model(value) for key, value in config.items() if key not in OF_LOADING}
+
+    both = resolved, model.config.to_dict()
+    ours, theirs = (of_the_model(config.get("text_config", config)) for config in both)
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
             raise InputError(
@@ -199,90 +188,81 @@ def _check_config(checkpoint: Checkpoint, resolved: Config, seen: _Seen) -> None
             )
 
 
-def _of_the_model(config: Any) -> Any:
-    """A config without what says how it came about, however deep."""
-    if not isinstance(config, dict):
-        return config
-    return {key: _of_the_model(value) for key, value in config.items() if key not in OF_LOADING}
-
-
-def _asked(checkpoint: Checkpoint, config: Any, lacking: bool) -> _Seen:
-    """Load a folder without its weights.
+def _seen(
+    checkpoint: Checkpoint, config: Any, given: bool, lacking: bool
+) -> tuple[Any, list[str], set[str], tuple[Conversion, ...]]:
+    """Load a folder without its weights, and record what would be read.
 
     Args:
         checkpoint: of the folder.
-        config: what is to be loaded of it; None for what the folder says.
+        config: what the folder says, as transformers resolves it.
+        given: whether that config is to be loaded; else transformers reads its own.
         lacking: whether that is a DIFF Transformer, since transformers has no class for it.
+
+    Returns:
+        The model, the files with its weights, the names of what they lack, and the conversions.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, PreTrainedModel
 
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
     cls: Any = DiffTransformerForCausalLM if lacking else AutoModelForCausalLM
-    options: dict[str, Any] = {} if config is None else {"config": config}
-    seen = _Seen()
+    options: dict[str, Any] = {"config": config} if given else {}
     folder: Path | None = checkpoint.folder
     if checkpoint.distributed:  # of which it reads no files: it is given what it would be given
         cls = AutoModelForCausalLM._model_mapping.get(type(config), cls)
         folder, options["state_dict"] = None, {}
-    with _before_weights(checkpoint, seen), _no_more_modules(len(checkpoint.tensors)):
-        try:
-            cls.from_pretrained(
-                folder,
-                dtype=torch.float32,  # else it is read from the weights
-                attn_implementation="eager",
-                local_files_only=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,  # named when the model is built
-                **options,
-            )
-        except _SeenEnoughError:
-            return seen
-    raise AssertionError("weights were read")
-
-
-@contextmanager
-def _before_weights(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
-    """Instead of reading weights, note what would be read, and raise ``_SeenEnoughError``."""
-    from transformers import PreTrainedModel
-
     load = PreTrainedModel._load_pretrained_model
+    found: list[Any] = []
 
-    def look(model: Any, state: Any, files: Any, options: Any, *others: Any) -> NoReturn:
-        seen.model, seen.files = model, [str(file) for file in files or ()]
+    def look(model: Any, state: Any, files: Any, options: Any, *rest: Any) -> NoReturn:
         shapes = {
             name: torch.empty(info.shape, device="meta")
             for name, info in checkpoint.tensors.items()
         }
         nowhere = dataclasses.replace(options, device_map={"": "meta"})
-        with _noting_conversions(checkpoint, seen):
+        conversions: dict[int, Conversion] = {}
+        with _recording_conversions(checkpoint, model, conversions):
             info, _ = load(model, shapes, None, nowhere)
         model._adjust_missing_and_unexpected_keys(info)
-        seen.missing = set(info.missing_keys)
+        found.extend([model, [str(file) for file in files or ()], set(info.missing_keys)])
+        found.append(tuple(conversions.values()))
         raise _SeenEnoughError
 
     def refuse(*_: Any) -> NoReturn:
         raise InputError(f"{checkpoint.folder} holds shards of a distributed checkpoint")
 
+    distributed = "_load_and_finalize_distributed_pretrained_model"
     with (
         patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(look)),
-        patch.object(
-            PreTrainedModel, "_load_and_finalize_distributed_pretrained_model", refuse, create=True
-        ),
+        patch.object(PreTrainedModel, distributed, refuse, create=True),
+        _no_more_modules(len(checkpoint.tensors)),
+        suppress(_SeenEnoughError),
     ):
-        yield
+        cls.from_pretrained(
+            folder,
+            dtype=torch.float32,  # else it is read from the weights
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # named when the model is built
+            **options,
+        )
+    model, files, missing, conversions = found
+    return model, files, missing, conversions
 
 
 @contextmanager
-def _noting_conversions(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
-    """Note what transformers makes of which tensors, and of what shape it is."""
+def _recording_conversions(
+    checkpoint: Checkpoint, model: Any, found: dict[int, Conversion]
+) -> Iterator[None]:
+    """Record what transformers makes of which tensors, and of what shape it is."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
 
     add = WeightTransform.add_tensor
 
-    def note_tensor(transform: Any, name: str, tensor: str, pattern: str, value: Any) -> Any:
-        new = Conversion(transform, name, seen.model)
-        conversion = seen.conversions.setdefault(id(transform), new)
+    def record_tensor(transform: Any, name: str, tensor: str, pattern: str, value: Any) -> Any:
+        conversion = found.setdefault(id(transform), Conversion(transform, name, model))
         # Its name is the pattern of what is not converted.
         if pattern not in transform.source_patterns:
             both = sorted([conversion.sources[0], tensor])
@@ -293,24 +273,24 @@ def _noting_conversions(checkpoint: Checkpoint, seen: _Seen) -> Iterator[None]:
         conversion.tensors.setdefault(pattern, []).append(tensor)
         return add(transform, name, tensor, pattern, value)
 
-    def noting_shapes(kind: Any) -> Any:
+    def recording_shapes(kind: Any) -> Any:
         convert = kind.convert
 
-        def noted(transform: Any, *args: Any, **kwargs: Any) -> Any:
+        def recorded(transform: Any, *args: Any, **kwargs: Any) -> Any:
             made = convert(transform, *args, **kwargs)
-            shapes = seen.conversions[id(transform)].shapes
+            shapes = found[id(transform)].shapes
             shapes |= {name: tuple(the_tensor(value).shape) for name, value in made.items()}
             return made
 
-        return patch.object(kind, "convert", noted)
+        return patch.object(kind, "convert", recorded)
 
     with (
-        patch.object(WeightTransform, "add_tensor", note_tensor),
-        noting_shapes(WeightConverter),
-        noting_shapes(WeightRenaming),
+        patch.object(WeightTransform, "add_tensor", record_tensor),
+        recording_shapes(WeightConverter),
+        recording_shapes(WeightRenaming),
     ):
         yield
-    for each in seen.conversions.values():
+    for each in found.values():
         if isinstance(each.transform, WeightRenaming):
             each.transform = None
 
@@ -341,11 +321,11 @@ def _no_more_modules(tensors: int) -> Iterator[None]:
         yield
 
 
-def _check_files(checkpoint: Checkpoint, seen: _Seen) -> None:
+def _check_files(checkpoint: Checkpoint, files: list[str]) -> None:
     """Both read weights from the same files."""
     if checkpoint.distributed:
         return
-    theirs = {os.path.realpath(file) for file in seen.files}
+    theirs = {os.path.realpath(file) for file in files}
     ours = {os.path.realpath(file) for file in checkpoint.files}
     if theirs == ours:
         return
