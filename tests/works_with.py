@@ -179,28 +179,6 @@ def peft_lora(model: Model) -> str:
     return f"{len(adapters)} matrices, all with gradients; merged: {difference:.0e}"
 
 
-@check("deepspeed")
-def deepspeed_zero(model: Model) -> str:
-    import deepspeed
-
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        config={
-            "train_micro_batch_size_per_gpu": 2,
-            "zero_optimization": {"stage": 3},
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
-        },
-    )
-    losses = []
-    for _ in range(3):
-        loss = engine(input_ids=ids(), labels=ids()).loss
-        engine.backward(loss)
-        engine.step()
-        losses.append(float(loss))
-    assert losses[-1] < losses[0], losses
-    return "ZeRO 3, three steps, the loss falls"
-
-
 # --- Quantisation ---------------------------------------------------------------------------------
 
 
