@@ -103,9 +103,7 @@ def lose_the_trunk(state: dict[str, Any]) -> None:
     state["trunk"] = copy.deepcopy(state["now"])
 
 
-@pytest.mark.parametrize(
-    "spoil", [None, lose_moments, lose_a_step, lose_weights, lose_the_trunk], ids=str
-)
+@pytest.mark.parametrize("spoil", [None, lose_moments, lose_a_step, lose_weights, lose_the_trunk])
 def test_everything_in_a_checkpoint_counts(
     spoil: Callable[[dict[str, Any]], None] | None, text: Text, tmp_path: Path
 ) -> None:

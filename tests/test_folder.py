@@ -20,7 +20,7 @@ from growkit.engine.prompts import load_tokenizer
 from growkit.families.family import family_of
 from growkit.proof.companions import (
     different_tokenizers,
-    first_changed_companion,
+    first_changed_sidecar,
     same_ids,
     without_effect,
 )
@@ -73,7 +73,7 @@ def test_a_tokenizer_that_was_saved_again_is_the_same(source: Path, tmp_path: Pa
     (target / "generation_config.json").write_text(json.dumps(again, indent=1))
     assert (target / "tokenizer.json").read_bytes() != (source / "tokenizer.json").read_bytes()
     assert not (target / "special_tokens_map.json").exists()
-    assert first_changed_companion(source, target) is None
+    assert first_changed_sidecar(source, target) is None
     assert different_tokenizers(source, target) is None
 
 
@@ -94,10 +94,10 @@ def test_a_tokenizer_that_was_saved_again_is_the_same(source: Path, tmp_path: Pa
 )
 def test_a_changed_setting_is_found(key: str, value: Any, source: Path, tmp_path: Path) -> None:
     target = shutil.copytree(source, tmp_path / "target")
-    assert first_changed_companion(source, target) is None
+    assert first_changed_sidecar(source, target) is None
     with opened(target / "tokenizer_config.json") as content:
         content[key] = value
-    assert first_changed_companion(source, target) == "tokenizer_config.json"
+    assert first_changed_sidecar(source, target) == "tokenizer_config.json"
     assert different_tokenizers(source, target) is None
 
 
@@ -120,14 +120,14 @@ def test_values_of_the_tokenizer_that_have_a_structure(
     AutoTokenizer.from_pretrained(source).save_pretrained(again)
     for name in ("LICENSE", "generation_config.json"):
         shutil.copy(source / name, again)
-    assert first_changed_companion(source, again) is None
+    assert first_changed_sidecar(source, again) is None
     for name, other in (("changed", "other"), ("removed", None)):
         target = shutil.copytree(again, tmp_path / name)
         with opened(target / "tokenizer_config.json") as content:
             content[key] = [other] if isinstance(value, list) else other and {"role": other}
-        assert first_changed_companion(source, target) == "tokenizer_config.json"
+        assert first_changed_sidecar(source, target) == "tokenizer_config.json"
         assert same_ids(Folder(source), Folder(target))[0] == "a setting in tokenizer_config.json"
-        assert first_changed_companion(target, source) == "tokenizer_config.json"
+        assert first_changed_sidecar(target, source) == "tokenizer_config.json"
 
 
 @pytest.mark.parametrize("field", ["lstrip", "rstrip", "single_word", "normalized", "special"])
@@ -140,7 +140,7 @@ def test_properties_of_added_tokens(field: str, source: Path, tmp_path: Path) ->
         (token,) = [each for each in tokenizer["added_tokens"] if each["content"] == "c"]
         token[field] = not token[field]
     one, other = (repr(load_tokenizer(each).added_tokens_decoder) for each in (first, second))
-    found = first_changed_companion(first, second), without_effect(Folder(first), Folder(second))
+    found = first_changed_sidecar(first, second), without_effect(Folder(first), Folder(second))
     if one == other:
         assert found == (None, ["added_tokens in tokenizer.json"])
     else:
@@ -180,7 +180,7 @@ def test_truncation_and_padding_in_a_file_are_named(
     assert one(list(texts))["input_ids"] == other(list(texts))["input_ids"]
     raw = Tokenizer.from_file(str(target / "tokenizer.json")).encode(texts[0]).ids
     assert len(raw) in (3, 9) or part == "padding"
-    assert first_changed_companion(source, target) is None
+    assert first_changed_sidecar(source, target) is None
     assert without_effect(Folder(source), Folder(target)) == [f"{part} in tokenizer.json"]
 
 
@@ -188,11 +188,11 @@ def test_changed_files_are_found(source: Path, tmp_path: Path) -> None:
     for name in sorted(path.name for path in source.iterdir()):
         target = shutil.copytree(source, tmp_path / name)
         (target / name).write_text('{"eos_token": "d"}')
-        assert first_changed_companion(source, target) == name
+        assert first_changed_sidecar(source, target) == name
     for name in ("LICENSE", "generation_config.json", "tokenizer.json"):
         target = shutil.copytree(source, tmp_path / f"{name} missing")
         (target / name).unlink()
-        assert first_changed_companion(source, target) == name
+        assert first_changed_sidecar(source, target) == name
 
 
 def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
     found = different_tokenizers(source, target)
     assert found is not None
     assert f"token 'x' is number 120 in {source} and number 121 in {target}" in found
-    assert first_changed_companion(source, target) == "tokenizer.json"
+    assert first_changed_sidecar(source, target) == "tokenizer.json"
     (target / "tokenizer.json").write_text("{")
     assert f"the tokenizer of {target} cannot be loaded" == different_tokenizers(source, target)
     shutil.rmtree(target)

@@ -17,7 +17,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import loading
 from growkit.engine.prompts import load_tokenizer
 from growkit.proof import companions
-from growkit.proof.folder import beside_source
+from growkit.proof.folder import compare_with_source
 from tests.conftest import save_model
 from tests.test_calibration import with_tokenizer
 from tests.test_peers import GROWN, SIZES, hyperclone, save
@@ -49,7 +49,7 @@ def change(folder: Path, name: str = "config.json", **values: Any) -> None:
 
 def found(source: Path, target: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     checkpoints = Checkpoint(source), Checkpoint(target)
-    beside = beside_source(*checkpoints, *map(loading, checkpoints))
+    beside = compare_with_source(*checkpoints, *map(loading, checkpoints))
     return beside.changed, beside.named
 
 
@@ -237,13 +237,13 @@ def test_a_tokenizer_depends_on_the_config(
         return load_tokenizer(folder)
 
     monkeypatch.setattr(companions, "load_tokenizer", load)
-    assert companions.changed_companions(first, second) == []
+    assert companions.changed_sidecars(first, second) == []
     assert not loaded  # nothing differs that could make another tokenizer
     change(second.path, **{key: "other"})
-    assert companions.changed_companions(first, second) == []
+    assert companions.changed_sidecars(first, second) == []
     assert loaded == [first, second]
     monkeypatch.setattr(companions, "first_difference", lambda *tokenizers: "the ids")
-    (said,) = companions.changed_companions(first, second)
+    (said,) = companions.changed_sidecars(first, second)
     assert "depends on config.json" in said
 
 

@@ -1,7 +1,7 @@
-"""The files beside the weights: the tokenizer and its like, which are copied as they are.
+"""Sidecars: the tokenizer and other files next to the weights, which are copied unchanged.
 
-Whoever loads a folder with transformers and saves it again writes them anew: other spaces, defaults
-filled in, files merged or split. So where bytes differ, what transformers reads from them counts.
+Loading a folder with transformers and saving it rewrites them: spaces change, defaults are filled
+in, files are merged or split. So where bytes differ, what transformers reads from them counts.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SAVED = (TOKENIZER, SETTINGS, "chat_template.jinja", f"{TEMPLATES}/*")
 
 VOCABULARIES = ("vocab.*", "merges.txt", "*.model", "*.tiktoken")
 LEFT_OUT = (*VOCABULARIES, SPECIAL, ADDED, "chat_template.json")
-"""What it then leaves out, because files above say the same."""
+"""Files that it then leaves out, because the files above contain them."""
 
 PROCESSORS = ("*processor_config.json", "audio_tokenizer_config.json", "chat_template.json")
-"""What transformers reads beside a tokenizer, for models of more than text."""
+"""Files that transformers reads for models of more than text."""
 
 OF_TOKENIZERS = ("model_type", "tokenizer_class", "transformers_version")
 """Keys of ``config.json`` on which it depends what transformers makes of a tokenizer's files."""
@@ -47,7 +47,7 @@ OF_THE_SAVING = frozenset(
         *("name_or_path", "backend", "is_local", "local_files_only", "_commit_hash"),
     }
 )
-"""Keys that say how a file came about."""
+"""Keys that record how a file was made."""
 
 
 OF_CALLS = frozenset(
@@ -56,18 +56,18 @@ OF_CALLS = frozenset(
 """What transformers keeps of the truncation and padding in a file, and sets anew at every call."""
 
 
-def first_changed_companion(source: Path, target: Path) -> str | None:
-    """The first of ``changed_companions``; None if there is none."""
-    return next(iter(changed_companions(Folder(source), Folder(target))), None)
+def first_changed_sidecar(source: Path, target: Path) -> str | None:
+    """The first of ``changed_sidecars``; None if there is none."""
+    return next(iter(changed_sidecars(Folder(source), Folder(target))), None)
 
 
-def changed_companions(source: Folder, target: Folder) -> list[str]:
-    """The names of files beside the weights that say something else than the source's.
+def changed_sidecars(source: Folder, target: Folder) -> list[str]:
+    """Names of sidecars whose content differs from the source's.
 
     Files that transformers saved again are the same if the tokenizers that it loads do the same
     with every text, and the settings of generation are the same once defaults are filled in. Where
     no tokenizer loads, only bytes count. A file that the source lacks is a change if transformers
-    reads it, unless it says what others say already.
+    reads it, unless it only repeats other files.
     """
     names = carried(source)
     changed = [name for name in names if not _same_bytes(source, target, name)]
@@ -220,7 +220,7 @@ def changed_generation(before: Folder, after: Folder) -> list[str]:
 
 
 def has_tokenizer(folder: Folder) -> bool:
-    """Whether there is anything that a tokenizer is made of, beside its settings."""
+    """Whether there is a vocabulary, not only settings of a tokenizer."""
     return bool(folder.names(TOKENIZER, *VOCABULARIES))
 
 
@@ -247,7 +247,7 @@ def _same_bytes(source: Folder, target: Folder, name: str) -> bool:
 
 
 def _same_json(source: Folder, target: Folder, name: str) -> bool:
-    """Whether two JSON files say the same; keys without a value count as absent."""
+    """Whether two JSON files are equal; keys without a value count as absent."""
     if name == GENERATION and target.has(name):
         return not changed_generation(source, target)
     if not (name.endswith(".json") and source.has(name) and target.has(name)):
@@ -259,7 +259,7 @@ def _same_json(source: Folder, target: Folder, name: str) -> bool:
 
 
 def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool:
-    """Whether settings say something that the source's do not; each may leave keys out.
+    """Whether settings contradict the source's; each may leave keys out.
 
     transformers lets one file overrule another, so that what it loads does not show everything.
     A key that it drops from both when it saves them does nothing; of structured values, which have
@@ -307,7 +307,7 @@ def _attribute(tokenizer: Any, key: str) -> Any:
 
 
 def _agrees(name: str, target: Folder, tokenizer: Any) -> bool:
-    """Whether a file that was added says of tokens what the source's tokenizer says."""
+    """Whether an added file agrees with the source's tokenizer."""
     if name in (SPECIAL, ADDED):
         try:
             content = target.json(name)
@@ -322,7 +322,7 @@ def _agrees(name: str, target: Folder, tokenizer: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A setting, or the text of a token that stands there with its properties."""
+    """A setting, or the text of a token that is stored with its properties."""
     return value.get("content", value) if isinstance(value, dict) else value
 
 

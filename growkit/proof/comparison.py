@@ -22,7 +22,7 @@ Pair = tuple[Stage | None, Stage | None, bool]
 """A stage of the source and one of the target, and whether they should hand on the same."""
 
 
-def beside(
+def stage_pairs(
     before: Iterator[Stage], after: Iterator[Stage], layers: Sequence[int | None] | None
 ) -> Iterator[Pair]:
     """Both models, stage by stage; all stages of both come, some of the source's more than once.
@@ -90,7 +90,7 @@ VISIBLE = 1e-6
 
 @dataclass
 class Control:
-    """A deliberate fault in the target, carried along beside it.
+    """A deliberate fault in the target, carried through its layers.
 
     Attributes:
         fault: what was done; empty until a layer was found in which it has any effect.
@@ -177,12 +177,12 @@ class Rounding:
 
 @dataclass
 class Probe:
-    """What is run beside: the source disturbed, and a short prompt with a fault and backward.
+    """Additional runs: the source disturbed, and a short prompt with a fault and backward.
 
     Attributes:
         call: the beginning of the first prompt, at most ``PROBE`` tokens.
-        control: carried along beside the target on these.
-        rounding: carried along beside the source on the whole first prompt.
+        control: carried along with the target on these.
+        rounding: carried along with the source on the whole first prompt.
         against_itself: hold the control against the target without it, not against the source.
         wanted: whether what the target's layers are given on the call is kept, for the gradients.
         given: what every layer and the head of the target are given, each [tokens, hidden].
@@ -195,10 +195,10 @@ class Probe:
     wanted: bool
     given: Spool = field(default_factory=Spool)
 
-    def beside(
+    def attach(
         self, before: Iterator[Stage], after: Iterator[Stage], call: int, layers: int
     ) -> tuple[Iterator[Stage], Iterator[Stage]]:
-        """The stages of both models, beside which all of this is run.
+        """The stages of both models, with the additional runs attached.
 
         Args:
             before: of the source.
@@ -238,18 +238,18 @@ class Compared:
         distances: between the logits, by mode.
         by_layer: name of the embedding, of every layer and of the head, and the largest error of
             what it hands on, relative to its scale; up to the last that can be compared.
-        beside: names of the source's, with which these were compared.
+        source_modules: names of the source's modules that these were compared with.
         worst: index of the prompt with the largest error.
         ends: what the last layers of source and target hand on of that prompt, [tokens, hidden].
         spread: what that of the source does of some tokens of every prompt, each [tokens, hidden].
         sample: pairs of logits, source and target.
         head: name of the target's output head.
-        answers: what source and target answer to a question that was asked beside.
+        answers: what source and target answer to a question that was asked as well.
     """
 
     distances: dict[str, Distance] = field(default_factory=dict)
     by_layer: list[tuple[str, float]] = field(default_factory=list)
-    beside: list[str] = field(default_factory=list)
+    source_modules: list[str] = field(default_factory=list)
     worst: int = 0
     ends: tuple[Tensor, Tensor] | None = None
     spread: list[Tensor] = field(default_factory=list)
@@ -280,10 +280,10 @@ def compare(
         target: the target.
         asked: the prefill first.
         advance: called after every layer of both.
-        probe: what to run beside.
+        probe: what else to run.
         copied: what the target's hidden states hold, if that is known.
         layers: which layers of the source those of the target compute, if that is known.
-        question: what both are asked beside.
+        question: what else both are asked.
 
     Raises:
         NotAskedError: a model cannot be asked in one of the ways but the prefill.
@@ -306,12 +306,12 @@ def compare(
     before = _asked(source.stages(calls), asked, by_target=False)
     after = _asked(target.stages(calls, probed if probe else None), asked, by_target=True)
     if probe:
-        before, after = probe.beside(before, after, probed, len(target.names) - 2)
+        before, after = probe.attach(before, after, probed, len(target.names) - 2)
     found = Compared(head=target.names[-1])
     count = len(target.names) - 2
     if layers is None or len(layers) != count:
         layers = range(count) if len(source.names) == len(target.names) else None
-    stages = beside(_let_go(before), after, layers)
+    stages = stage_pairs(_let_go(before), after, layers)
     ends = _walk(stages, padding, found, advance, copied)
     found.spread = [state[_spread(state)] for state in ends[0][: len(asked[0].calls)]]
     with source.head() as source_head, target.head() as target_head:
@@ -389,7 +389,7 @@ def _walk(
                 ]
                 # torch's maximum keeps a NaN.
                 found.by_layer.append((other.name, float(torch.tensor(errors).max())))
-                found.beside.append(one.name)
+                found.source_modules.append(one.name)
         ends = (one.after if one else ends[0], other.after if other else ends[1])
         if other:
             other.let_go()  # the source's next layer needs the room
@@ -419,7 +419,7 @@ def _arrangement(expected: Tensor, found: Tensor, copied: Copied | None) -> Arra
     def tiled(state: Tensor, source: Tensor) -> float:  # the whole space again and again
         return error_of(state.view(*state.shape[:-1], grown // size, size), source)
 
-    def adjacent(state: Tensor, source: Tensor) -> float:  # copies side by side, as others may
+    def adjacent(state: Tensor, source: Tensor) -> float:  # adjacent copies
         copies = state.view(*state.shape[:-1], size, grown // size)
         return error_of(copies.transpose(-1, -2), source)
 
@@ -429,7 +429,7 @@ def _arrangement(expected: Tensor, found: Tensor, copied: Copied | None) -> Arra
 
 
 def _in_blocks(copied: Copied, size: int) -> bool:
-    """Whether the whole space stands there again and again."""
+    """Whether the target repeats the whole space."""
     return bool((copied.source == torch.arange(len(copied.source)) % size).all())
 
 

@@ -1,7 +1,7 @@
 """What the configs of two folders make of their class: everything that it resolves, key by key.
 
-Of a pair about which no manifest says anything, all settings must be the same, but for sizes, which
-the shapes of the weights hold, and for numbers that every logit depends on, which the logits judge.
+For a pair without a manifest, all settings must be the same, except for sizes, which the shapes of
+the weights contain, and for numbers that every logit depends on, which the logits judge.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types", "max
 """Keys that say how far every layer looks back, which is compared (``_windows``)."""
 
 OF_LONG_TEXTS = re.compile(r".*(window|chunk|position|seq_?len|context|n_ctx|_length).*")
-"""Keys that only texts of some length show: what a class assumes counts as if it were said."""
+"""Keys that only long texts show: the default of a class counts as if it were written."""
 
 OF_TRAINING = re.compile(
     r"initializer_.*|.*dropout.*|.*_pdrop|pretraining_tp|.*aux_loss.*|router_jitter_noise|"
@@ -111,15 +111,15 @@ def different_settings(
 
 
 def not_compared(first: Config, second: Config) -> list[str]:
-    """The keys of a config whose values nobody can hold against those of another class.
+    """The keys of a config whose values cannot be compared with those of another class.
 
     Args:
         first: a complete config.
         second: that of a model of another class.
 
     Returns:
-        Those that are not what the other config says, and not what the class assumes where a
-        short text would show it.
+        Those that differ from the other config, and from the default of the class where a short
+        text would show it.
     """
     assumed = resolved({"model_type": second.get("model_type")}) or {}
     experts, _ = _experts_of(second)
@@ -138,12 +138,12 @@ def not_compared(first: Config, second: Config) -> list[str]:
 
 
 def overruled(found: Config, wanted: Config, complete: Config) -> list[str]:
-    """Keys for which a class takes another value than a file says, where it was to say another.
+    """Keys for which a class uses a value other than the file's, where the file is wrong.
 
     Args:
         found: contents of the file.
-        wanted: what it was to say.
-        complete: what the class makes of it.
+        wanted: contents that were expected.
+        complete: the config that the class makes of the file.
     """
     plain = json.loads(json.dumps(complete, default=str))
     plain = {**plain, "torch_dtype": plain.get("dtype")}
@@ -182,7 +182,7 @@ def _settings_that_mean_the_same(
 
 
 def _in_common(config: Config) -> Config:
-    """What a config says of ``SHARED``, whatever its class calls these keys."""
+    """The values of the keys in ``SHARED``, under the names that are shared."""
     names = _own_names(config)
     return {key: config[own] for key in SHARED if (own := names.get(key, key)) in config}
 
@@ -277,7 +277,7 @@ def _harmless(key: str, was: Any, now: Any) -> bool:
 
 
 def layers_of(config: Config) -> int:
-    """The number of layers that a config says; 0 where it says none."""
+    """The number of layers in a config; 0 if it has none."""
     return next((c for c in map(config.get, LAYERS) if isinstance(c, int)), 0)
 
 

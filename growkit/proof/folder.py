@@ -1,8 +1,9 @@
-"""What else makes a model what it is: its config, its tokenizer, and the code beside its weights.
+"""Everything in a model folder except weights: its config, its tokenizer and its code.
 
-No prompt shows a window that is longer than it, the tokens of the proof are the source's, and the
-proof runs growkit's own class, not the code in a folder. So all of these are compared: with what
-growkit writes, where a manifest says how it was made, else with what the source does.
+Logits do not cover them: prompts are shorter than the longest window, their tokens are the
+source's, and the proof runs growkit's own class instead of the code in a folder. So they are
+compared with what growkit writes if a manifest records how the folder was made, or else with the
+source.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from growkit.proof.companions import (
     PROCESSORS,
     SETTINGS,
     TOKENIZER,
-    changed_companions,
     changed_generation,
+    changed_sidecars,
     different_tokenizers,
     same_ids,
     without_effect,
@@ -53,14 +54,14 @@ SPEED = "use_cache"
 """A key that changes nothing of what a model computes."""
 
 FREE = frozenset({SPEED, "transformers_version", "_name_or_path"})
-"""Keys that may be others than growkit wrote."""
+"""Keys that may differ from what growkit wrote."""
 
 RENAMED = frozenset({"torch_dtype"}).union(*(each.former for each in families().values()))
 """Keys of earlier versions of transformers, or of a family, which are still read."""
 
 
 WRITTEN = frozenset({"config.json", "README.md", MANIFEST})
-"""What growkit writes beside weights and code."""
+"""Files that growkit writes in addition to weights and code."""
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "*.gguf", "consolidated*")
 """Weights that some engine or other would read."""
@@ -77,8 +78,8 @@ MOST_LETTERS = 60
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What was found beside the weights.
+class FolderDifferences:
+    """Differences next to the weights.
 
     Attributes:
         changed: files and keys that are not what they should be.
@@ -96,17 +97,17 @@ class Beside:
 
 
 def first_changed_file(target: Checkpoint, planned: Config, source: Checkpoint) -> str | None:
-    """The first of what ``beside_plan`` finds changed; None if all is as it was made."""
-    return next(iter(beside_plan(source, target, planned).changed), None)
+    """The first of what ``compare_with_plan`` finds changed; None if all is as it was made."""
+    return next(iter(compare_with_plan(source, target, planned).changed), None)
 
 
-def beside_plan(
+def compare_with_plan(
     source: Checkpoint, target: Checkpoint, planned: Config, recipe: Recipe | None = None
-) -> Beside:
-    """Hold everything in a folder against what growkit writes.
+) -> FolderDifferences:
+    """Compare everything in a folder with what growkit writes.
 
     Args:
-        source: the folder that the files beside the weights come from.
+        source: the folder that the other files come from.
         target: the folder that was written.
         planned: the config that its recipe plans.
         recipe: how it was made; None where that makes weights alone.
@@ -124,7 +125,7 @@ def beside_plan(
     for name, content in code.items():
         if not (target.opened.find(name) and target.opened.bytes(name) == content):
             changed.append(name)
-    changed += changed_companions(source.opened, target.opened)
+    changed += changed_sidecars(source.opened, target.opened)
     expected = {*WRITTEN, *code, *carried(source.opened), *_weights_of(target)}
     if recipe is not None and recipe.optimizer is not None:
         states = target.opened.names(*outputs())
@@ -137,7 +138,7 @@ def beside_plan(
     unknown = [name for name in others if not _is_compared(name, PROCESSORS)]
     same = not any(map(is_of_tokenizer, changed))
     named = (*_overruled(wanted, target), *_rewritten(source, target, same=same))
-    return Beside(
+    return FolderDifferences(
         tuple(dict.fromkeys(changed)),
         named,
         tuple(unknown),
@@ -146,10 +147,10 @@ def beside_plan(
     )
 
 
-def beside_source(
+def compare_with_source(
     source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading
-) -> Beside:
-    """Hold what a folder does against what the source does, where nothing says how it was made.
+) -> FolderDifferences:
+    """Compare a folder with its source, where it is not known how it was made.
 
     Args:
         source: a folder.
@@ -198,20 +199,26 @@ def beside_source(
     known = {n for n in names if n in read or (source.opened.has(n) and is_of_tokenizer(n))}
     others = [n for n in names if n not in known and not _matches(n, INERT)]
     unknown = [n for n in others if not _same(source, target, n)]
-    return Beside(tuple(dict.fromkeys(changed)), tuple(named), tuple(unknown), tuple(values))
+    return FolderDifferences(
+        tuple(dict.fromkeys(changed)), tuple(named), tuple(unknown), tuple(values)
+    )
 
 
-def rests_on(
-    source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading, beside: Beside
+def uncovered_notes(
+    source: Checkpoint,
+    target: Checkpoint,
+    loads: Loading,
+    loaded: Loading,
+    files: FolderDifferences,
 ) -> list[str]:
-    """What a verdict on two folders has to say beside its figures: what it does not cover.
+    """What a verdict on two folders does not cover, in words.
 
     Args:
         source: a folder.
         target: the other one.
         loads: what transformers makes of the source.
         loaded: what it makes of the target.
-        beside: what was found beside the weights.
+        files: the differences next to the weights.
     """
     notes = []
     if isinstance(source, RoundedCheckpoint):
@@ -228,9 +235,9 @@ def rests_on(
             notes.append(
                 f"{each.model} does not read {listed(each.passed_over)} in {checkpoint.folder}"
             )
-    if beside.unknown:
-        notes.append(f"of other files nothing is known: {listed(beside.unknown)}")
-    return [*notes, *beside.named]
+    if files.unknown:
+        notes.append(f"other files were not compared: {listed(files.unknown)}")
+    return [*notes, *files.named]
 
 
 def _dtype(checkpoint: Checkpoint, loads: Loading) -> str:
@@ -255,10 +262,10 @@ def _other_class(
 ) -> tuple[list[str], list[str]]:
     """Whether a config names another class than transformers loads, and other engines may look for.
 
-    What the source names may stand there as well, if both are of one type.
+    The class that the source names is allowed as well, if both are of one type.
 
     Returns:
-        That as a change; and where it names none, that as something to be said.
+        A wrong class as a change; a missing one as a note.
     """
     names, model_type = target.config.get("architectures"), target.config.get("model_type")
     known: list[Any] = [[loaded.model]]
@@ -272,9 +279,9 @@ def _other_class(
 
 
 def _overruled(wanted: Config, target: Checkpoint, said: Sequence[str] = ()) -> list[str]:
-    """What is to be said of keys that stand in ``config.json`` and that its class does not heed.
+    """Notes on keys in ``config.json`` that the class ignores.
 
-    Of those in ``said`` it has been said that they differ.
+    Keys in ``said`` have been reported before.
     """
     found = target.config
     complete = resolved(found)
@@ -340,7 +347,7 @@ def _is_read(name: str, runs: bool) -> bool:
 
 
 def _is_compared(name: str, others: tuple[str, ...]) -> bool:
-    """Whether a file is compared by what is done with it, or is one of these others."""
+    """Whether the content of a file is compared elsewhere."""
     return is_of_tokenizer(name) or ("/" not in name and _matches(name, (GENERATION, *others)))
 
 
@@ -359,7 +366,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _changed_value(key: str, wanted: Config, found: Config) -> ChangedValue:
-    """A key, possibly within others, with what it should be and what it is."""
+    """A key, possibly nested, with its expected and its actual value."""
     was, now = (_shown(key, each) for each in (wanted, found))
     return ChangedValue(name=f"{key} in config.json", expected=was, found=now)
 
@@ -378,7 +385,7 @@ def _shown(key: str, config: Config) -> str | None:
 def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
     """The first key that has another value, once both configs say what they leave out.
 
-    A key that the class derives from others stands in neither, and is not to blame.
+    A key that the class derives from other keys is in neither file, and is not reported.
     """
     written = (wanted.keys() | found.keys()) - FREE
     first, second = _complete(wanted), _complete(found)
@@ -424,7 +431,7 @@ def named_code(folder: Folder) -> dict[str, Any]:
         try:
             auto_map = folder.json(name).get("auto_map")
         except InputError:
-            continue  # what reads it says so
+            continue  # its reader reports the error
         if auto_map:
             found[name] = auto_map
     if folder.has(GENERATE):
@@ -451,7 +458,7 @@ def same_code(first: Folder, second: Folder) -> bool:
 
 
 def growkits_code(model_type: Any) -> Mapping[str, bytes]:
-    """The code that growkit writes beside models of a type, by file name; empty for most."""
+    """The code that growkit writes with models of a type, by file name; empty for most."""
     for family in families().values():
         if model_type in family.model_types and family.write_code:
             with temporary("code") as scratch:

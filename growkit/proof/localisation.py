@@ -39,7 +39,7 @@ from growkit.proof.copies import AsClass, Copied, Copies
 from growkit.results.proof import Fault
 
 GIVEN = "given"
-"""What the layer itself is given, beside what its modules hand on."""
+"""Key of the input of the layer itself, next to the outputs of its modules."""
 
 
 def outputs(model: Layerwise, layer: str, ids: Tensor) -> dict[str, Tensor]:
@@ -111,13 +111,13 @@ def find_fault(
         after: the target.
         lineage: how the target was made, if that is known.
         ids: a prompt on which they differ, [tokens].
-        layer: index of the layer in the target, and the name of that of the source beside which it
-            was compared.
+        layer: index of the layer in the target, and the name of the source's layer that it was
+            compared with.
         tolerance: relative error that is only rounding.
         device: where to run.
 
     Returns:
-        The component, the tensor and the cause, as far as they can be told.
+        The component, the tensor and the cause, as far as they are known.
     """
     number, _ = layer
     unknown = Fault(layer=number, component=None, tensor=None, cause=None, factor=None)
@@ -125,7 +125,7 @@ def find_fault(
         one, other = _comparable(before, after)
         keys = _differing_keys(one, other, lineage)
         copies = Copies(lineage, one, other) if lineage else None
-        looked = _Looked(one, other, copies, ids[:TOKENS], layer, device)
+        looked = _LayerOutputs(one, other, copies, ids[:TOKENS], layer, device)
         for part in looked.parts(tolerance):
             if not within(part.error, tolerance):
                 factor, cause = cause_of(part, tolerance, spacing(after))
@@ -158,7 +158,7 @@ def _comparable(before: Checkpoint, after: Checkpoint) -> tuple[AsClass, AsClass
 def _differing_keys(before: AsClass, after: AsClass, lineage: Lineage | None) -> list[str]:
     """Keys of the config, other than sizes, in which a target is not what it should be.
 
-    That is what the plan says, if there is one; or else what the source is.
+    The reference is the plan's config, or the source's if there is no plan.
     """
     expected, found = before.weights.config, after.weights.config
     if lineage:
@@ -174,7 +174,7 @@ def _differing_keys(before: AsClass, after: AsClass, lineage: Lineage | None) ->
     return sorted(key for key in {*one, *other} - free if one.get(key) != other.get(key))
 
 
-class _Looked:
+class _LayerOutputs:
     """What the modules of a layer hand on, in both models."""
 
     def __init__(
@@ -203,19 +203,19 @@ class _Looked:
                 for each in (before, after)
             ]
             self._embeddings = [f"{model.names[0]}.weight" for model in models]
-            number, beside = layer
+            number, source_layer = layer
             inside = models[1].names[number + 1]
-            self._inside = self._of_source(inside, beside, models[0]), inside
+            self._inside = self._of_source(inside, source_layer, models[0]), inside
             self._expected, self._found = (
                 outputs(model, name, ids) for model, name in zip(models, self._inside, strict=True)
             )
         self.first = next(iter(self._components(self._inside[1])), None)
 
-    def _of_source(self, layer: str, beside: str, source: Layerwise) -> str:
-        """The source's layer that a layer of the target came from, or else that beside it."""
+    def _of_source(self, layer: str, compared: str, source: Layerwise) -> str:
+        """The layer of the source that a layer of the target copies, or else the compared one."""
         origin = self._copies.module(layer) if self._copies else None
         same = [name for name in source.names if origin and origin.startswith(f"{name}.")]
-        return same[0] if same else beside
+        return same[0] if same else compared
 
     def parts(self, tolerance: float) -> Iterator[Part]:
         """What the components of the layer hand on, in the order of computation.
@@ -225,7 +225,7 @@ class _Looked:
         given, handed = self._expected.pop(GIVEN), self._found.pop(GIVEN)
         grown = handed.shape[1] // given.shape[1]
         one, tiled = given.repeat_interleave(grown, 1), given.repeat(1, grown)
-        # growkit repeats the whole space; others may put copies side by side.
+        # growkit repeats the whole space; other tools may put copies next to each other.
         adjacent = one.shape == handed.shape and float((handed - one).abs().max()) < float(
             (handed - tiled).abs().max()
         )
@@ -248,7 +248,7 @@ class _Looked:
                 yield Part(component, module, rows, output, sizes.head_dim)
 
     def _by_size(self, *, adjacent: bool) -> _BySize:
-        """Copies of heads may stand in two ways: those that are meant are copied by more."""
+        """Copies of heads may be in one of two orders: the right one explains more modules."""
         configs = [each.config for each in self._weights]
         both = [
             _BySize(self._family, *configs, adjacent=adjacent, whole_groups=whole)
@@ -388,10 +388,10 @@ def cause_of(part: Part, tolerance: float, spacing: float) -> tuple[float | None
         heads = part.component in ("q_proj", "k_proj", "v_proj")
         inside = bool((moved // part.head_dim == wrong // part.head_dim).all())
         if heads and inside:
-            return None, "rows inside of heads stand in another order, as RoPE patterns do"
+            return None, "rows inside heads are in another order, as in RoPE layouts"
         if heads and bool((moved % part.head_dim == wrong % part.head_dim).all()):
-            return None, "heads stand in another order"
-        return None, f"{len(wrong)} rows stand in another order"
+            return None, "heads are in another order"
+        return None, f"{len(wrong)} rows are in another order"
     ratio = (found * expected).sum(0) / expected.square().sum(0).clamp_min(1e-300)
     by_row = _close(found, expected * ratio, slack * (1 + float((ratio - 1).abs().max())))
     share = f"{len(wrong)} of {expected.shape[1]} rows"
@@ -434,7 +434,7 @@ def _size(values: Tensor, over: int) -> Tensor:
 
 
 def _moved(expected: Tensor, found: Tensor, wrong: Tensor, tolerance: float) -> Tensor | None:
-    """For rows that are wrong, those whose place they took; None if they are no others' at all."""
+    """For each wrong row, the row whose place it took; None if they are not permuted rows."""
     if len(wrong) < 2:
         return None
     # By products of matrices, which is faster, small distances would drown in rounding.

@@ -32,7 +32,7 @@ from growkit.proof.findings import (
     Strict,
 )
 from growkit.proof.fingerprint import Question, computed_in, fingerprint, widest
-from growkit.proof.folder import Beside
+from growkit.proof.folder import FolderDifferences
 from growkit.proof.localisation import (
     component_named,
     find_fault,
@@ -147,16 +147,16 @@ class Parts:
         found = changed_layer_setting(self._source, self._target, self.origin.layers)
         return [found] if found else []
 
-    def weights(self, beside: Beside, notes: Sequence[str]) -> Recovered:
+    def weights(self, files: FolderDifferences, notes: Sequence[str]) -> Recovered:
         """The algebra half, where it is known how the target was made.
 
         Args:
-            beside: what was found beside the weights.
+            files: the differences next to the weights.
             notes: what else the verdict is to say.
         """
         origin, after = self.origin, self.after
-        changed = next(iter(beside.changed), None)
-        values = next((v for v in beside.values if v["name"] == changed), None)
+        changed = next(iter(files.changed), None)
+        values = next((v for v in files.values if v["name"] == changed), None)
         instead = f" ({value_sentence(values)})" if values else ""
         if origin.lineage is None:
             return Recovered(unknown=origin.unknown, changed=changed, instead=instead, notes=notes)
@@ -165,7 +165,7 @@ class Parts:
             lost=compared.lost,
             changed=changed,
             instead=instead,
-            by_plan=changed in beside.by_plan,
+            by_plan=changed in files.by_plan,
             notes=notes,
             recomputed_sources=sum(len(plan.recomputed_sources) for plan in origin.plans),
             spectra=compared.spectra,
@@ -290,7 +290,7 @@ class Parts:
         ids = asked[0].calls[compared.worst].ids
         stored = spacing(self.after)
         factor = compared.prefill.factor(limit + stored)
-        if len(compared.beside) < len(self._target.names) - 1 and not self.origin.layers:
+        if len(compared.source_modules) < len(self._target.names) - 1 and not self.origin.layers:
             found["layer"] = difference.layer
             found["cause"] = "more layers compute something than in the source"
         elif difference.layer is not None:
@@ -299,7 +299,7 @@ class Parts:
                 self.after,
                 self.origin.lineage,
                 ids,
-                (difference.layer, compared.beside[difference.layer + 1]),
+                (difference.layer, compared.source_modules[difference.layer + 1]),
                 limit,
                 self.device,
             )

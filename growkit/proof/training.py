@@ -1,7 +1,7 @@
 """Does the target learn what its source would have learned?
 
 Both take the same steps of AdamW on the same batches, in strict float64: the source with plain
-settings, the target with the factors that its plan says. They begin with the states of their
+settings, the target with the factors of its plan. They begin with the states of their
 optimizers, where the target was grown with one; else with the moments that the source has after a
 first batch, which are grown for the target. What they may differ by is what rounding does to the
 source's own training: it is trained once more, with its weights disturbed before every step.
@@ -42,7 +42,7 @@ from growkit.recipe.recipe import Recipe
 from growkit.results.proof import TrainingProof
 
 WINDOWS, LENGTH = 2, 64
-"""Windows of text in every batch, and tokens in each if nothing else is said."""
+"""Windows of text in every batch, and tokens in each by default."""
 
 MARGIN = 8
 """How many times what rounding does to the source's training the target's may differ."""
@@ -103,7 +103,7 @@ def check_room(settings: Settings, tensors: Mapping[str, TensorInfo], device: to
     """Refuse to train what does not fit into memory.
 
     Raises:
-        InputError: says how much it would take.
+        InputError: it does not fit; reports how much memory it would take.
     """
     if settings.steps is None:
         return
@@ -135,7 +135,7 @@ def prove_training(
         lineage: how the target was made.
         settings: of the proof, with a number of steps.
         device: where both run, one after the other.
-        places: where the states of their optimizers lie.
+        places: the paths of their optimizers' states.
 
     Raises:
         InputError: there is no room, or no text to train on; a state cannot be read.
@@ -171,7 +171,7 @@ def prove_training(
         kept=kept,
         reason=f"{reason}{places.untried}",
         why=list(law.why),
-        begun=_told(states),
+        begun=_beginning_sentence(states),
         losses_source=[finite(each) for each in source.losses],
         losses_target=[finite(each) for each in target.losses],
         relative=finite(relative),
@@ -215,7 +215,7 @@ def _begun(
     )
 
 
-def _told(states: States | None) -> str:
+def _beginning_sentence(states: States | None) -> str:
     """What both begin with, in words."""
     if states and states.trains:
         return f"the optimizers' states in {states.where}"
@@ -254,15 +254,15 @@ def _spoiled(updates: Updates, after: Checkpoint) -> tuple[str, Updates]:
 
 
 def _path(law: Law) -> str:
-    """Why the target does not train as its source does, and what would."""
+    """Why the target does not train as its source does, and how to make it."""
     names = [name for name, each in law.updates.items() if each.why == AT_RANDOM and not each.new]
     others = [why for why in law.why if not why.endswith(AT_RANDOM)]
     if not names:
-        return f"the target follows a path of its own ({'; '.join(others)})"
+        return f"the target is trained differently ({'; '.join(others)})"
     were = "tensor was" if len(names) == 1 else "tensors were"
     why = f"{len(names)} {were} split at random (first {names[0]})"
-    own = f"because {' and '.join([why, *others])}, the target follows a path of its own"
-    return own if others else f"{own}, while --symmetry keep follows the source's"
+    own = f"because {' and '.join([why, *others])}, the target is trained differently"
+    return own if others else f"{own}, while --symmetry keep preserves the source's training"
 
 
 def _reason(
@@ -303,7 +303,7 @@ SETTINGS = ("lr", "weight_decay", "eps")
 
 @dataclass(frozen=True)
 class Places:
-    """Where two optimizers' states lie.
+    """Paths of two optimizers' states.
 
     Attributes:
         source: that of the source; None if it is not known.
@@ -335,12 +335,12 @@ def places_of(
     Args:
         before: the source.
         after: the target.
-        recipe: how the target was made, from its manifest, which is a stranger's word: a state is
-            looked for in the source's folder and nowhere else.
-        given: where the source's was said to lie.
+        recipe: how the target was made, from its manifest, which is not trusted: a state is
+            searched for in the source's folder and nowhere else.
+        given: the path of the source's, from the user.
 
     Raises:
-        InputError: it was said where it lies, and the target has none.
+        InputError: a path is given, and the target has no state.
     """
     target = written_in(after.folder)
     if given is not None:
@@ -360,7 +360,7 @@ class States:
     """The state of a source's optimizer, and that of its target's.
 
     Args:
-        places: where both lie.
+        places: the paths of both.
         before: the source.
         after: the target.
         lineage: from one to the other.
@@ -387,7 +387,7 @@ class States:
 
     @property
     def trains(self) -> bool:
-        """Whether AdamW goes on from them; Muon's momentum is nothing to it."""
+        """Whether AdamW can continue from them; it cannot use Muon's momentum."""
         return MUON not in self._source.kinds.values()
 
     def source(self) -> Beginning:
@@ -455,14 +455,17 @@ def _beginning(
         name: Custom(
             betas=(float(options["betas"][0]), float(options["betas"][1])),
             amsgrad="max_exp_avg_sq" in moments[name],
-            **{key: _off(options.get(key), expected.get(name, {}).get(key)) for key in SETTINGS},
+            **{
+                key: _ratio_to_expected(options.get(key), expected.get(name, {}).get(key))
+                for key in SETTINGS
+            },
         )
         for name, options in _settings(state.groups).items()
     }
     return Beginning(moments, dict(steps), customs)
 
 
-def _off(found: Any, expected: Any) -> float:
+def _ratio_to_expected(found: Any, expected: Any) -> float:
     """How many times what it should be a setting is."""
     numbers = all(isinstance(each, int | float) and each > 0 for each in (found, expected))
     off = found / expected if numbers else 1.0

@@ -37,7 +37,7 @@ from growkit.proof.findings import (
     verdict_of,
 )
 from growkit.proof.fingerprint import question
-from growkit.proof.folder import beside_plan, beside_source, rests_on
+from growkit.proof.folder import compare_with_plan, compare_with_source, uncovered_notes
 from growkit.proof.modes import Mode, modes, result, used
 from growkit.proof.origin import as_planned, check_order, origin_of
 from growkit.proof.parts import NO_NUMBERS, Parts
@@ -81,8 +81,7 @@ def verify(
     Args:
         source: folder of the model that was grown, or its name on the Hub; see ``growkit.grow``.
         target: folder of the model that it became.
-        settings: what is compared. What is given beside it, of the following, takes the place of
-            what it says.
+        settings: what is compared. The following arguments override it.
         text: file with real text, tokenized by the source's tokenizer; random tokens without.
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
         prompts: number of windows of text, or of random prompts; 8 without, or 4 where every weight
@@ -173,7 +172,7 @@ def prove(
     described = stranger(recipe.family) if recipe else None
     with temporary_family(described), reproducible(place):
         origin = origin_of(before, after, recipe)
-    # Where the recipe does not fit, nothing that stands beside it decides what is compared.
+    # A recipe that does not fit must not decide what is compared.
     with temporary_family(described if origin.lineage else None), reproducible(place):
         verdict = _proved(before, after, settings, recipe, advance, place, optimizer, origin)
     verdict["seconds"] = round(time.perf_counter() - started, 3)
@@ -194,24 +193,24 @@ def _proved(
     prompts = make_prompts(settings, before.folder, before.config)
     if settings.steps is not None and origin.lineage is None:
         raise InputError(
-            f"training {after.folder} beside its source needs to know how it was made, but "
+            f"training {after.folder} alongside its source needs to know how it was made, but "
             f"{origin.unknown}; leave out --steps"
         )
     before = as_planned(before, origin)
     check_room(settings, after.tensors, place)
     trains = settings.steps is not None
     states = places_of(before, after, recipe, optimizer) if trains else NOWHERE
-    beside = (
-        beside_source(before, after, loads, loaded)
+    files = (
+        compare_with_source(before, after, loads, loaded)
         if origin.unknown
-        else beside_plan(before, after, origin.plans[-1].config, recipe)
+        else compare_with_plan(before, after, origin.plans[-1].config, recipe)
     )
     known = question(before, max(map(len, prompts.windows)))
     proof = Parts(before, after, place, origin, advance, known, trainability=settings.trainability)
-    beside = replace(beside, changed=(*beside.changed, *proof.changed_layer_settings()))
-    notes = rests_on(before, after, loads, loaded, beside)
+    files = replace(files, changed=(*files.changed, *proof.changed_layer_settings()))
+    notes = uncovered_notes(before, after, loads, loaded, files)
     notes += [UNUSED] if recipe and recipe.family and not stranger(recipe.family) else []
-    weights = proof.weights(beside, notes)
+    weights = proof.weights(files, notes)
     exact = origin.promise == "exact"
     if exact and weights.settled:
         prompts = prompts.cut(*settings.settled.amount)
@@ -244,10 +243,10 @@ def _proved(
         findings=findings,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
-        changed=list(beside.changed),
-        changed_values=list(beside.values),
+        changed=list(files.changed),
+        changed_values=list(files.values),
         notes=notes,
-        unknown_files=list(beside.unknown),
+        unknown_files=list(files.unknown),
         strict_float64=distance.measured(
             "float64",
             devices.called(place),
