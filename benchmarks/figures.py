@@ -129,8 +129,8 @@ def drawn(panels: Sequence[Panel], title: str) -> str:
 
 def _panel(panel: Panel, left: float, names: Sequence[str]) -> str:
     values = [y for points in panel.lines.values() for _, y in points]
-    up = linear([0.0, *values, panel.noise, -panel.noise], HEIGHT)
-    across = linear([0.0, *(x for points in panel.lines.values() for x, _ in points)], HEIGHT)
+    up = linear([0.0, *values, panel.noise, -panel.noise])
+    across = linear([0.0, *(x for points in panel.lines.values() for x, _ in points)])
 
     def right(x: float) -> float:
         return left + WIDTH * (x - across.low) / (across.high - across.low)

@@ -30,7 +30,7 @@ from tests.test_calibration import with_tokenizer
 
 QUICK = growkit.Settings(prompts=1, length=8)
 BASE = "meta-llama/Llama-3.2-1B"
-LONG = re.compile(r"\d\.\d{6,}")
+LONG = re.compile(r"\d\.\d{7,}")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_the_control_sees_what_the_hub_cannot_read(place: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_path_of_the_machine_is_in_it(kind: str, place: Path) -> None:
-    card = card_of(place / "out" / kind)
+    card = card_of(place / "out" / kind).replace("\\|", "|")
     for private in (str(place), place.name, "my models", "my texts", "/tmp/", "\\"):
         assert private not in card
     assert "a (a.py) b" in without_paths([])("a (/x/a.py) b")  # the control: it is taken out

@@ -24,7 +24,7 @@ from growkit.checkpoint.tensors import TensorInfo
 from growkit.cli.app import app
 from growkit.cli.demo.story import MODEL
 from growkit.pipeline.estimate import estimate
-from growkit.report.plan import in_common, kinds
+from growkit.report.operation import in_common, kinds
 from tests.conftest import folder_bytes, save_model, save_random, seeded
 
 GROW = ("--hidden", "x2")

@@ -16,10 +16,9 @@ from growkit.base.limits import within, within_each
 from growkit.cli.app import app
 from growkit.engine.metrics import Distance
 from growkit.proof.findings import Strict
-from growkit.report.header import verdict_of
-from growkit.report.markup import figure
-from growkit.report.page import report_page
-from growkit.report.summary import headroom, times
+from growkit.report.proof import headroom, proof_view, times
+from growkit.report.saving import page
+from growkit.report.view import figure
 from tests.conftest import save_model
 from tests.test_report import full, measured
 
@@ -75,8 +74,9 @@ def test_a_proof_at_its_limit(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert result["kept"] is kept
         assert result["reason"].startswith("preserved: ") is kept
         assert all(mode["kept"] is not False for mode in result["modes"]) is kept
-        assert (verdict_of(result)[1] == "Preserved") is kept
-        assert ("✗" in report_page(result, None)) is not kept
+        view = proof_view(result)
+        assert (view.heading == "Preserved") is kept
+        assert ("✗" in page(view)) is not kept
 
 
 def test_an_exit_code_at_its_limit(place: Path) -> None:

@@ -35,7 +35,8 @@ from growkit.probing.ranking import conclude, new_arm
 from growkit.probing.settings import ProbeSettings, candidates_of
 from growkit.probing.training import Look, batch_of, flops_of, groups_of
 from growkit.report import saving
-from growkit.report.probe_page import probe_page
+from growkit.report.probe import probe_view
+from growkit.report.saving import page as page_of
 from growkit.results.probe import nats, probe_next, probe_sentence
 from growkit.results.schema import json_schema
 from growkit.sources.source import find
@@ -381,7 +382,7 @@ def test_a_loss_that_is_not_finite_comes_last(place: Path, monkeypatch: pytest.M
     assert result["candidates"][1]["rank"] == 2
     assert "not finite" in result["candidates"][1]["reason"]
     assert result["differences"] == []
-    Tags(probe_page(result))
+    Tags(page_of(probe_view(result)))
 
 
 @pytest.mark.parametrize(
@@ -686,7 +687,7 @@ def test_the_page_is_whole_and_safe(place: Path, found: growkit.ProbeResult) -> 
         each["outcome"] = given["outcome"]
     hostile["differences"] = []
     assert not OUTSIDE.search(growkit.ProbeResult(**hostile)._repr_html_())
-    unsafe = probe_page(hostile)
+    unsafe = page_of(probe_view(hostile))
     Tags(unsafe)
     assert not OUTSIDE.search(unsafe)
 
@@ -695,7 +696,7 @@ def test_nothing_stands_over_the_lines(found: growkit.ProbeResult) -> None:
     """Names and their keys are below the plots, and lines within them."""
     key = [
         chart
-        for chart in charts(probe_page(found))
+        for chart in charts(page_of(probe_view(found)))
         if chart.find(".//*[@class='name']") is not None
     ]
     for chart in key[:2]:
@@ -713,7 +714,7 @@ def test_nothing_stands_over_the_lines(found: growkit.ProbeResult) -> None:
 
 
 def test_every_class_of_the_charts_has_a_rule(found: growkit.ProbeResult) -> None:
-    page = probe_page(found)
+    page = page_of(probe_view(found))
     style = page[: page.index("</style>")]
     for chart in charts(page):
         for each in chart.iter():
@@ -765,16 +766,16 @@ def test_what_was_found_and_what_to_do_next(
     result |= {"differences": pairs, "early": True}
     assert probe_sentence(result) == f"{reason}; so early, this says little, see the warnings"
     assert "more --steps" in probe_next(result)
-    page = probe_page(result | {"reason": reason})
+    page = page_of(probe_view(result | {"reason": reason}))
     assert "so far</h1>" in page
     assert 'class="verdict warn"' in page
     result["early"] = False
     assert probe_sentence(result) == reason
     assert ("more --steps, so that" in probe_next(result)) == pairs[0]["noise"]
-    page = probe_page(result | {"reason": reason})
+    page = page_of(probe_view(result | {"reason": reason}))
     assert "so far" not in page
     assert page.index("</h1>") < page.index(">Next<") < page.index(what.split(" --")[0])
-    assert page.index(">Next<") < page.index('class="reason"')
+    assert page.index('class="reason"') < page.index(">Next<")
     # A pair has one sign: that of the second above the first.
     rows = page[page.index("<h2>What is noise") :]
     rows = rows[: rows.index("</section>")]
@@ -801,11 +802,11 @@ def test_one_that_is_ahead_is_named_though_another_has_a_lower_mean(
     assert probe_sentence(result).startswith("other is ahead: ")
     assert probe_sentence(result).endswith("; wide cannot be told from it")
     assert "as other says" in probe_next(result)
-    assert "other is ahead</h1>" in probe_page(result)
-    assert "2 of 3 candidates were trained" in probe_page(result)
+    assert "other is ahead</h1>" in page_of(probe_view(result))
+    assert "2 of 3 candidates were trained" in page_of(probe_view(result))
     result["differences"] = [noisy, pair("other", "source", noise=True)]
     assert probe_sentence(result).startswith("no candidate is ahead beyond noise")
-    assert "No candidate is ahead beyond noise</h1>" in probe_page(result)
+    assert "No candidate is ahead</h1>" in page_of(probe_view(result))
 
 
 def test_small_differences_keep_their_digits() -> None:

@@ -24,7 +24,7 @@ from growkit.base.errors import InputError
 from growkit.base.progress import Advance
 from growkit.cli.app import app
 from growkit.proof.verdict import proof_bytes
-from growkit.report.terminal import show_inspection
+from growkit.report.terminal import show_result
 from growkit.results.inspection import Attention
 from growkit.results.operation import PlannedTensor, Story
 from growkit.results.result import Result, fields
@@ -270,7 +270,7 @@ def test_results_are_shown_in_notebooks(
     text = checked(seen._repr_html_())
     console = Console(width=200)
     with console.capture() as printed:
-        show_inspection(console, seen)
+        show_result(console, seen)
     for word in printed.get().split():
         assert word.strip("│") in text
     assert proof.modes[0]._repr_html_() is None

@@ -17,7 +17,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import prompts
 from growkit.proof.origin import origin_of
 from growkit.recipe.manifest import read_record
-from growkit.report.page import report_page
+from growkit.report.proof import proof_view
 from tests.conftest import save_model
 from tests.test_calibration import with_tokenizer
 
@@ -124,7 +124,7 @@ def test_whole_proofs_with_odd_manifests(seed: int, pair: Path, target: Path) ->
         result = growkit.verify(pair / "source", target, **QUICK)
     except InputError:
         return
-    report_page(result, json.loads((target / "growkit.json").read_text()))
+    proof_view(result, json.loads((target / "growkit.json").read_text()))
     json.dumps(result, allow_nan=False)
 
 

@@ -17,8 +17,7 @@ from benchmarks.continual.campaign import shared, sorted_lines
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.tables import count
 from growkit.probing.lines import Line
-from growkit.report.curves import Curve, Interval, curves, intervals
-from growkit.report.drawing import standalone
+from growkit.report.drawing import Curve, Interval, Titles, curves, intervals, standalone
 
 TITLE = "# What growing is worth\n"
 TABLES = "# All experiments\n"
@@ -194,7 +193,7 @@ def _charts(section: Section, baseline: Outcome, folder: Path, link: str) -> Ite
     if rows:
         title = f"Test loss above that of “{baseline.name}”"
         axis = "nats per token at equal extra compute; left of 0 is better"
-        made_of = standalone(intervals(rows, title=title, x_title=axis))
+        made_of = standalone(intervals(rows, Titles(title, axis)))
         (folder / f"{name}-differences.svg").write_text(made_of, "utf-8")
         yield f"![{title}]({link}/{name}-differences.svg)\n"
 
@@ -229,8 +228,9 @@ def _curves(section: Section, arms: Mapping[str, Outcome], axis: str, *, total: 
             level = [(0.0, loss), (most / unit, loss)]
             lines.append(Curve(f"{source}, before", level, [], len(lines)))
             tops.append(loss)
-    titles = {"x_title": f"{axis}, {letter}FLOPs", "y_title": "test loss, nats per token"}
-    return curves(lines, title=f"Test loss by {axis}", **titles, most=max(tops))
+    x_title = f"{axis}, {letter}FLOPs"
+    titles = Titles(f"Test loss by {axis}", x_title, "test loss, nats per token")
+    return curves(lines, titles, most=max(tops))
 
 
 def _in_a_row(charts: Sequence[str], title: str) -> str:

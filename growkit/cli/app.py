@@ -82,11 +82,11 @@ def inspect(
 ) -> None:
     """Show what a checkpoint is: family, sizes, heads, ties, dtype."""
     from growkit.pipeline import inspection
-    from growkit.report.terminal import show_inspection
+    from growkit.report.terminal import show_result
 
     if not infer:
         result = inspection.inspect(folder, **({"family": family} if family else {}))
-        show(result, as_json, show_inspection)
+        show(result, as_json, show_result)
         return
     if family is not None:
         raise InputError("--infer describes a family itself; leave --family out, or --infer")
@@ -105,15 +105,17 @@ def list_families(
     as_json: bool = JSON,
 ) -> None:
     """List the families, and what can be done to the models of one, or of all."""
-    from growkit.pipeline.catalogue import catalogue, model_types
-    from growkit.report.terminal import show_abilities, show_catalogue, show_families
+    from growkit.pipeline.catalogue import catalogue, model_types, table
+    from growkit.report.operation import abilities, families
+    from growkit.report.terminal import show_parts
 
     if name and every:
         raise InputError(f"--all is for every family, and {name} is one; leave one of them out")
     if name or every or as_json:
-        show(catalogue(name), as_json, show_abilities if name else show_catalogue)
+        parts = lambda screen, found: show_parts(screen, abilities(table(found), every=not name))
+        show(catalogue(name), as_json, parts)
     else:
-        show(model_types(), False, show_families)
+        show(model_types(), False, lambda screen, found: show_parts(screen, families(found)))
 
 
 @command(app, "grow")
@@ -187,7 +189,7 @@ def verify(
     from growkit.checkpoint.leftovers import sweep
     from growkit.proof.preflight import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
-    from growkit.report.terminal import Bars, show_verdict
+    from growkit.report.terminal import Bars, show_result
     from growkit.sources.source import find, pair
 
     reads = [each for each in (settings.text, optimizer) if each]
@@ -202,7 +204,7 @@ def verify(
 
     result = verify_found(one, other, settings, optimizer, Bars())
     write_report(result, other.folder, report, inputs)
-    show(result, as_json, show_verdict, report)
+    show(result, as_json, show_result, report)
     return 0 if result["kept"] else 1
 
 
@@ -212,10 +214,10 @@ def check(
 ) -> int:
     """Check OUT against the hashes in its manifest: on any later day, wherever it was copied."""
     from growkit.recipe import manifest
-    from growkit.report.terminal import Bars, show_check
+    from growkit.report.terminal import Bars, show_result
 
     result = manifest.check(folder, progress=Bars())
-    show(result, as_json, show_check)
+    show(result, as_json, show_result)
     return 0 if result["whole"] else 1
 
 
@@ -322,13 +324,11 @@ def _carry_out(
 
 
 def _shown_run(running: Running) -> Callable[[Any, Any], None]:
-    from growkit.report.terminal import show_growth, show_verdict
+    from growkit.report.terminal import show_result
     from growkit.results.advice import training_hint
 
     def shown(screen: Any, result: Any) -> None:
-        show_growth(screen, result)
-        if result["verification"]:
-            show_verdict(screen, result["verification"])
+        show_result(screen, result)
         if not running.dry_run:
             kept = ": the proof, without the weights" if running.proof_only else ""
             screen.print(f"written to {result['output']}{kept}", soft_wrap=True)
@@ -350,10 +350,10 @@ def plan(
     """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
     from growkit.pipeline import estimate
     from growkit.recipe.files import load_recipe
-    from growkit.report.plan import show_large
+    from growkit.report.terminal import show_result
 
     result = estimate.plan(load_recipe(recipe, source), bandwidth=bandwidth)
-    show(result, as_json, show_large)
+    show(result, as_json, show_result)
 
 
 @command(app, cls=ListCommand)
@@ -379,9 +379,8 @@ def probe(
 ) -> None:
     """Grow SRC in several ways, train them all alike, and rank them at equal compute."""
     from growkit.probing import probe as probing
-    from growkit.report.probe import show_probe
     from growkit.report.saving import check_report, write_probe
-    from growkit.report.terminal import Bars
+    from growkit.report.terminal import Bars, show_result
 
     inputs, made = probing.reads_of(source, candidates, text, work)
     check_report(report, inputs, made)
@@ -393,7 +392,7 @@ def probe(
         with after(f"the probe's work is in {work}; --resume continues it" if work else ""):
             write_probe(result, report, inputs, made)
     finally:  # hours of work are shown even if there is no report
-        show(result, as_json, show_probe, report)
+        show(result, as_json, show_result, report)
 
 
 @command(app)
@@ -406,10 +405,10 @@ def demo(
 ) -> int:
     """The whole story on the model that ships with growkit: grow it, prove it, let it write."""
     from growkit.cli.demo.story import tell
-    from growkit.report.terminal import Bars, show_demo
+    from growkit.report.terminal import Bars, show_result
 
     story = tell(output, hidden, signal_heads, overwrite, Bars())
-    show(story, as_json, show_demo, output)
+    show(story, as_json, show_result, output)
     return 0 if story["growth"]["kept"] else 1
 
 

@@ -13,6 +13,9 @@ from typing import Any
 
 from growkit.checkpoint.tensors import Config
 
+EAGER_EXPERTS = 'experts_implementation="eager"'
+"""How models load whose experts transformers' products of groups would refuse."""
+
 NEW: tuple[str, ...] = ()
 """No tensor of a dense model: routers are new."""
 

@@ -20,6 +20,7 @@ from growkit.checkpoint.tensors import (
     total_parameters,
 )
 from growkit.checkpoint.widening import Widened, rounded
+from growkit.families.experts import EAGER_EXPERTS
 from growkit.families.family import family_of, stored_family
 from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage
@@ -48,10 +49,6 @@ class Prepared:
     kl_by_rank: Mapping[int, float]
     ranks: Sequence[RankTried] = ()
     warnings: Sequence[str] = ()
-
-
-EAGER_EXPERTS = 'experts_implementation="eager"'
-"""How to load experts that transformers' grouped products refuse."""
 
 ROW_OF_EXPERTS = 16
 """Grouped products need rows of a multiple of this many bytes."""

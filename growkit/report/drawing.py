@@ -1,194 +1,426 @@
 """Charts as SVG text: from numbers to drawings, without a library, a script or the network.
 
 Every chart is 440 units wide, so that its text stays readable from a phone to a wide screen. Its
-``<title>`` and ``<desc>`` say what it shows in words and numbers. Colours are classes of
-``chart.css``, which a page includes once and ``standalone`` puts into the file.
+``<title>`` and ``<desc>`` describe it in words and numbers. Colours are classes of ``chart.css``,
+which a page includes once and ``standalone`` puts into the file. Names of lines are next to the
+plot, never over it; lines also differ by their dashes, for print and for colour-blind readers.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape as escape_markup
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from growkit.report.markup import BEYOND, escape, figure, is_number
+from growkit.report.view import BEYOND, figure, is_number
 
 WIDTH = 440
-LEFT, RIGHT, TOP, BOTTOM = 66, 18, 40, 52
+LEFT, RIGHT, TOP, BOTTOM = 66, WIDTH - 18, 40, 52
+"""The plot: its left and right ends, its top, and the room below it."""
+
 LETTER = 7.6
 """Width of a letter, on average and a little more, to keep labels apart."""
 
 LABEL = 21
-"""How far below a plot the labels of its axis stand: clear of the lowest number beside it."""
-
-ZERO_ROOM = 30
-"""Height between a logarithmic scale and the line of zeros."""
+"""Distance of an axis label from the plot: clear of the lowest number of the other axis."""
 
 NARROW = 30
-"""Height of a band that would hold little more than its own name."""
+"""Height of a band that has no room for its own name."""
 
 MOST_DOTS = 60
 """Points up to which a line shows each of them."""
 
+MOST_LINES = 8
+"""Lines that can be told apart in one plot."""
+
+ROW = 20
+"""Height of a line of a key."""
+
+_NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+
 Number = float | int | None
+Point = tuple[float, float]
+
+
+class Titles(NamedTuple):
+    """What a chart shows, and the names of its axes, with their units."""
+
+    chart: str
+    x: str
+    y: str = ""
+
+
+def escape(text: Any) -> str:
+    """Escape any text for HTML and XML, attributes included."""
+    return escape_markup(_NOT_IN_XML.sub("\ufffd", str(text)))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Positions of values along one direction of a drawing.
+
+    Attributes:
+        low: value at ``start``; the exponent of ten on a logarithmic scale.
+        high: the same at ``end``.
+        ticks: numbers to print, each with its share of the way from ``start`` to ``end``.
+        start: position of ``low``.
+        end: position of ``high``.
+        log: whether the scale is logarithmic.
+    """
+
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """The position of a value; values outside of the scale are at its ends."""
+        if self.log:
+            value = math.log10(value) if value > 0 else self.low
+        return self.share(min(max((value - self.low) / (self.high - self.low), 0.0), 1.0))
+
+    def share(self, share: float) -> float:
+        """The position at a share of the way from ``start`` to ``end``."""
+        return self.start + (self.end - self.start) * share
+
+
+def linear(
+    values: Sequence[float], start: float = 0.0, end: float = 1.0, *, around_zero: bool = False
+) -> Scale:
+    """From one round number to another, with round numbers between them.
+
+    Args:
+        values: what must have room.
+        start: position of the low end.
+        end: position of the high end.
+        around_zero: whether zero is in the middle.
+    """
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    size = max(abs(low), abs(high))
+    if size < 1 / BEYOND:  # zeros define no scale
+        return Scale(-around_zero, 1.0, [(0.5 * around_zero, "0")], start, end)
+    if around_zero:
+        low, high = -size, size
+    elif high - low <= size * 1e-12:  # floats have no digits to tell these apart
+        low, high = low - size / 2, high + size / 2
+    power = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(unit * power for unit in (1, 2, 5, 10) if unit * power * 6 >= high - low)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    ticks = [((n - first) / (last - first), f"{n * step:.6g}") for n in range(first, last + 1)]
+    return Scale(first * step, last * step, ticks, start, end)
+
+
+def _logarithmic(values: Sequence[float], start: float, end: float) -> Scale:
+    """Whole decades, above a line for zeros if there are any."""
+    exponents = [math.log10(value) for value in values if value > 0]
+    low = math.floor(min(exponents, default=0.0))
+    high = max(math.ceil(max(exponents, default=0.0)), low + 1)
+    stride = math.ceil((high - low) / 6)
+    zeros = len(exponents) < len(values)
+    floor = low - stride if zeros else low
+    labels = [
+        (tick, f"{10.0**tick:g}" if abs(tick) < 4 else f"1e{tick}")
+        for tick in (range(high, low - 1, -stride) if exponents else ())
+    ]
+    labels += [(floor, "0")] if zeros else []
+    ticks = [((tick - floor) / (high - floor), label) for tick, label in labels]
+    return Scale(floor, high, ticks, start, end, log=True)
+
+
+class _Drawing:
+    """A chart while it is drawn; ``words`` describe it."""
+
+    def __init__(self, height: int) -> None:
+        self.height, self.bottom = height, height - BOTTOM
+        self.parts: list[str] = []
+        self.words: list[str] = []
+
+    def path(self, kind: str, path: str, hint: str = "") -> None:
+        """Add a path of a class of ``chart.css``."""
+        inside = f"<title>{escape(hint)}</title>" if hint else ""
+        self.parts.append(f'<path class="{kind}" d="{path}">{inside}</path>')
+
+    def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
+        """Add a text."""
+        named = f' class="{kind}"' if kind else ""
+        place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+        self.parts.append(f"<text{named} {place}>{escape(text)}</text>")
+
+    def named(self, x: float, y: float, name: str, value: str = "") -> None:
+        """Add a row's name, shortened in the middle if it has no room, and its value."""
+        room = int((RIGHT - x) / LETTER) - len(value) - 2
+        half = max(room // 2 - 1, 3)
+        shown = name if len(name) <= room else f"{name[:half]}…{name[-half:]}"
+        self.text(x, y, shown, kind="name")
+        if value:
+            self.text(RIGHT, y, value, "end", "name")
+
+    def rows(self, scale: Scale) -> None:
+        """Add horizontal lines at the ticks, with their numbers."""
+        for share, label in scale.ticks:
+            self.path("grid", f"M{LEFT} {scale.share(share):.1f}H{RIGHT}")
+            self.text(LEFT - 7, scale.share(share) + 4, label, "end")
+
+    def columns(self, scale: Scale) -> None:
+        """Add vertical lines at the ticks, with their numbers."""
+        for share, label in scale.ticks:
+            x = scale.share(share)
+            self.path("grid", f"M{x:.1f} {TOP}V{self.bottom}")
+            self.text(_inside(x, label), self.bottom + LABEL, label, "middle")
+
+    def limit(self, y: float, name: str, y_name: float | None = None) -> None:
+        """Add a horizontal line with its name."""
+        self.path("limit", f"M{LEFT} {y:.1f}H{RIGHT}")
+        above = y - 6 if y >= TOP + 20 else y + 15
+        self.text(RIGHT, above if y_name is None else y_name, name, "end", "limit-name")
+
+    def svg(self, titles: Titles, more: int = 0) -> str:
+        """The chart; ``more`` is the height of what is drawn below the plot."""
+        self.text(RIGHT, self.height - 10, titles.x, "end")
+        self.text(4, 16, titles.y)
+        height = self.height + more
+        return (
+            f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+            f'height="{height}"><title>{escape(titles.chart)}</title>'
+            f"<desc>{escape('; '.join(self.words))}.</desc>{''.join(self.parts)}</svg>"
+        )
+
+
+def _inside(x: float, label: str) -> float:
+    """The middle of a label that must not leave the drawing."""
+    half = LETTER * len(label) / 2
+    return min(max(x, half), WIDTH - half)
 
 
 def line(
     values: Sequence[Number],
+    titles: Titles,
     *,
-    title: str,
-    x_title: str,
-    y_title: str,
     names: Sequence[str] | None = None,
+    places: Sequence[float] | None = None,
     log: bool = False,
     limit: tuple[float, str] | None = None,
     mark: tuple[float, str] | None = None,
-    places: Sequence[float] | None = None,
 ) -> str:
-    """A line through values in a row.
+    """A line through a row of values.
 
     Args:
-        values: what is drawn; what is no number leaves a gap with a cross.
-        title: what the chart shows.
-        x_title: of the row.
-        y_title: of the values, with their unit.
-        names: of the values; their indices if left out.
-        log: whether the axis is logarithmic; zeros then have a line of their own, below a break.
-        limit: a value to draw a horizontal line at, and its name.
-        mark: an index, possibly between two, to draw a vertical line at, and its name.
-        places: where the values stand on the axis, in ascending order; at equal distances if left
-            out.
+        values: the values; what is no number leaves a gap with a cross.
+        titles: what the chart shows.
+        names: names of the values; their indices if left out.
+        places: positions of the values on the axis, in ascending order; their indices if left out.
+        log: whether the axis is logarithmic; zeros then have a line of their own, below a gap.
+        limit: a value for a horizontal line, and its name.
+        mark: a position on the axis for a vertical line, and its name.
     """
     names = names or [str(index) for index in range(len(values))]
-    known = [value for value in values if is_number(value)]
-    limits = [limit[0]] if limit and is_number(limit[0]) else []
-    frame = _logarithmic([*known, *limits], 280) if log else linear([0, *known, *limits], 280)
-    across = _across(places or range(len(values)), frame.right)
+    places = places or range(len(values))
+    limit = limit if limit and is_number(limit[0]) else None
+    chart = _Drawing(280)
+    known = [*filter(is_number, values), *([limit[0]] if limit else [])]
+    up = _logarithmic(known, chart.bottom, TOP) if log else linear([0, *known], chart.bottom, TOP)
+    low, high = (places[0], places[-1]) if places else (0, 0)
+    across = Scale(low, high if high > low else low + 1, [], LEFT, RIGHT)
+    xs = [across.at(place) for place in places]
+    chart.rows(up)
+    for index in _labels(names, xs):
+        chart.path("axis", f"M{xs[index]:.1f} {chart.bottom}v4")
+        middle = _inside(xs[index], names[index])
+        chart.text(middle, chart.bottom + LABEL, names[index], "middle")
 
-    parts = [frame.rows()]
-    for index, text, anchor in _apart(names, [x - LEFT for x in across]):
-        x = across[index]
-        parts.append(f'<path class="axis" d="M{x:.1f} {frame.bottom}v4"/>')
-        parts.append(lettering(x, frame.bottom + LABEL, text, anchor))
-    if limits and limit:
-        y = frame.y(limit[0])
-        parts.append(f'<path class="limit" d="M{LEFT} {y:.1f}H{frame.right}"/>')
-        below = 15 if y < TOP + 20 else -6
-        parts.append(lettering(frame.right, y + below, limit[1], "end", "limit-name"))
+    path, previous = "", None
+    for x, name, value in zip(xs, names, values, strict=True):
+        hint = f"{name}: {figure(value)}"
+        if is_number(value):
+            # No line leads to zero on a logarithmic scale: nothing is known between.
+            joined = previous is not None and not (log and (value == 0) != (previous == 0))
+            path += f"{'L' if joined else 'M'}{x:.1f} {up.at(value):.1f}{'' if joined else 'h0'}"
+            if len(values) <= MOST_DOTS:
+                chart.path("dot", f"M{x:.1f} {up.at(value):.1f}h0", hint)
+            previous = value
+        else:
+            chart.path("lost", f"M{x - 4:.1f} {TOP + 2}l8 8m0 -8l-8 8", hint)
+            previous = None
+    chart.path("data", path)
+    if limit:
+        chart.limit(up.at(limit[0]), limit[1])
     if mark:
-        before, share = int(mark[0]), mark[0] % 1
-        ends = across[before], across[min(before + 1, len(across) - 1)]
-        x = ends[0] + share * (ends[1] - ends[0])
+        x = across.at(mark[0])
         side, gap = ("end", -6) if x > WIDTH / 2 else ("start", 6)
-        parts.append(f'<path class="limit" d="M{x:.1f} {TOP}V{frame.bottom}"/>')
-        parts.append(lettering(x + gap, TOP + 12, mark[1], side, "limit-name"))
-    points = [
-        (x, frame.y(value)) if is_number(value) else None
-        for x, value in zip(across, values, strict=True)
-    ]
-    # No line leads across the break: nothing is known of the way to zero.
-    broken = [log and one != other for one, other in pairwise(v == 0 for v in values)]
-    parts.append(f'<path class="data" d="{_path(points, [*broken, False])}"/>')
-    for index, (name, value, point) in enumerate(zip(names, values, points, strict=True)):
-        hint = f"<title>{escape(name)}: {escape(figure(value))}</title>"
-        if point and len(values) <= MOST_DOTS:
-            x, y = point
-            parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3">{hint}</circle>')
-        elif not point:
-            cross = f"M{across[index] - 4:.1f} {TOP + 2}l8 8m0 -8l-8 8"
-            parts.append(f'<path class="lost" d="{cross}">{hint}</path>')
-    parts.append(frame.titles(x_title, y_title))
-    said = _said(names, values) + [named[1] for named in (limit, mark) if named]
-    return drawn(title, said, frame.height, parts)
+        chart.path("limit", f"M{x:.1f} {TOP}V{chart.bottom}")
+        chart.text(x + gap, TOP + 12, mark[1], side, "limit-name")
+
+    found = [(v, name) for v, name in zip(values, names, strict=True) if is_number(v)]
+    for word, best in (("smallest", min), ("largest", max)) if found else ():
+        value, name = best(found)
+        chart.words.append(f"{word} {figure(value)} at {name}")
+    if missing := [name for v, name in zip(values, names, strict=True) if not is_number(v)]:
+        chart.words.append(f"none at {', '.join(missing)}")
+    chart.words += [each[1] for each in (limit, mark) if each]
+    return chart.svg(titles)
 
 
-def _across(places: Sequence[float], right: int) -> list[float]:
-    """Where values stand from left to right: the first and the last at the ends of the axis."""
-    first, last = (places[0], places[-1]) if len(places) else (0, 0)
-    scale = (right - LEFT) / (last - first) if last > first else 0.0
-    return [LEFT + scale * (place - first) for place in places]
+def _labels(names: Sequence[str], xs: Sequence[float]) -> list[int]:
+    """Indices of labels that do not touch: the first, the last and round numbers between them."""
+    last = len(names) - 1
+
+    def clear(first: int, second: int) -> bool:
+        left, right = (_inside(xs[index], names[index]) for index in (first, second))
+        return right - left >= LETTER * len(names[first] + names[second]) / 2 + 8
+
+    def number(index: int) -> int:
+        return int(names[index]) if names[index].isdecimal() else index
+
+    between: list[int] = []
+    for stride in (unit * 10**power for power in range(7) for unit in (1, 2, 5)):
+        between = [index for index in range(1, last) if number(index) % stride == 0]
+        if all(clear(*neighbours) for neighbours in pairwise(between)):
+            break
+    between = [index for index in between if clear(0, index) and clear(index, last)]
+    ends = [0, last] if last > 0 and clear(0, last) else [0] if names else []
+    return sorted({*ends, *between})
 
 
 def residuals(
-    pairs: Sequence[Sequence[Number]],
-    *,
-    title: str,
-    x_title: str,
-    y_title: str,
-    band: tuple[float, str] | None = None,
+    pairs: Sequence[Sequence[Number]], titles: Titles, band: tuple[float, str] | None = None
 ) -> str:
     """Pairs as points: the first number, and how far the second is above or below it.
 
     Args:
-        pairs: what is drawn.
-        title: what the chart shows.
-        x_title: of the first numbers.
-        y_title: of the differences.
-        band: a difference to draw a line at on both sides of zero, and its name.
+        pairs: the pairs.
+        titles: what the chart shows.
+        band: a difference for a line on both sides of zero, and its name.
     """
     known = [(x, y - x) for x, y in pairs if is_number(x) and is_number(y)]
-    across = linear([x for x, _ in known], 300)
-    reach = [abs(difference) for _, difference in known]
-    lines = [band[0]] if band and is_number(band[0]) and band[0] > 0 else []
-    up = linear([*reach, *lines], 300, around_zero=True)
-    parts = [up.rows(), across.columns()]
-    parts.append(f'<path class="axis" d="M{LEFT} {up.y(0):.1f}H{up.right}"/>')
-    dots = "".join(f"M{across.x(x):.1f} {up.y(difference):.1f}h0" for x, difference in known)
-    parts.append(f'<path class="cloud" d="{dots}"/>')
-    if lines and band:
-        for sign in (-1, 1):
-            parts.append(f'<path class="limit" d="M{LEFT} {up.y(sign * band[0]):.1f}H{up.right}"/>')
-        # Lines that lie within the cloud of points have their name above it.
-        within = up.y(-band[0]) - up.y(band[0]) < NARROW
-        height, name = (TOP, f"dashed: {band[1]}") if within else (up.y(band[0]), band[1])
-        parts.append(lettering(up.right, height - 6, name, "end", "limit-name"))
-    parts.append(up.titles(x_title, y_title))
-    said = [f"{len(known)} points"]
+    band = band if band and is_number(band[0]) and band[0] > 0 else None
+    chart = _Drawing(300)
+    across = linear([x for x, _ in known], LEFT, RIGHT)
+    reach = [*(abs(apart) for _, apart in known), *([band[0]] if band else [])]
+    up = linear(reach, chart.bottom, TOP, around_zero=True)
+    chart.rows(up)
+    chart.columns(across)
+    chart.path("axis", f"M{LEFT} {up.at(0):.1f}H{RIGHT}")
+    chart.path("cloud", "".join(f"M{across.at(x):.1f} {up.at(y):.1f}h0" for x, y in known))
+    chart.words.append(f"{len(known)} points")
     if known:
-        x, difference = max(known, key=lambda point: abs(point[1]))
-        said.append(f"largest difference: {difference:.4g} at {x:.4g}")
+        x, apart = max(known, key=lambda point: abs(point[1]))
+        chart.words.append(f"largest difference: {apart:.4g} at {x:.4g}")
     if len(known) < len(pairs):
-        said.append(f"{len(pairs) - len(known)} are none")
-    said += [band[1]] if lines and band else []
-    return drawn(title, said, up.height, parts)
+        chart.words.append(f"{len(pairs) - len(known)} are none")
+    if band:
+        above, below = up.at(band[0]), up.at(-band[0])
+        chart.path("limit", f"M{LEFT} {below:.1f}H{RIGHT}")
+        if below - above < NARROW:  # the name of lines within the cloud is above it
+            chart.limit(above, f"dashed: {band[1]}", TOP - 6)
+        else:
+            chart.limit(above, band[1], above - 6)
+        chart.words.append(band[1])
+    return chart.svg(titles)
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A bar, and how far the values reach of which it is the mean."""
+class Interval:
+    """A mean with its interval.
+
+    Attributes:
+        name: what it is the mean of.
+        mean: its value.
+        low: lower end of the interval.
+        high: upper end.
+        each: the values behind the mean, drawn as dots.
+        noise: whether it may be noise, drawn in grey.
+    """
 
     name: str
-    value: float
-    lowest: float
-    highest: float
+    mean: float
+    low: float
+    high: float
+    each: Sequence[float] = ()
+    noise: bool = False
 
 
-def bars(rows: Sequence[Bar], *, title: str, x_title: str) -> str:
-    """Horizontal bars, each below its name; whiskers show how far the values reach."""
-    frame = linear([0, *(row.highest for row in rows)], TOP + BOTTOM + 32 * len(rows), left=14)
-    parts = [frame.columns()]
-    zero = frame.x(0)
-    said = []
+def intervals(rows: Sequence[Interval], titles: Titles, *, around_zero: bool = True) -> str:
+    """Means with their intervals on one scale, each below its name.
+
+    Args:
+        rows: the means.
+        titles: what the chart shows.
+        around_zero: whether zero is in the middle of the scale; it starts at zero otherwise.
+    """
+    chart, left = _Drawing(TOP + BOTTOM + 36 * len(rows)), 14
+    values = [0.0, *(value for row in rows for value in (row.low, row.high, *row.each))]
+    scale = linear(values, left, RIGHT, around_zero=around_zero)
+    chart.columns(scale)
+    chart.path("axis", f"M{scale.at(0):.1f} {TOP}V{chart.bottom}")
+    form = "+.4f" if around_zero else ".3g"
     for index, row in enumerate(rows):
-        y, value = TOP + 32 * index + 14, figure(row.value)
-        room = int((frame.right - frame.left) / LETTER) - len(value) - 2
-        spread = row.lowest < row.highest
-        reach = f" ({figure(row.lowest)} to {figure(row.highest)})" if spread else ""
-        said.append(f"{row.name}: {value}{reach}")
-        parts.append(lettering(frame.left + 5, y, shortened(row.name, room), "start", "name"))
-        parts.append(lettering(frame.right, y, value, "end", "name"))
-        parts.append(
-            f'<rect class="bar" x="{zero:.1f}" y="{y + 5}" height="9" '
-            f'width="{frame.x(row.value) - zero:.1f}"><title>{escape(said[-1])}</title></rect>'
-        )
-        if spread:
-            ends = f"M{frame.x(row.lowest):.1f} {y + 9.5}H{frame.x(row.highest):.1f}"
-            parts.append(f'<path class="whisker" d="{ends}"/>')
-    parts.append(f'<path class="axis" d="M{zero:.1f} {TOP}V{frame.bottom}"/>')
-    parts.append(frame.titles(x_title))
-    return drawn(title, said, frame.height, parts)
+        y = TOP + 36 * index + 14
+        label = f"{figure(row.mean, form)}{' noise' if row.noise else ''}"
+        reach = f" ({figure(row.low, form)} to {figure(row.high, form)})"
+        chart.words.append(f"{row.name}: {label}{reach if row.low < row.high else ''}")
+        chart.named(left + 5, y, row.name, label)
+        kind = f"interval {'noise' if row.noise else 'sure'}"
+        ends = f"M{scale.at(row.low):.1f} {y + 11}H{scale.at(row.high):.1f}"
+        chart.path(kind, ends, chart.words[-1])
+        chart.path("seeds", "".join(f"M{scale.at(each):.1f} {y + 11}h0" for each in row.each))
+        chart.path("middle", f"M{scale.at(row.mean):.1f} {y + 5}v12")
+    return chart.svg(titles)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line, and the lines it is the mean of.
+
+    Attributes:
+        name: its name.
+        mean: its points, from left to right.
+        each: the points of every line behind it.
+        style: number of its colour and dashes, from 0.
+    """
+
+    name: str
+    mean: Sequence[Point]
+    each: Sequence[Sequence[Point]]
+    style: int
+
+
+def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) -> str:
+    """Several lines in one plot, with a key below it.
+
+    Args:
+        lines: at most ``MOST_LINES``.
+        titles: what the chart shows.
+        most: largest value of the vertical axis; lines above it run along its end.
+    """
+    chart = _Drawing(300)
+    across = linear([0.0, *(x for line in lines for x, _ in line.mean)], LEFT, RIGHT)
+    values = [y for line in lines for points in (line.mean, *line.each) for _, y in points]
+    up = linear([min(y, most) for y in values], chart.bottom, TOP)
+    chart.rows(up)
+    chart.columns(across)
+
+    def path(points: Sequence[Point]) -> str:
+        places = [f"{across.at(x):.1f} {up.at(y):.1f}" for x, y in points]
+        return f"M{'L'.join(places)}" if places else ""
+
+    for each in lines:
+        for points in each.each:
+            chart.path(f"seed line-{each.style}", path(points))
+    for row, each in enumerate(lines):
+        chart.path(f"mean line-{each.style}", path(each.mean), each.name)
+        y = chart.height + ROW * row + 8
+        chart.path(f"mean line-{each.style}", f"M{LEFT} {y}h34")
+        chart.named(LEFT + 42, y + 5, each.name)
+        if each.mean:
+            chart.words.append(f"{each.name}: {figure(each.mean[-1][1], '.4f')} at the end")
+    return chart.svg(titles, more=ROW * len(lines) + 8)
 
 
 def standalone(svg: str) -> str:
@@ -201,204 +433,3 @@ def standalone(svg: str) -> str:
 def style_rules() -> str:
     """The colours of charts, as CSS."""
     return Path(__file__).with_name("chart.css").read_text(encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A plot inside a drawing, with one scale for both directions.
-
-    Attributes:
-        low: value at the low end of the scale, or its exponent of ten.
-        high: the same of the high end.
-        ticks: where numbers stand, as shares of the scale, and the numbers.
-        log: whether the scale is logarithmic.
-        zeros: whether zeros have a line of their own at the bottom, where the scale has none.
-    """
-
-    low: float
-    high: float
-    ticks: Sequence[tuple[float, str]]
-    log: bool
-    height: int
-    left: int = LEFT
-    right: int = WIDTH - RIGHT
-    zeros: bool = False
-
-    @property
-    def bottom(self) -> int:
-        """Where the plot ends."""
-        return self.height - BOTTOM
-
-    @property
-    def floor(self) -> int:
-        """Where the scale begins."""
-        return self.bottom - ZERO_ROOM if self.zeros else self.bottom
-
-    def x(self, value: float) -> float:
-        """Where a value stands on an axis to the right."""
-        return self.left + (self.right - self.left) * self._share(value)
-
-    def y(self, value: float) -> float:
-        """Where it stands on an axis upwards."""
-        if self.zeros and value <= 0:
-            return self.bottom
-        return self.floor - (self.floor - TOP) * self._share(value)
-
-    def _share(self, value: float) -> float:
-        if self.log:
-            value = math.log10(value) if value > 0 else self.low
-        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
-
-    def rows(self) -> str:
-        """Horizontal lines at the ticks, with their numbers."""
-        parts = []
-        heights = [(self.floor - (self.floor - TOP) * share, label) for share, label in self.ticks]
-        if self.zeros:
-            heights.append((self.bottom, "0"))
-        for y, label in heights:
-            parts.append(f'<path class="grid" d="M{self.left} {y:.1f}H{self.right}"/>')
-            parts.append(lettering(self.left - 7, y + 4, label, "end"))
-        if self.zeros and self.ticks:
-            y = (self.floor + self.bottom) / 2
-            parts.append(
-                f'<path class="axis" d="M{self.left - 5} {y + 1:.1f}l10 -6m-10 10l10 -6"/>'
-            )
-        return "".join(parts)
-
-    def columns(self) -> str:
-        """Vertical lines at the ticks, with their numbers."""
-        parts = []
-        for share, label in self.ticks:
-            x = self.left + (self.right - self.left) * share
-            parts.append(f'<path class="grid" d="M{x:.1f} {TOP}V{self.bottom}"/>')
-            half = LETTER * len(label) / 2
-            inside = min(max(x, half), WIDTH - half)
-            parts.append(lettering(inside, self.bottom + LABEL, label, "middle"))
-        return "".join(parts)
-
-    def titles(self, x_title: str, y_title: str = "") -> str:
-        """The names of both axes, level so that they can be read."""
-        return lettering(self.right, self.height - 10, x_title, "end") + lettering(
-            4, 16, y_title, "start"
-        )
-
-
-def _logarithmic(values: Sequence[float], height: int) -> Frame:
-    """Whole decades, and a line below for zeros where there are some."""
-    exponents = [math.log10(value) for value in values if value > 0]
-    low = math.floor(min(exponents, default=0.0))
-    high = max(math.ceil(max(exponents, default=0.0)), low + 1)
-    stride = math.ceil((high - low) / 6)
-    shown = range(high, low - 1, -stride) if exponents else ()
-    labels = [(tick, f"{10.0**tick:g}" if abs(tick) < 4 else f"1e{tick}") for tick in shown]
-    ticks = [((tick - low) / (high - low), label) for tick, label in labels]
-    return Frame(low, high, ticks, True, height, zeros=any(value <= 0 for value in values))
-
-
-def linear(
-    values: Sequence[float], height: int, left: int = LEFT, *, around_zero: bool = False
-) -> Frame:
-    """From one round number to another, with some between.
-
-    Args:
-        values: what must have room.
-        height: of the drawing.
-        left: where the plot begins.
-        around_zero: whether zero stands in the middle.
-    """
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    size = max(abs(low), abs(high))
-    if size < 1 / BEYOND:  # no scale can be read off zeros
-        return Frame(-around_zero, 1.0, [(0.5 * around_zero, "0")], False, height, left)
-    if around_zero:
-        low, high = -size, size
-    elif high - low <= size * 1e-12:  # digits that a float does not have cannot be told apart
-        low, high = low - size / 2, high + size / 2
-    power = 10.0 ** math.floor(math.log10((high - low) / 5))
-    step = next(size * power for size in (1, 2, 5, 10) if size * power * 6 >= high - low)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    ticks = [((n - first) / (last - first), f"{n * step:.6g}") for n in range(first, last + 1)]
-    return Frame(first * step, last * step, ticks, False, height, left)
-
-
-def _apart(names: Sequence[str], places: Sequence[float]) -> list[tuple[int, str, str]]:
-    """Indices, labels and anchors: the first, the last and round numbers between, kept apart.
-
-    Args:
-        names: of what is drawn.
-        places: where that stands, from the left end of the axis.
-    """
-    last = len(names) - 1
-
-    def anchor(index: int) -> str:
-        # What stands left of the axis is free below it.
-        if index == 0 and LETTER * len(names[index]) / 2 > LEFT:
-            return "start"
-        return "end" if index and index == last else "middle"
-
-    def span(index: int) -> tuple[float, float]:
-        size = LETTER * len(names[index]) + 8
-        start = places[index] - {"start": 0.0, "middle": size / 2, "end": size}[anchor(index)]
-        return start, start + size
-
-    def clear(first: int, second: int) -> bool:
-        return span(first)[1] <= span(second)[0]
-
-    def number(index: int) -> int:
-        return int(names[index]) if names[index].isdecimal() else index
-
-    between: list[int] = []
-    for stride in (size * 10**power for power in range(7) for size in (1, 2, 5)):
-        between = [index for index in range(1, last) if number(index) % stride == 0]
-        if all(clear(*neighbours) for neighbours in pairwise(between)):
-            break
-    between = [index for index in between if clear(0, index) and clear(index, last)]
-    ends = [0, last] if last > 0 and clear(0, last) else [0] if names else []
-    return [(i, names[i], anchor(i)) for i in sorted({*ends, *between})]
-
-
-def _path(points: Sequence[tuple[float, float] | None], broken: Sequence[bool]) -> str:
-    """A line through points, which ends where one is missing; a point alone is a dot.
-
-    Args:
-        points: what it leads through.
-        broken: of each, whether it also ends behind it.
-    """
-    parts, drawing = [], False
-    for point, last in zip(points, broken, strict=False):
-        if point:
-            parts.append(f"{'L' if drawing else 'M'}{point[0]:.1f} {point[1]:.1f}")
-            parts.append("" if drawing else "h0")
-        drawing = point is not None and not last
-    return "".join(parts)
-
-
-def _said(names: Sequence[str], values: Sequence[Number]) -> list[str]:
-    """What a line shows, in words."""
-    known = [(value, name) for name, value in zip(names, values, strict=True) if is_number(value)]
-    missing = [name for name, value in zip(names, values, strict=True) if not is_number(value)]
-    said = []
-    for word, (value, name) in (("smallest", min(known)), ("largest", max(known))) if known else ():
-        said.append(f"{word} {figure(value)} at {name}")
-    return [*said, f"none at {', '.join(missing)}"] if missing else said
-
-
-def shortened(name: str, letters: int) -> str:
-    """A long name without its middle."""
-    half = max(letters // 2 - 1, 3)
-    return name if len(name) <= letters else f"{name[:half]}…{name[-half:]}"
-
-
-def lettering(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
-    """A text at a place."""
-    named = f' class="{kind}"' if kind else ""
-    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def drawn(title: str, said: Sequence[str], height: int, parts: Sequence[str]) -> str:
-    """A drawing of its parts, with what it shows in words."""
-    return (
-        f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
-        f'height="{height}"><title>{escape(title)}</title><desc>{escape("; ".join(said))}.</desc>'
-        f"{''.join(parts)}</svg>"
-    )

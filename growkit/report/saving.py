@@ -1,36 +1,45 @@
-"""Where a result goes as a file: never into a model, nor in the place of anything but a report."""
+"""Reports as files: one HTML page or JSON, never inside a model or in place of another file."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.made import MANIFEST, made_around
 from growkit.checkpoint.publishing import write_whole
-from growkit.report.page import report_page
-from growkit.report.probe_page import probe_page
+from growkit.report.drawing import escape, style_rules
+from growkit.report.probe import probe_view
+from growkit.report.proof import proof_view
+from growkit.report.view import View, figure, render
 
 BEGINNINGS = {".html": '<!DOCTYPE html>\n<html lang="en">', ".json": '{\n  "'}
-"""How what growkit writes of a result begins."""
+"""How reports begin."""
 
 OWN = {
     ".html": (" – growkit</title>",),
     ".json": ('\n  "negative_control_caught": ', '\n  "equal_compute": '),
 }
-"""What it holds that others do not; of JSON, a proof or a probe."""
+"""What only reports contain; of JSON, a proof or a probe."""
 
 MOST_BYTES = 1 << 26
 """Size of an earlier report, at most."""
 
+_WHOLE = re.compile(r"(?<![\w/.-])(?:-?[\d.]+e-\d+|--[a-z][\w-]*)(?![\w-])")
+_NAMES = re.compile(r"[\w./-]{24,}")
+_PARTS = re.compile(r"(?<=\w)[./_](?=\w)")
+
 
 def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()) -> None:
-    """Find out before long work whether a report can be written there.
+    """Check before long work whether a report can be written.
 
     Args:
         file: an HTML page or JSON, by its name; None for neither.
@@ -38,7 +47,7 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
         outputs: folders that the same run makes.
 
     Raises:
-        InputError: it cannot; says what would do.
+        InputError: it cannot be written there; says what would do.
     """
     if file is None:
         return
@@ -48,25 +57,19 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
         raise InputError(f"{file.parent} is not a folder; make it before a report goes there")
     if not os.access(file.parent, os.W_OK | os.X_OK):
         raise InputError(f"no report can be written into {file.parent}; name another folder")
-    _check_outside(file, inputs, outputs)
+    real = Path(os.path.realpath(file))
+    made = (output for output in outputs if real.is_relative_to(os.path.realpath(output)))
+    model = inputs.around(file) or next(made, None) or made_around(file)
+    if model is not None:
+        raise InputError(
+            f"{file} would become part of the model in {model}; write the report elsewhere"
+        )
     _check_free(file, inputs)
 
 
-def _check_outside(path: Path, inputs: Inputs, outputs: Sequence[Path]) -> None:
-    real = Path(os.path.realpath(path))
-    made = (output for output in outputs if real.is_relative_to(os.path.realpath(output)))
-    model = inputs.around(path) or next(made, None) or made_around(path)
-    if model is not None:
-        raise InputError(
-            f"{path} would become part of the model in {model}; write the report elsewhere"
-        )
-
-
 def _check_free(path: Path, inputs: Inputs) -> None:
-    """Refuse to replace anything but what growkit wrote of a result before."""
-    if not os.path.lexists(path):
-        return
-    if inputs.inside(path) or not _is_report(path):
+    """Refuse to replace anything but an earlier report."""
+    if os.path.lexists(path) and (inputs.inside(path) or not _is_report(path)):
         raise InputError(f"{path} is no report that growkit wrote; name another file")
 
 
@@ -79,76 +82,72 @@ def _is_report(path: Path) -> bool:
     return text.startswith(BEGINNINGS[path.suffix]) and own
 
 
-def save_report(result: Mapping[str, Any], file: str | Path, target: str | Path) -> None:
-    """Write what a proof found, when it is over; see ``write_report``.
-
-    Args:
-        result: a ``growkit.VerifyResult``.
-        file: see there.
-        target: the target's folder; where it is gone, the report does without its manifest.
-
-    Raises:
-        InputError: see there.
-    """
-    inputs = Inputs([*filter(None, [result["source"], result["target"], result["text"]]), target])
-    write_report(result, Path(target), Path(file), inputs)
-
-
-def _manifest(target: Path) -> dict[str, Any] | None:
-    if not target.is_dir():
-        return None
-    opened = Folder(target)
-    return opened.json(MANIFEST) if opened.has(MANIFEST) else None
-
-
 def write_report(
     result: Mapping[str, Any], target: Path, file: Path | None, inputs: Inputs
 ) -> None:
-    """Write what was asked for.
+    """Write the report of a proof.
 
     Args:
         result: a ``growkit.VerifyResult``.
-        target: the target's folder, for its manifest.
+        target: the target's folder, for its manifest; the report does without if it is gone.
         file: an HTML page or JSON, by its name; None for neither.
         inputs: files that must not be overwritten.
 
     Raises:
-        InputError: it cannot be written any more, or the disk is full.
+        InputError: it can no longer be written, or the disk is full.
     """
     if file is not None:
         check_report(file, inputs, [target])
-        _write(result, report_page(result, _manifest(target)), file, inputs)
+        opened = Folder(target) if target.is_dir() else None
+        manifest = opened.json(MANIFEST) if opened and opened.has(MANIFEST) else None
+        _write(result, proof_view(result, manifest), file, inputs)
 
 
 def write_probe(
     result: Mapping[str, Any], file: Path | None, inputs: Inputs, made: Sequence[Path] = ()
 ) -> None:
-    """Write what a probe found.
-
-    Args:
-        result: a ``growkit.ProbeResult``.
-        file: an HTML page or JSON, by its name; None for neither.
-        inputs: files that must not be overwritten.
-        made: folders that the probe made.
-
-    Raises:
-        InputError: see ``write_report``.
-    """
+    """Write the report of a probe; ``made`` are folders that it made. See ``write_report``."""
     if file is not None:
         check_report(file, inputs, made)
-        _write(result, probe_page(result), file, inputs)
+        _write(result, probe_view(result), file, inputs)
+
+
+def save_report(result: Mapping[str, Any], file: str | Path, target: str | Path) -> None:
+    """Write the report of a proof that is over; see ``write_report``."""
+    inputs = Inputs([*filter(None, [result["source"], result["target"], result["text"]]), target])
+    write_report(result, Path(target), Path(file), inputs)
 
 
 def save_probe(result: Mapping[str, Any], file: str | Path) -> None:
-    """Write what a probe found, when it is over; see ``write_probe``."""
+    """Write the report of a probe that is over; see ``write_probe``."""
     write_probe(result, Path(file), Inputs([result["source"], result["text"]]))
 
 
-def _write(result: Mapping[str, Any], page: str, file: Path, inputs: Inputs) -> None:
-    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+def _write(result: Mapping[str, Any], view: View, file: Path, inputs: Inputs) -> None:
     try:
         _check_free(file, inputs)
-        write_whole(file, page if file.suffix == ".html" else text)
+        text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        write_whole(file, page(view) if file.suffix == ".html" else text)
     except OSError as error:
         where = error.filename or file
         raise InputError(f"the report cannot be written ({error.strerror}: {where})") from error
+
+
+def page(view: View) -> str:
+    """A view as one HTML file."""
+    filters = {
+        "plain": lambda text: Markup(escape(text)),  # noqa: S704  for attributes and titles
+        "sentence": lambda text: flowing(f"{text[:1].upper()}{text[1:].removesuffix('.')}."),
+    }
+    rules = style_rules() + Path(__file__).with_name("page.css").read_text("utf-8")
+    return render("page.html", flowing, filters, view=view, style=rules)
+
+
+def flowing(value: Any) -> Markup:
+    """A value as HTML, with line breaks between words and between the parts of long names only.
+
+    Browsers break lines after hyphens, as in ``--max-kl`` and ``1e-14``, and long names anywhere.
+    """
+    kept = _WHOLE.sub(r'<span class="whole">\g<0></span>', escape(figure(value)))
+    # Escaped above, so that only our own tags are markup.
+    return Markup(_NAMES.sub(lambda name: _PARTS.sub(r"\g<0><wbr>", name[0]), kept))  # noqa: S704

@@ -27,7 +27,7 @@ from unittest.mock import patch
 import typer
 
 from growkit.cli.app import app
-from growkit.report import page, terminal
+from growkit.report import saving, terminal
 from tests.fuzz.case import Case
 from tests.fuzz.places import SECRET, Place, build, remove, state
 from tests.fuzz.rules import Answer, Fault, cause, judge
@@ -40,7 +40,7 @@ MEMORY = 600 << 20
 ROOM = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Memory, where it can be had as a folder: on a disk, writing takes as long as all the rest."""
 RENEW = 75
-LOADED = page, terminal
+LOADED = saving, terminal
 """What commands import late: once here, and not in every child."""
 NOBODY = "/proc", "/dev/null"
 RUNS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect")

@@ -1,0 +1,266 @@
+"""What terminals show of operations: plans, growth, estimates, inspections, checks, the demo."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from growkit.base.errors import shortened
+from growkit.base.units import duration, size
+from growkit.report.proof import proof_view
+from growkit.report.view import Facts, Grid, Paragraph, Part
+from growkit.results.inspection import difference_sentence
+from growkit.results.sentences import class_sentence, optimizer_sentence
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+LONGEST_VALUE = 100
+"""Characters of a config's value that are shown."""
+
+Found = Mapping[str, Any]
+Indices = tuple[int, ...]
+"""The numbers in a name."""
+
+
+def growth(result: Found) -> Iterator[Part]:
+    """A ``growkit.GrowResult``: what was done, or would be, and its proof."""
+    if result["dry_run"]:
+        yield from (_tensors(result), Paragraph(""))
+    if result["dry_run"] and result["config"]:
+        rows = [
+            [each["key"], *(shortened(each[when] or "", LONGEST_VALUE) for when in CHANGE)]
+            for each in result["config"]
+        ]
+        yield from (Grid(["config.json", *CHANGE], rows, "ttt"), Paragraph(""))
+    if result["ranks"]:
+        yield _ranks(result["ranks"])
+    loads_with = f"loads with {result['loads_with']}" if result["loads_with"] else None
+    optimizer = optimizer_sentence(result["optimizer"]) if result["optimizer"] else None
+    sentences = [class_sentence(result["config"]), loads_with, optimizer]
+    if not result["verification"]:  # whose reason begins with it
+        sentences.append(_lost(result))
+    yield from _summary(result, f"{size(result['bytes'])} in {result['dtype']}", sentences)
+    if estimate := result["estimate"]:
+        disk = f"{size(estimate['disk_needed'])} needed, {size(estimate['disk_free'])} free"
+        yield _estimate(estimate, {"disk": disk})
+    if result["dry_run"]:
+        yield Paragraph(f"dry run: nothing was written to {result['output']}")
+    if result["verification"]:
+        yield from proof_view(result["verification"]).brief()
+
+
+CHANGE = ("before", "after")
+
+
+def _lost(result: Found) -> str | None:
+    return f"lost: {result['lost']}" if result["lost"] else None
+
+
+def _summary(result: Found, storage: str, sentences: Sequence[str | None]) -> Iterator[Part]:
+    """Parameters and promise, more sentences, and warnings."""
+    grown = f"{result['source_parameters']:,} → {result['parameters']:,} parameters"
+    yield Paragraph(f"{grown}, {storage}, promise: {result['promise']}")
+    yield from (Paragraph(sentence) for sentence in sentences if sentence)
+    for warning in result["warnings"]:
+        yield Paragraph(f"warning: {warning}", "warn")
+
+
+def large_plan(plan: Found) -> Iterator[Part]:
+    """A ``LargePlan``: what a recipe takes."""
+    yield from _summary(plan, f"in {plan['dtype']}", [_lost(plan)])
+    several = plan["files"] > 1
+    files = f"{plan['files']} files of at most" if several else "one file of"
+    weights = f"weights in {files} {size(plan['largest_file'])}"
+    rows = {
+        "source": f"{size(plan['read'])}, {plan['source']}",
+        "disk": f"{size(plan['disk_needed'])}, {weights}",
+    }
+    bandwidth = plan["bandwidth"]
+    disk = f"at {size(bandwidth)} a second" if bandwidth else "where the disk keeps up"
+    yield _estimate(plan, rows, f" {disk}")
+
+
+def _estimate(plan: Found, rows: dict[str, str], speed: str = "") -> Facts:
+    times = f"about {duration(plan['write_seconds'])} to write{speed}"
+    if plan["proof_seconds"] is not None:
+        times += f", {duration(plan['proof_seconds'])} to prove"
+    memory, time = f"about {size(plan['memory'])}", f"{times} ({plan['basis']})"
+    return Facts(rows | {"memory": memory, "time": time})
+
+
+def _tensors(result: Found) -> Grid:
+    """The tensors of a plan, by kind."""
+    lines = {line["tensor"]: line for line in result["plan"]}
+    same = {
+        name: f"{line['source_shapes']} {line['shape']} {line['dtype']} "
+        + NUMBER.sub("#", line["why"])
+        for name, line in lines.items()
+    }
+    rows = []
+    for name, members in kinds(same).items():
+        line = lines[members[0]]
+        old = ", ".join(" × ".join(map(str, shape)) for shape in line["source_shapes"])
+        why = in_common([lines[each]["why"] for each in members])
+        rows.append([name, old, " × ".join(map(str, line["shape"])), why])
+    for name, members in kinds(result["dropped"]).items():
+        rows.append([name, "", "dropped", result["dropped"][members[0]]])
+    return Grid(["tensor", "old shape", "new shape", "rule"], rows, "tttt")
+
+
+def kinds(named: Mapping[str, Hashable]) -> dict[str, list[str]]:
+    """Group names that differ in numbers alone.
+
+    Args:
+        named: for each name, what must be equal within a group.
+
+    Returns:
+        The names of each group in the order of their first, by a name for all of them such as
+        ``layers.0–2,5.experts.0–7.weight``.
+    """
+    alike: dict[tuple[tuple[str | None, ...], Hashable], dict[Indices, str]] = {}
+    for name, same in named.items():
+        parts = name.split(".")
+        numbers = [re.fullmatch("0|[1-9][0-9]*", part) for part in parts]
+        form = tuple(None if n else part for n, part in zip(numbers, parts, strict=True))
+        indices = tuple(int(n[0]) for n in numbers if n)
+        alike.setdefault((form, same), {})[indices] = name
+    found: dict[str, list[str]] = {}
+    for (form, _), members in alike.items():
+        for spans, block in _blocks(sorted(members)):
+            left = iter(spans)
+            shown = ".".join(next(left) if part is None else part for part in form)
+            found[shown] = [members[indices] for indices in block]
+    return found
+
+
+def _blocks(places: Sequence[Indices]) -> Iterator[tuple[list[str], list[Indices]]]:
+    """Sorted indices as blocks, in which the numbers of all levels combine freely."""
+    if not places[0]:
+        yield [], list(places)
+        return
+    alike: dict[tuple[Indices, ...], list[int]] = {}
+    for first, members in groupby(places, lambda place: place[0]):
+        alike.setdefault(tuple(place[1:] for place in members), []).append(first)
+    for rests, firsts in alike.items():
+        for spans, inner in _blocks(rests):
+            yield (
+                [_spans(firsts), *spans],
+                [(first, *rest) for first in firsts for rest in inner],
+            )
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Rising numbers, e.g. ``0–2,5``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ",".join("–".join(map(str, run)) for run in runs)
+
+
+def in_common(texts: Sequence[str]) -> str:
+    """Texts that differ in numbers alone as one, with ``…`` for those that differ."""
+    words = NUMBER.split(texts[0])
+    numbers = zip(*(NUMBER.findall(text) for text in texts), strict=True)
+    shown = [each[0] if len({*each}) == 1 else "…" for each in numbers]
+    return words[0] + "".join(number + word for number, word in zip(shown, words[1:], strict=True))
+
+
+def _ranks(ranks: Sequence[Found]) -> Grid:
+    """Ranks that were tried, with their cost; of ranks of single layers, the chosen ones."""
+    if ranks[0]["layer"] is not None:
+        chosen = [each for each in ranks if each["chosen"]]
+        rows = [[str(each["layer"]), str(each["rank"]), f"{each['energy']:.6f}"] for each in chosen]
+        return Grid(["layer", "rank", "energy kept"], rows, "ttt")
+    rows = [
+        [str(each["rank"]), f"{each['kl_nats_per_token']:.3g}", "chosen" if each["chosen"] else ""]
+        for each in ranks
+    ]
+    return Grid(["rank", "KL, nats per token", ""], rows, "ttt")
+
+
+def inspection(result: Found) -> Iterator[Part]:
+    """An ``Inspection``: what a checkpoint is."""
+    family = f"{result['family']} ({result['model_class'] or 'no class named'})"
+    facts = {
+        "folder": result["folder"],
+        "family": family,
+        "parameters": f"{result['parameters']:,} in {result['tensors']} tensors",
+        "storage": f"{size(result['bytes'])} in {result['dtype']}",
+        "embeddings": "tied" if result["tied"] else "untied",
+    }
+    for key, value in result["config_sizes"].items():
+        each = value if isinstance(value, list) else [value]
+        facts[key] = " ".join(f"{number:,}" for number in each)
+    if result["attention"]:
+        facts |= _attention(result["attention"])
+    facts["axes"] = ", ".join(f"{axis} {size:,}" for axis, size in result["sizes"].items())
+    facts["files"] = ", ".join(result["files"])
+    yield Facts(facts)
+    for name, why in result["dropped"].items():
+        yield Paragraph(f"left out: {name}: {why}")
+    steps = {}
+    for step in result["possible"]:
+        family = f", as {step['becomes']}" if step["becomes"] != result["family"] else ""
+        steps[step["command"]] = f"{step['promise']}{family}"
+    if steps:
+        yield Paragraph("possible next:")
+        yield Facts(steps)
+
+
+def _attention(attention: Found) -> dict[str, str]:
+    ratio = f", {attention['ratio']}:1" if attention["ratio"] else ""
+    heads = f"{attention['signal_heads']} signal, {attention['noise_heads']} noise{ratio}, "
+    facts = {"attention": attention["variant"]}
+    facts["heads"] = f"{heads}{attention['kv_heads']} value heads"
+    for label, key in (("λ per layer", "lambda_value"), ("λ_init per layer", "lambda_init")):
+        if attention[key]:
+            facts[label] = " ".join(f"{value:.4f}" for value in attention[key])
+    if attention["noise_heads"] and not attention["lambda_value"]:
+        facts["λ"] = "projected from every token"
+    return facts
+
+
+def families(known: Mapping[str, Any]) -> Iterator[Part]:
+    """Families (``growkit.families.family.Family``) by their ``model_type``."""
+    names: dict[str, list[str]] = {}
+    for kind, family in known.items():
+        names.setdefault(family.name, []).append(kind)
+    rows = [[name, ", ".join(kinds)] for name, kinds in names.items()]
+    yield Grid(["family", "model_type"], rows, "tt")
+    yield Paragraph(
+        "growkit families NAME shows what can be done to the models of one, growkit families --all "
+        "to all of them; growkit inspect SRC to your own"
+    )
+
+
+def abilities(table: Sequence[Sequence[str]], *, every: bool) -> Iterator[Part]:
+    """What can be done to models: a table of every family, or facts of a few."""
+    heads, *rows = table
+    if every:
+        yield Grid(heads, rows, "t" * len(heads), lines=True)
+    for row in () if every else rows:
+        yield Facts(dict(zip(heads, row, strict=True)))
+
+
+def check(result: Found) -> Iterator[Part]:
+    """A ``CheckResult``: whether a folder is what its manifest recorded, and every difference."""
+    yield Paragraph(result["reason"], "good" if result["whole"] else "bad")
+    for each in result["differences"]:
+        yield Paragraph(difference_sentence(each))
+
+
+def story(result: Found) -> Iterator[Part]:
+    """A ``Story``: the growth of the demo, its proof, and what both models write."""
+    yield from growth(result["growth"])
+    written = {"before": result["before"], "after": result["after"]}
+    if result["before"] == result["after"]:
+        written = {"before and after, the same text": result["before"]}
+    for title, text in written.items():
+        yield Paragraph(f"── {title}, greedily ──", "heading")
+        yield Paragraph(result["opening"] + text, "quote")
+    if result["kept_in"]:
+        yield Paragraph(f"the grown model is in {result['kept_in']}")

@@ -1,0 +1,556 @@
+"""The view of a proof."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from re import sub
+from sys import float_info
+from typing import Any
+
+from growkit.base.limits import within
+from growkit.base.units import duration, size
+from growkit.report import drawing
+from growkit.report.drawing import Interval, Titles
+from growkit.report.view import (
+    NOTHING,
+    Chart,
+    Entry,
+    Facts,
+    Grid,
+    Paragraph,
+    Section,
+    View,
+    figure,
+    is_number,
+    recorded,
+)
+from growkit.results.advice import failed, next_step, value_sentence
+from growkit.results.sentences import NOT_TRIED, counted, trainability_sentence
+
+Found = Mapping[str, Any]
+
+PROMISES = {
+    "exact": "the target is to compute the same function as the source",
+    "bounded": "the target may differ from the source, by what is measured here",
+    "different": "the target is to be another function; how far away is measured here",
+}
+USES = {
+    "exact": "Use it or train it in place of its source.",
+    "bounded": "If too much is lost, choose options that lose less; --max-kl sets a limit.",
+    "different": "Train it before it takes the place of its source.",
+}
+"""What to do with a target that keeps its promise."""
+
+MEASURES = (
+    ("dtype", "dtype", "the number format both models ran in"),
+    ("device", "device", "where they ran"),
+    ("largest |Δlogit|", "max_abs_logit_diff", "the largest change of a logit"),
+    ("mean |Δlogit|", "mean_abs_logit_diff", "the change of a logit on average"),
+    ("logit scale", "logit_scale", "the usual size of the source's logits: root mean square"),
+    ("largest / scale", "relative", "the largest change, relative to the usual size"),
+    ("limit", "tolerance", "what the line above must not exceed, or none"),
+    ("KL, nats per token", "kl_nats_per_token", "how far predictions are apart; 0 if not at all"),
+    ("top-1 agreement", "top1_agreement", "the share of tokens with the same likeliest next token"),
+)
+RECORDED = (
+    *("growkit", "created", "dtype", "source_parameters", "parameters", "bytes", "lost"),
+    *("loads_with", "papers"),
+)
+"""Keys of the manifest that a page shows as they are."""
+
+CONDITIONS = (
+    *("source", "target", "tokens", "predictions", "text", "text_sha256", "seed", "created"),
+    *("seconds", "negative_control", "negative_control_caught", "versions", "notes"),
+    "unknown_files",
+)
+"""Keys of the result that a page shows as they are."""
+
+MOST_BINS = 16
+MOST_SPECTRA = 4
+"""Spectra that are drawn; the table has all of them."""
+
+FAR = 1e6
+"""Times the limit above which the exact number does not matter."""
+
+
+def proof_view(result: Found, manifest: Found | None = None) -> View:
+    """The view of a proof.
+
+    Args:
+        result: a ``growkit.VerifyResult``.
+        manifest: the target's ``growkit.json`` if there is one; it is not trusted.
+    """
+    manifest = manifest or {}
+    kind, at_fault = "good" if result["promise"] == "exact" else "warn", None
+    if finding := failed(result["findings"]):
+        kind = "warn" if result["verdict"] == "no verdict" else "bad"
+        cause = (result["fault"] or {}).get("cause")
+        at_fault = "; ".join(filter(None, (finding["place"], cause))) or None
+    source, target = (Path(str(result[key])).name for key in ("source", "target"))
+    steps = "; ".join(steps_of(manifest))
+    promise = str(result["promise"])
+    meaning = f" ({PROMISES[promise]})" if promise in PROMISES else ""
+    warnings = manifest.get("warnings")
+    return View(
+        kind,
+        result["verdict"].capitalize(),
+        about=f"{source} → {target}",
+        subject=f"{target}, made from {source} ({steps})"
+        if steps
+        else f"{target}, compared with its source {source}",
+        reason=str(result["reason"]),
+        advice=Facts({"At fault": at_fault, "Next": next_step(result)}),
+        notes=[f"Promise: {promise}{meaning}. {_use(result, manifest)}"],
+        warnings=[str(each) for each in warnings] if isinstance(warnings, list) else [],
+        glance=glance(result),
+        sections=[
+            _difference(result),
+            numbers(result),
+            losses(result),
+            modes(result),
+            _layers(result),
+            _logits(result),
+            _positions(result),
+            _copies(result),
+            _low_rank(result),
+            _measurement(result),
+            _origin(manifest),
+        ],
+        lossy=promise in ("bounded", "different"),
+    )
+
+
+def _use(result: Found, manifest: Found) -> str:
+    """What to do with a target that keeps its promise, and what it loads with."""
+    promise, use = result["promise"], ""
+    if result["kept"] and not next_step(result):
+        use = USES.get(promise, "")
+        if promise == "bounded" and result["max_kl"] is not None:
+            use = "Use it where the limit allows to lose as much."
+        if promise == "exact" and (result["trainability"] or {}).get("trainable") is False:
+            use = "Use it in place of its source; before training, read “new capacity” below."
+    if manifest.get("not_kept"):
+        return f"{use} Its weights are not kept: growkit.load makes them from the source."
+    loads = manifest.get("loads_with")
+    return f"{use} It loads with {loads}." if loads else use
+
+
+def text_name(result: Found) -> str:
+    """Name of the text that the models were compared on."""
+    return Path(str(result["text"])).name if result["text"] else "random tokens"
+
+
+def native_name(result: Found) -> str:
+    """Name of the comparison in the storage dtype, e.g. ``in bfloat16``."""
+    return f"in {result['native']['dtype']}"
+
+
+def predictions(result: Found) -> str:
+    """The number of predictions that losses are means over."""
+    return counted(result["predictions"], "prediction")
+
+
+def glance(result: Found) -> Facts:
+    """The most important findings."""
+    return Facts(
+        {
+            "KL": _kl(result),
+            "parameters": _parameters(result),
+            "tensors": _tensors(result),
+            "loss": _loss(result),
+            "largest difference": _headroom(result),
+            "inference modes": _modes(result["modes"]),
+            "training": _training(result["training"]),
+            "new capacity": _capacity(result["trainability"]),
+            "negative control": Entry(
+                "caught" if result["negative_control_caught"] else "NOT caught",
+                str(result["negative_control"]),
+            ),
+            "proved": _proved(result),
+        }
+    )
+
+
+def _kl(result: Found) -> Entry | None:
+    """The KL, where something may be lost or is limited."""
+    strict, most = result["strict_float64"], result["max_kl"]
+    if result["promise"] == "exact" and most is None:
+        return None
+    notes = [f"at most {figure(most)} allowed"] if most is not None else []
+    same = strict["top1_agreement"]
+    notes += [f"{same:.1%} of the likeliest next tokens are the same"] if is_number(same) else []
+    return Entry(f"{figure(strict['kl_nats_per_token'])} nats per token", "; ".join(notes))
+
+
+def _parameters(result: Found) -> Entry:
+    before, after = result["source_parameters"], result["parameters"]
+    ratio = f"{after / before:.3g}" if before else "1"
+    factor = f"× {ratio}" if ratio != "1" else "" if after == before else f"{after - before:+,}"
+    sizes = " → ".join(dict.fromkeys(size(result[key]) for key in ("source_bytes", "bytes")))
+    note = f"{sizes} {native_name(result)}"
+    return Entry(f"{before:,} → {after:,}", f"{factor}; {note}" if factor else note)
+
+
+def _tensors(result: Found) -> Entry:
+    recovered, every = result["tensors_recovered"], result["source_tensors"]
+    if result["first_lost_tensor"]:
+        return Entry("not all recovered", f"first: {result['first_lost_tensor']}")
+    if recovered is None or every is None:
+        why = "it is not known how the target was made, so the verdict is based on logits"
+        return Entry("not compared", why)
+    rest = every - recovered
+    note = f"; the other {rest:,} went into tensors that are computed from them" if rest else ""
+    return Entry(f"{recovered:,} of {every:,} recovered", f"bit for bit{note}")
+
+
+def _loss(result: Found) -> Entry | None:
+    strict, native = (
+        [result[f"loss_{of}{ending}"] for of in ("source", "target")] for ending in ("", "_native")
+    )
+    if not any(map(is_number, strict)):
+        return None
+    runs = f"{native_name(result)} {_arrow(native, '.4f')}; " if any(map(is_number, native)) else ""
+    over = f"nats per token, {predictions(result)}, {text_name(result)}"
+    form = ".6f" if result["promise"] == "exact" else ".4f"
+    return Entry(_arrow(strict, form), f"in strict float64; {runs}{over}")
+
+
+def _arrow(values: Sequence[Any], form: str) -> str:
+    return " → ".join(figure(value, form) for value in values)
+
+
+def headroom(result: Found) -> dict[str, float]:
+    """How many times the largest difference is below its limit, in any inference mode.
+
+    Returns:
+        The factor, by ``in strict float64`` and ``native_name``: less than 1 is above the limit,
+        infinite if nothing differs, 0 if there is no number. What has no limit is left out.
+    """
+    columns = {
+        "in strict float64": ("strict_float64", "relative", "tolerance"),
+        native_name(result): ("native", "native", "native_tolerance"),
+    }
+    found = {}
+    for name, (key, relative, tolerance) in columns.items():
+        pairs = [(result[key]["relative"], result[key]["tolerance"])]
+        pairs += [(mode[relative], mode[tolerance]) for mode in result["modes"] if mode[tolerance]]
+        ratios = [_ratio(limit, value) for value, limit in pairs if is_number(limit)]
+        if ratios:
+            found[name] = min(ratios)
+    return found
+
+
+def _ratio(limit: float, value: Any) -> float:
+    if not is_number(value):
+        return 0.0
+    if value <= 0:
+        return math.inf
+    ratio = max(limit / value, float_info.min)  # 0 is for what is no number
+    return ratio if within(value, limit) else min(ratio, math.nextafter(1, 0))
+
+
+def times(ratio: float) -> str:
+    """A headroom in words, e.g. ``60 × below the limit``."""
+    words = {0: "not a number", math.inf: "no difference at all", 1: "exactly the limit"}
+    if ratio in words:
+        return words[ratio]
+    side = "below" if ratio > 1 else "above"
+    rounded = float(f"{max(ratio, 1 / ratio):.2g}")
+    if side == "above" and rounded >= FAR:
+        return "far above the limit"
+    shown = f"{rounded:,.0f}" if 10 <= rounded < 1e6 else f"{rounded:.2g}"
+    return f"{shown} × {side} the limit"
+
+
+def _headroom(result: Found) -> Entry | None:
+    found = [(times(ratio), name) for name, ratio in headroom(result).items()]
+    if not found:
+        return None
+    (first, where), *rest = found
+    return Entry(first, "; ".join([where, *(" ".join(each) for each in rest)]))
+
+
+def _modes(results: Sequence[Found]) -> Entry | None:
+    if not results:
+        return None
+    tried = [mode for mode in results if not mode["note"].startswith(NOT_TRIED)]
+    kept, failed, free = (
+        [mode["name"] for mode in tried if mode["kept"] is how] for how in (True, False, None)
+    )
+    first = f"all {len(kept)} kept"
+    if free:
+        first = f"{len(free)} of {len(results)} without a limit"
+        first += f", {len(kept)} kept" if kept else ""
+    elif len(kept) < len(results):
+        first = f"{len(kept)} of {len(results)} kept"
+    notes = [", ".join(mode["name"] for mode in tried)]
+    if failed:
+        first += f", {len(failed)} not the same"
+        notes = [f"not the same with {', '.join(failed)}"]
+    reasons: dict[str, list[str]] = {}
+    for mode in results:
+        if mode not in tried:
+            reasons.setdefault(mode["note"].removeprefix(NOT_TRIED), []).append(mode["name"])
+    notes += [f"not tried: {', '.join(names)} ({why})" for why, names in reasons.items()]
+    return Entry(first, "; ".join(notes))
+
+
+def _training(found: Found | None) -> Entry | None:
+    if not found:
+        return None
+    first = {
+        True: "learns what the source does",
+        False: "does NOT learn what the source does",
+        None: "leaves the source's path",
+    }[found["kept"]]
+    ends = _arrow([found[f"losses_{of}"][-1] for of in ("source", "target")], ".6f")
+    steps = counted(found["steps"], "step")
+    return Entry(first, f"after {steps} of AdamW in float64 the losses are {ends}")
+
+
+def _capacity(found: Found | None) -> Entry | None:
+    if not found:
+        return None
+    first = "can train" if found["trainable"] else "cannot train as it is"
+    if found["identical_gradients"]:
+        first = "copies stay equal"
+    return Entry(first, trainability_sentence(found).removeprefix("new capacity: "))
+
+
+def _proved(result: Found) -> Entry:
+    try:
+        when = datetime.fromisoformat(result["created"]).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        when = str(result["created"])
+    took = f"in {duration(result['seconds'])}, " if is_number(result["seconds"]) else ""
+    return Entry(when, f"{took}on {result['native']['device']}")
+
+
+def _difference(result: Found) -> Section:
+    keys = ("layer", "component", "tensor", "cause", "factor")
+    first = ("first_differing_layer", "first_difference", "first_lost_tensor", "changed")
+    found = recorded(result["fault"] or {}, keys) | recorded(result, first)
+    found |= {each["name"]: value_sentence(each) for each in result["changed_values"]}
+    return Section("Where and why it differs", [Facts(found)])
+
+
+def numbers(result: Found) -> Section:
+    """How far logits are apart, next to what rounding does to the source alone."""
+    columns = [result[key] for key in ("strict_float64", "native", "rounding")]
+    why = columns[0]["tolerance_why"]
+    rows = []
+    for label, key, meaning in MEASURES:
+        note = f"{meaning} ({why})" if why and key == "tolerance" else meaning
+        rows.append([Entry(label, note), *(column[key] for column in columns)])
+    heads = ["", "strict float64", native_name(result), "source's rounding"]
+    return Section("The numbers", [Grid(heads, rows, "hnnn")], brief=True)
+
+
+def losses(result: Found) -> Section:
+    """The losses of both models."""
+    rows = []
+    for name, ending in (("in strict float64", ""), (native_name(result), "_native")):
+        before, after = (result[f"loss_{of}{ending}"] for of in ("source", "target"))
+        if before is None and after is None:
+            continue
+        change = after - before if is_number(before) and is_number(after) else None
+        shown = (figure(before, ".6f"), figure(after, ".6f"))
+        rows.append([name, *shown, figure(change, "+.3g" if change else "g")])
+    text = f"Over {predictions(result)} ({text_name(result)})."
+    table = Grid(["", "before", "after", "change"], rows, "hnnn")
+    return Section("Loss before and after", [table], text)
+
+
+def modes(result: Found) -> Section:
+    """How far logits are apart in every inference mode."""
+    verdicts = {True: "✓ kept", False: "✗ not kept", None: "no limit"}
+    rows = []
+    for mode in result["modes"]:
+        untried = mode["note"].startswith(NOT_TRIED)
+        row = [
+            Entry(mode["name"], mode["note"]),
+            "not tried" if untried else verdicts[mode["kept"]],
+        ]
+        for measured, limit in (("relative", "tolerance"), ("native", "native_tolerance")):
+            value, most = mode[measured], mode[limit]
+            if value is None and most is None:
+                row += [NOTHING, NOTHING]
+            else:
+                row += [value, "no limit" if most is None else most]
+        rows.append(row)
+    heads = ["inference mode", "verdict", "strict float64", "limit", native_name(result)]
+    return Section("Inference modes", [Grid([*heads, "its limit"], rows, "hvnnnn")])
+
+
+def _layers(result: Found) -> Section:
+    layers, tolerance = result["by_layer"], result["strict_float64"]["tolerance"]
+    errors = [layer["relative"] for layer in layers]
+    chart = drawing.line(
+        errors,
+        Titles("Error by layer", "layer", "error / scale of the source's states"),
+        names=[str(layer["module"]).rpartition(".")[2] for layer in layers],
+        log=True,
+        limit=(tolerance, f"limit {tolerance:.3g}") if is_number(tolerance) else None,
+    )
+    zero = "Every hidden state is identical to the source's."
+    return Section("Error by layer", **_unless_zero(errors, zero, chart), half=True)
+
+
+def _unless_zero(
+    values: Sequence[Any], sentence: str, svg: str, *parts: Any, caption: Entry | None = None
+) -> dict[str, Any]:
+    """A section's chart, or a sentence where all of its values are zero; parts follow."""
+    if any(value != 0 for value in values):
+        return {"parts": parts, "charts": [Chart(svg, caption)]}
+    return {"parts": [Paragraph(sentence), *parts] if values else parts}
+
+
+def _logits(result: Found) -> Section:
+    sample, largest = result["logit_sample"], result["rounding"]["max_abs_logit_diff"]
+    title = "Logits, source against target"
+    chart = drawing.residuals(
+        sample,
+        Titles(title, "logit of the source", "target − source"),
+        (largest, "largest rounding of the source alone") if is_number(largest) else None,
+    )
+    return Section(title, charts=[Chart(chart)] if sample else [], half=True)
+
+
+def binned(
+    values: Sequence[float | None], counts: Sequence[int]
+) -> list[tuple[str, float | None, int]]:
+    """Positions in at most ``MOST_BINS`` bins of equal width, except for the last.
+
+    Args:
+        values: the mean at each position.
+        counts: tokens at each position.
+
+    Returns:
+        For each bin its first and last position, the mean over all of its tokens (None if a
+        position has no number), and the number of tokens.
+    """
+    width = 1
+    while len(values) > MOST_BINS * width:
+        width *= 2
+    found = []
+    for begin in range(0, len(values), width):
+        inside, sizes = values[begin : begin + width], counts[begin : begin + width]
+        last, tokens = begin + len(inside) - 1, sum(sizes)
+        # A mean must not hide a position without a number.
+        known = [value for value in inside if is_number(value)]
+        mean = None
+        if tokens and len(known) == len(inside):
+            mean = sum(v * (n / tokens) for v, n in zip(known, sizes, strict=True))
+        found.append((str(begin) if last == begin else f"{begin}–{last}", mean, tokens))
+    return found
+
+
+def _positions(result: Found) -> Section:
+    values = result["kl_by_position"]
+    found = binned(values, result["tokens_by_position"])
+    chart = drawing.line(
+        [mean for _, mean, _ in found],
+        Titles("KL by position", "position in the window", "KL, nats per token"),
+        names=[name for name, _, _ in found],
+    )
+    sizes = sorted({tokens for _, _, tokens in found[:-1] or found})
+    between = " to ".join(dict.fromkeys(f"{tokens:,}" for tokens in (*sizes[:1], *sizes[-1:])))
+    text = f"Each point is the mean of {between} tokens."
+    rows = [[name, tokens, mean] for name, mean, tokens in found]
+    table = Grid(["positions", "tokens", "KL, nats per token"], rows, "hnn", fold="All positions")
+    zero = "At every position predictions are identical to the source's."
+    shown = _unless_zero(values, zero, chart, table)
+    return Section("KL by position", **shown, text=text, half=True)
+
+
+def _copies(result: Found) -> Section:
+    capacity, matrices = _capacity(result["trainability"]), result["symmetry"]
+    distances: dict[str, list[float]] = {}
+    for matrix in matrices:
+        if is_number(matrix["relative_distance"]):
+            kind = sub(r"\.\d+\.", ".*.", str(matrix["tensor"]))
+            distances.setdefault(kind, []).append(matrix["relative_distance"])
+    means = {kind: sum(found) / len(found) for kind, found in distances.items()}
+    chart = drawing.intervals(
+        [
+            Interval(kind, means[kind], min(found), max(found))
+            for kind, found in distances.items()
+        ],
+        Titles("Distance between copies, by matrix", "relative distance between copies"),
+        around_zero=False,
+    )
+    keys = ("tensor", "copies", "relative_distance", "effective_rank_gain")
+    heads = ["tensor", "copies", "relative distance", "gain of effective rank"]
+    rows = [[matrix[key] for key in keys] for matrix in matrices]
+    table = Grid(heads, rows, "cnnn", fold=f"All {len(rows):,} matrices")
+    zero = "All copies of a matrix get the same gradient: they are 0 apart."
+    values = [value for found in distances.values() for value in found]
+    note = "the mean over layers, with a bar from the smallest to the largest"
+    caption = Entry("How far the copies of a matrix are apart, relative to their size", note)
+    shown = _unless_zero(values, zero, chart, table, caption=caption)
+    if capacity:
+        shown["parts"] = [Paragraph(capacity.note), *shown["parts"]]
+    copied = matrices or (result["trainability"] or {}).get("copied")
+    text = "Copies learn different things if their gradients differ." if copied else ""
+    return Section("Can the new capacity train?", **shown, text=text, half=True)
+
+
+def _low_rank(result: Found) -> Section:
+    by_rank, spectra = result["kl_by_rank"], result["spectra"]
+    charts = []
+    if by_rank:
+        ranks = [point["rank"] for point in by_rank]
+        same = len({each["rank"] for each in spectra}) == 1
+        chosen = spectra[0]["rank"] if same else 0
+        chart = drawing.line(
+            [point["kl_nats_per_token"] for point in by_rank],
+            Titles("KL by rank", "rank", "KL, nats per token"),
+            names=list(map(str, ranks)),
+            places=ranks,
+            log=True,
+            mark=(chosen, f"rank {chosen}, chosen") if chosen in ranks else None,
+        )
+        charts.append(Chart(chart, Entry("KL by rank", "what another rank would cost or gain")))
+    known = [found for found in spectra if is_number(found["residual"])]
+    for found in sorted(known, key=lambda each: -each["residual"])[:MOST_SPECTRA]:
+        values, kept = found["singular_values"], found["kept"]
+        chart = drawing.line(
+            values,
+            Titles(f"Singular values of {found['module']}", "index", "singular value"),
+            names=[str(index + 1) for index in range(len(values))],
+            log=True,
+            mark=(kept - 0.5, f"{kept} kept") if kept < len(values) else None,
+        )
+        note = f"{kept} kept, rank {found['rank']}; residual {figure(found['residual'])}"
+        charts.append(Chart(chart, Entry(found["module"], f"{note} {found['unit']}")))
+    rows = [[found[key] for key in ("module", "rank", "residual", "unit")] for found in spectra]
+    fold = f"All {len(rows):,} modules"
+    table = Grid(["module", "rank", "residual", ""], rows, "cnnt", fold)
+    return Section("What the low rank holds", [table], charts=charts)
+
+
+def _measurement(result: Found) -> Section:
+    return Section("How it was measured", [Facts(recorded(result, CONDITIONS))])
+
+
+def _origin(manifest: Found) -> Section:
+    """How the target was made, as far as a manifest has the form that growkit gives it."""
+    hashes = manifest.get("source_files")
+    steps = {f"step {number}": step for number, step in enumerate(steps_of(manifest), 1)}
+    items = list(hashes.items()) if isinstance(hashes, Mapping) else []
+    table = Grid(["source file", "SHA-256"], items, "cc", fold="Source files")
+    return Section("How it was made", [Facts(steps | recorded(manifest, RECORDED)), table])
+
+
+def steps_of(manifest: Found) -> list[str]:
+    """How the target was made, a text for each step; empty without a recipe."""
+    recipe = manifest.get("recipe")
+    steps = recipe.get("steps") if isinstance(recipe, Mapping) else None
+    return [
+        ", ".join(f"{key} {value}" for key, value in step.items())
+        for step in (steps if isinstance(steps, list) else [])
+        if isinstance(step, Mapping)
+    ]

@@ -1,0 +1,213 @@
+"""The view of a result: a small tree of plain data, which terminal, page and card write.
+
+``proof``, ``probe`` and ``operation`` make it, once, from a result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from growkit.base.units import duration
+
+BEYOND = 1e300
+"""Larger magnitudes count as infinite: their differences would overflow."""
+
+NOTHING = "–"
+"""A cell in which nothing was measured."""
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether something can be drawn: neither missing nor NaN nor infinite."""
+    return isinstance(value, int | float) and abs(value) < BEYOND  # false for a NaN
+
+
+def figure(value: Any, form: str = ".3g") -> str:
+    """A value as text; ``none`` if there is no number."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return str(value)
+    text = format(value, form)
+    return text.removeprefix("-") if not text.strip("-0.%") else text  # no negative zero
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value with a remark."""
+
+    value: Any
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{figure(self.value)} ({self.note})" if self.note else figure(self.value)
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A sentence, without its full stop on the terminal; a style is good, warn, bad or quote."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names with their values; those that are None are left out."""
+
+    rows: Mapping[str, Any]
+
+    def items(self) -> list[tuple[str, Any]]:
+        """The names that have a value."""
+        return [(name, value) for name, value in self.rows.items() if value is not None]
+
+    def __bool__(self) -> bool:
+        return bool(self.items())
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table.
+
+    Attributes:
+        heads: names of the columns.
+        rows: their cells; the remark of an entry is left out on the terminal.
+        kinds: a letter for each column: h, a head, c, code, n, a number, v, a verdict, t, text.
+        fold: title under which a page hides the table until it is opened; empty to show it.
+        lines: whether terminals separate the rows with lines.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    kinds: str
+    fold: str = ""
+    lines: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+Part = Paragraph | Facts | Grid
+
+
+def recorded(found: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Values of a result or a manifest by their names there; empty ones are left out."""
+    shown = {}
+    for key in keys:
+        value = found.get(key)
+        if key == "seconds" and is_number(value):
+            value = duration(value)
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{name} {each}" for name, each in value.items())
+        if isinstance(value, list):
+            value = "; ".join(dict.fromkeys(map(str, value)))
+        shown[key.replace("_", " ")] = None if value == "" else value
+    return shown
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing for pages, as SVG."""
+
+    svg: str
+    caption: Entry | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Findings under a heading; left out if there are none.
+
+    Attributes:
+        title: the heading.
+        text: a summary of the findings for pages, which explain them as well.
+        parts: the findings.
+        charts: the same, drawn.
+        half: whether two such sections fit next to each other on a wide screen.
+        brief: whether terminals show the parts as well.
+    """
+
+    title: str
+    parts: Sequence[Any] = ()
+    text: str = ""
+    charts: Sequence[Chart] = ()
+    half: bool = False
+    brief: bool = False
+
+    def __bool__(self) -> bool:
+        return any(self.parts) or bool(self.charts)
+
+
+@dataclass(frozen=True)
+class View:
+    """A result that has a verdict.
+
+    Attributes:
+        kind: good, warn or bad.
+        heading: the verdict in a few words.
+        about: names of the models.
+        subject: what was compared.
+        reason: the verdict in a sentence.
+        advice: what is at fault, and what to do next.
+        notes: what else to know, a paragraph for each.
+        warnings: what to know before the model is used.
+        glance: the most important findings.
+        sections: all findings.
+        lossy: whether the models may differ.
+    """
+
+    kind: str
+    heading: str
+    about: str
+    subject: str
+    reason: str
+    advice: Facts
+    sections: Sequence[Section]
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    glance: Facts = Facts({})
+    lossy: bool = False
+
+    def brief(self) -> Iterator[Part]:
+        """What terminals and notebooks show."""
+        yield Paragraph(self.reason, self.kind)
+        for name, value in self.advice.items():
+            yield Paragraph(f"{name.lower()}: {value}")
+        yield self.glance
+        for section in self.sections:
+            if section.brief:
+                yield from section.parts
+        for warning in self.warnings:
+            yield Paragraph(f"warning: {warning}", "warn")
+
+
+def render(
+    template: str, escape: Callable[[Any], Markup], filters: Mapping[str, Any], **values: Any
+) -> str:
+    """Fill in a template of this folder.
+
+    Args:
+        template: its file name.
+        escape: turns every value into markup; what is markup already stays as it is.
+        filters: more functions for the template, by name.
+        values: values for the template, by name.
+    """
+    environment = Environment(
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else escape(value),
+        keep_trailing_newline=True,
+        loader=FileSystemLoader(Path(__file__).parent),
+        lstrip_blocks=True,
+        trim_blocks=True,
+    )
+    environment.filters.update(filters)
+    return environment.get_template(template).render(**values)
