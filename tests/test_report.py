@@ -19,7 +19,8 @@ from growkit.report import drawing
 from growkit.report.drawing import LETTER, WIDTH, Interval, Titles, intervals
 from growkit.report.proof import binned, proof_view
 from growkit.report.saving import flowing, page
-from growkit.results.advice import next_step
+from growkit.results.advice import name_result
+from growkit.results.proof import Finding, VerifyResult
 from growkit.results.sentences import too_much
 from tests.conftest import save_model
 
@@ -56,6 +57,12 @@ def mode(name: str, kept: bool | None, **changes: Any) -> dict[str, Any]:
     return {"name": name, "kept": kept, "note": "", **numbers} | changes
 
 
+def finding(name: str, kept: bool | None = False, **changes: Any) -> dict[str, Any]:
+    """One comparison, which failed."""
+    found = {"name": name, "kept": kept, "sentence": f"{name} is off", "place": None}
+    return {**found, "measured": None, "limit": None, "advice": None, **changes}
+
+
 def full(**changes: Any) -> dict[str, Any]:
     """A result with everything in it."""
     modules = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head"]
@@ -63,7 +70,15 @@ def full(**changes: Any) -> dict[str, Any]:
     found = {
         "promise": "exact",
         "kept": False,
+        "verdict": "not preserved",
         "reason": "not preserved: the logits differ by 3.1e-02 of their scale",
+        "findings": [
+            finding(
+                "weights",
+                place="layer 1, mlp, model.layers.1.mlp.up_proj.weight",
+                advice="copy the weights again",
+            )
+        ],
         "weights_recovered": False,
         "first_lost_tensor": "model.layers.1.mlp.up_proj.weight",
         "changed": [],
@@ -345,52 +360,33 @@ SOUND: dict[str, Any] = {
 }
 """Nothing is wrong, though it was rejected."""
 
-KEPT: dict[str, Any] = SOUND | {"kept": True, "reason": "preserved: all"}
-STUCK: dict[str, Any] = {
-    "reason": "not able to learn: 6 of 8 copied rows get identical gradients; but preserved",
-    "trainability": full()["trainability"]
-    | {"trainable": False, "copied": 8, "identical_gradients": 6, "first_identical": "a.b.c"},
-}
-UNLIKE: dict[str, Any] = {
-    "reason": "the target does not learn what its source does: it is off; but preserved",
-    "training": {
-        "kept": False,
-        "reason": "the target does not learn what its source does: it is off",
-        "relative": 1.0,
-        "tolerance": 0.1,
-        "steps": 3,
-        "losses_source": [1.0],
-        "losses_target": [1.0],
-        "control_caught": True,
-    },
+KEPT: dict[str, Any] = SOUND | {
+    "kept": True,
+    "verdict": "preserved",
+    "reason": "preserved: all",
+    "findings": [finding("weights", True)],
 }
 
 
 @pytest.mark.parametrize(
-    ("changes", "verdict", "kind"),
+    ("changes", "kind"),
     [
-        (KEPT, "Preserved", "good"),
-        ({}, "Not preserved", "bad"),
-        (SOUND | {"negative_control_caught": False}, "No verdict", "warn"),
-        (KEPT | {"promise": "bounded"}, "Changed as requested", "warn"),
-        (KEPT | {"promise": "different"}, "Changed as requested", "warn"),
-        (KEPT | {"promise": "bounded", "max_kl": 0.1}, "Within the limit", "warn"),
-        ({"promise": "bounded"}, "Not as asked", "bad"),
-        (SOUND | {"max_kl": 1e-9}, "Not as asked", "bad"),
-        (SOUND | STUCK, "Preserved, but cannot train as asked", "bad"),
-        (SOUND | UNLIKE, "Preserved, but does not learn as its source does", "bad"),
-        (SOUND | STUCK | {"promise": "bounded"}, "Not as asked", "bad"),
-        (STUCK, "Not preserved", "bad"),
-        (SOUND | STUCK | {"changed": ["model.py"]}, "Not preserved", "bad"),
+        (KEPT, "good"),
+        ({}, "bad"),
+        ({"verdict": "no verdict"}, "warn"),
+        (KEPT | {"verdict": "changed as requested", "promise": "bounded"}, "warn"),
+        (KEPT | {"verdict": "within the limit", "promise": "different"}, "warn"),
+        ({"verdict": "not as asked", "promise": "bounded"}, "bad"),
+        ({"verdict": "preserved, but it cannot train as asked"}, "bad"),
     ],
 )
-def test_the_verdict_in_words_and_colour(changes: dict[str, Any], verdict: str, kind: str) -> None:
-    shown = paged(**changes)
+def test_the_verdict_in_words_and_color(changes: dict[str, Any], kind: str) -> None:
+    shown, result = paged(**changes), full(**changes)
+    verdict = result["verdict"].capitalize()
     assert f"{verdict}</h1>" in shown
     assert f"<title>{verdict}: " in shown
     assert re.findall(r'class="verdict (\w+)"', shown) == [kind]
-    reason = full(**changes)["reason"]
-    assert reason[1:] in Tags(shown).text
+    assert result["reason"][1:] in Tags(shown).text
 
 
 def test_on_a_failure_where_why_and_what_to_do_come_first() -> None:
@@ -400,9 +396,12 @@ def test_on_a_failure_where_why_and_what_to_do_come_first() -> None:
     assert places == sorted(places)
     for named in ("layer 1, mlp, model", "a factor is missing"):
         assert named in shown.replace("<wbr>", "")[: places[-1]]
-    assert ">At fault<" not in paged(**SOUND)  # nothing is known to be
+    nowhere = {"fault": None, "findings": [finding("native")]}
+    assert ">At fault<" not in paged(**nowhere)
     assert ">Next<" not in paged(**KEPT)
-    few = Tags(paged(**KEPT | {"predictions": 1})).text
+    amount = finding("amount", None, advice="prove it on more: real text")
+    findings = [*KEPT["findings"], amount]
+    few = Tags(paged(**KEPT | {"predictions": 1, "findings": findings})).text
     assert few.index("Next") < few.index("prove it on more") < few.index("The numbers")
     assert "in place of its source" not in few
     assert "1 prediction (" in few
@@ -423,7 +422,8 @@ def test_what_is_kept_says_what_to_do() -> None:
     exact, lossy = "Use it or train it in place of its source.", "choose options that lose less"
     loads, code = "It loads with X's own code", {"loads_with": "X's own code; not transformers"}
     bounded = KEPT | {"promise": "bounded"}
-    stuck = {"trainability": STUCK["trainability"]}
+    gone = {"trainable": False, "copied": 8, "identical_gradients": 6, "first_identical": "a.b.c"}
+    stuck = {"trainability": full()["trainability"] | gone}
     for made, changes, words in (
         ({}, KEPT, (exact,)),
         ({}, bounded, (lossy,)),
@@ -441,31 +441,23 @@ def test_what_is_kept_says_what_to_do() -> None:
         assert not any(word in text for word in every if not any(word in w for w in words))
 
 
-def test_a_key_that_was_changed_is_where_it_is() -> None:
+def test_advice_names_keys_and_folders() -> None:
     name = "rms_norm_eps in config.json"
-    changed = SOUND | {
-        "changed": [name],
-        "changed_values": [{"name": name, "expected": "1e-05", "found": "0.0001"}],
-        "fault": full()["fault"] | {"tensor": "model.layers.0.input_layernorm.weight"},
-        "strict_float64": measured(relative=1.0, tolerance=0.1),
-    }
-    advice = dict(proof_view(full(**changed)).advice.items())
-    assert advice["At fault"].startswith(f"{name}; ")
+    values = [{"name": name, "expected": "1e-05", "found": "0.0001"}]
+    changed = VerifyResult(**full(**SOUND, changed=[name], changed_values=values))
+    changed.findings = [Finding(**finding("files", place=name))]
+    named = name_result(changed, "/m/my model", "/m/out.rejected")
+    advice = proof_view(named).advice.rows
+    assert advice["At fault"] == name
     assert advice["Next"].startswith(f"set {name} back to 1e-05 (it is 0.0001); or ")
-    assert "0.0001 in place of 1e-05" in Tags(paged(**changed)).text
-    # A tensor that is lost is at fault, even if more was changed.
-    lost = proof_view(full(**changed | {"first_lost_tensor": "model.norm.weight"}))
-    assert "input_layernorm" in dict(lost.advice.items())["At fault"]
-
-
-def test_what_is_made_again_is_named() -> None:
-    lost = {**SOUND, "first_lost_tensor": "a", "source": "/m/my model", "target": "/m/out.rejected"}
-    said = next_step(full(**lost)) or ""
     command = (
         "growkit run /m/out.rejected/growkit.json --source '/m/my model' --output /m/out-again"
     )
-    assert f"({command})" in said
-    assert "growkit.json" not in (next_step(full(**lost | {"weights_recovered": None})) or "")
+    assert f"({command})" in advice["Next"]
+    assert "0.0001 in place of 1e-05" in Tags(page(proof_view(changed))).text
+    changed.weights_recovered = None
+    unnamed = proof_view(name_result(changed, "a", "b")).advice.rows
+    assert "growkit.json" not in unnamed["Next"]
 
 
 @pytest.mark.parametrize(

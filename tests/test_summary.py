@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.base.units import duration, size
 from growkit.cli.app import app
 from growkit.recipe.files import load_recipe, parse_recipe
-from growkit.report.header import to_do
-from growkit.report.summary import duration, headroom, size, summary, times
-from growkit.results.advice import fault_sentence, name_result, next_step
+from growkit.report.proof import glance, headroom, proof_view, times
+from growkit.results.advice import name_result, next_step
 from growkit.results.proof import Finding, VerifyResult
 from tests.conftest import save_model
-from tests.test_report import finding, full, measured
+from tests.test_report import finding, full, measured, mode
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 12}
 
@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(result: Any) -> dict[str, str]:
-    return {name: str(line) for name, line in summary(result).items()}
+    return {name: str(line) for name, line in glance(result).items()}
 
 
 def test_what_people_look_for(place: Path) -> None:
@@ -101,28 +101,11 @@ def test_headroom_in_words(ratio: float, said: str) -> None:
 
 
 def test_the_headroom_is_the_smallest_of_all_ways() -> None:
+    limits = {"tolerance": 1e-12, "native_tolerance": 1.0}
     modes = [
-        {
-            "name": "a",
-            "relative": 1e-14,
-            "tolerance": 1e-12,
-            "native": 0.1,
-            "native_tolerance": 1.0,
-        },
-        {
-            "name": "b",
-            "relative": 1e-13,
-            "tolerance": 1e-12,
-            "native": 0.2,
-            "native_tolerance": 1.0,
-        },
-        {
-            "name": "c",
-            "relative": None,
-            "tolerance": None,
-            "native": None,
-            "native_tolerance": None,
-        },
+        mode("a", True, relative=1e-14, native=0.1, **limits),
+        mode("b", True, relative=1e-13, native=0.2, **limits),
+        mode("c", None),
     ]
     strict = measured(relative=1e-14, tolerance=1e-12)
     result = full(strict_float64=strict, native=measured(relative=0.1, tolerance=1.0), modes=modes)
@@ -146,10 +129,8 @@ def test_a_factor_that_rounds_to_one_is_a_difference(before: int, after: int, sa
 
 
 def test_how_many_ways_held() -> None:
-    kept = {"name": "prefill", "kept": True, "note": ""}
-    untried = {"name": "cached decoding", "kept": None, "note": "not tried: too short"}
-    failed = {"name": "generate", "kept": False, "note": ""}
-    free = kept | {"kept": None}
+    kept, free, failed = mode("prefill", True), mode("prefill", None), mode("generate", False)
+    untried = mode("cached decoding", None, note="not tried: too short")
     said = [
         ([kept], "all 1 kept (prefill)"),
         ([kept, untried], "1 of 2 kept (prefill; not tried: cached decoding (too short))"),
@@ -286,7 +267,7 @@ def test_a_rejected_output_has_its_own_name(place: Path, tmp_path: Path) -> None
         manifest = json.loads((tmp_path / name / "growkit.json").read_text())
         assert manifest["verification"]["target"] == name
         made.save_report(tmp_path / "report.html")
-        assert f"<strong>{name}</strong>, made from" in (tmp_path / "report.html").read_text()
+        assert f"<p>{name}, made from" in (tmp_path / "report.html").read_text()
 
 
 def test_warnings_are_kept_beside_the_weights(place: Path, tmp_path: Path) -> None:
@@ -316,10 +297,9 @@ def test_a_key_that_was_changed_is_told_with_its_values(place: Path, tmp_path: P
     ]
     assert f"0.25 in place of {value}" in found["reason"]
     assert (next_step(found) or "").startswith(f"set {name} back to {value} (it is 0.25)")
-    assert to_do(found)["Where"] == name
+    assert proof_view(found).advice.rows["At fault"].startswith(f"{name}; ")
     assert found["fault"]
     assert found["fault"]["tensor"] is None  # every weight gives the source's back
-    assert fault_sentence(found).startswith(f"at fault: {name}; ")
 
 
 def test_what_does_not_differ_is_identical(place: Path) -> None:

@@ -112,8 +112,11 @@ def list_families(
     if name and every:
         raise InputError(f"--all is for every family, and {name} is one; leave one of them out")
     if name or every or as_json:
-        parts = lambda screen, found: show_parts(screen, abilities(table(found), every=not name))
-        show(catalogue(name), as_json, parts)
+
+        def shown(screen: Any, found: Any) -> None:
+            show_parts(screen, abilities(table(found), every=not name))
+
+        show(catalogue(name), as_json, shown)
     else:
         show(model_types(), False, lambda screen, found: show_parts(screen, families(found)))
 

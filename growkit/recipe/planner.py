@@ -50,6 +50,7 @@ class Prepared:
     ranks: Sequence[RankTried] = ()
     warnings: Sequence[str] = ()
 
+
 ROW_OF_EXPERTS = 16
 """Grouped products need rows of a multiple of this many bytes."""
 

@@ -475,10 +475,7 @@ def _copies(result: Found) -> Section:
             distances.setdefault(kind, []).append(matrix["relative_distance"])
     means = {kind: sum(found) / len(found) for kind, found in distances.items()}
     chart = drawing.intervals(
-        [
-            Interval(kind, means[kind], min(found), max(found))
-            for kind, found in distances.items()
-        ],
+        [Interval(kind, means[kind], min(found), max(found)) for kind, found in distances.items()],
         Titles("Distance between copies, by matrix", "relative distance between copies"),
         around_zero=False,
     )
