@@ -1,11 +1,15 @@
-"""Growth by copies: from the sizes that people ask for to plans.
+"""Growth by copies: from the sizes that users ask for to plans.
 
-Shared by all methods that grow by choosing copies (``growkit.algebra.law``).
+Shared by all methods that grow by choosing copies (``growkit.algebra.law``), which can also give a
+model a separate head, and more tokens: new rows of the embedding and of the head. Logits of the old
+tokens do not change. The softmax does: what it gives to new tokens, it takes from the old ones.
+With the mean of all rows, the logit of a new token is the mean of all logits, so that it is never
+the largest. With zero it is zero, which may well be more than all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,13 +25,14 @@ from growkit.families.sizes import MOST_SIZE
 from growkit.growth.expanding import expand, placed_copies
 from growkit.planning.operation import (
     Change,
+    Operation,
     Option,
     Row,
     SizeOption,
     Switch,
     Value,
     check_whole,
-    factor,
+    size_factor,
 )
 from growkit.planning.plan import Plan, Planned, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Kept, Mapped, Slices
@@ -38,41 +43,8 @@ if TYPE_CHECKING:
     from growkit.algebra.expansion import IndexMap
     from growkit.algebra.law import Rows
 
-
-UNTIE = Switch("untie", "give a model whose output head is its embedding a separate head")
-
-
-def untied(source: Weights, options: Mapping[str, str]) -> Plan | None:
-    """Plan the head, if it is asked for.
-
-    Raises:
-        InputError: there is one already.
-    """
-    if "untie" not in options:
-        return None
-    family = stored_family(source)
-    if not family.complete(source.config).get("tie_word_embeddings"):
-        raise InputError(
-            f"the {family.name} model in {source.where()} has a head of its own already; leave "
-            "--untie out"
-        )
-    dropped, duplicates = unused_tensors(source, family)
-    before = family.patterns(source.config)
-    config = {**source.config, "tie_word_embeddings": False}
-    after = family.patterns(config)
-    sizes = family.sizes(config)
-    (embedding,) = (name for name, each in before.items() if "vocab" in each.axes(Role.READ))
-    rules = []
-    for name, pattern in after.items():
-        info = TensorInfo(pattern.shape(sizes), source.tensors[embedding].dtype)
-        if name in before:
-            rules.append(taken_over(name, source.tensors[name]))
-        else:
-            rules.append(Rule(name, info, Kept(embedding, why="the embedding, as it is")))
-    plan = Plan(config, tuple(rules), {}, dropped=dropped, duplicates=duplicates)
-    plan.check(source, after, sizes)
-    return plan
-
+AT_A_TIME = 1024
+"""Rows that are added up at a time; another number may give other last bits."""
 
 DEFAULT_SNR_DB = 10.0
 MOST_SNR_DB = 300
@@ -131,11 +103,32 @@ SNR_DB = Option(
 )
 
 
-@dataclass(frozen=True)
-class CopyMethod:
-    """A growth method that copies whole spaces: its sizes say which, and what follows what.
+VOCAB = SizeOption("vocab", "vocabulary; logits of the old tokens stay the same", axes=("vocab",))
+NEW_TOKENS = Option(
+    "new_tokens",
+    "what embedding and head hold for new tokens: the mean of all others, or zero",
+    ("mean", "zero"),
+    kinds=(str,),
+)
+UNTIE = Switch("untie", "give a model whose output head is its embedding a separate head")
 
-    ``needs`` names axes without which the method makes no sense.
+
+def shares_of(options: Mapping[str, str], seed: int) -> Shares:
+    """How weights are split, by ``SYMMETRY`` and ``SNR_DB``."""
+    symmetry, snr_db = options["symmetry"], float(options.get("snr_db", DEFAULT_SNR_DB))
+    return Shares(snr_db if symmetry == "break" else None, seed, symmetry == "uneven")
+
+
+@dataclass(frozen=True)
+class CopyMethod(Operation):
+    """A growth method that copies whole spaces.
+
+    Attributes:
+        name: as on the command line.
+        paper: name and address of the source.
+        sizes: which spaces it copies, and which size follows which.
+        needs: axes without which the method makes no sense.
+        rows: see ``Operation``.
     """
 
     name: str
@@ -146,11 +139,11 @@ class CopyMethod:
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """See ``growkit.planning.operation.Operation``."""
+        """See ``Operation``."""
         return (*self.sizes, VOCAB, NEW_TOKENS, UNTIE, PROMISE, SYMMETRY, GROUPS, SNR_DB, MOMENTS)
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
-        """See ``growkit.planning.operation.Operation``."""
+        """See ``Operation``."""
         old = family.sizes(config)
         if not old.get("noise_heads"):
             return True  # nothing that the DIFF Transformer could do for it
@@ -159,44 +152,39 @@ class CopyMethod:
     def portable(
         self, family: Family, config: Config, options: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """See ``growkit.planning.operation.Operation``."""
-        return as_factors(family, config, self.sizes, options)
+        """Sizes as factors, unless the family lacks the axis or the size is no multiple."""
+        factors = dict(options)
+        for option in self.sizes:
+            axes = _axes(family, config, option)
+            if option.name in options and axes:
+                with suppress(InputError):
+                    current = _current_size(family, config, option, axes)
+                    ratio = size_factor(option.name, options[option.name], current)
+                    factors[option.name] = f"x{ratio}"
+        return factors
 
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
-        """See ``growkit.planning.operation.Operation``."""
-        snr_db = float(options.get("snr_db", DEFAULT_SNR_DB))
-        symmetry = options["symmetry"]
-        shares = Shares(snr_db if symmetry == "break" else None, seed, symmetry == "uneven")
+        """See ``Operation``."""
+        shares = shares_of(options, seed)
         groups = options.get("groups", "auto")
         if groups == "auto" and not shares.parting:
             groups = "whole"
+        resets = options.get("moments") == "reset"
         settled: dict[str, Value | None] = {
             "groups": None if groups == "auto" else groups,
-            "symmetry": symmetry,
+            "symmetry": options["symmetry"],
             "snr_db": shares.snr_db,
-            "moments": "reset" if options.get("moments") == "reset" else None,
+            "moments": "reset" if resets else None,
             "new_tokens": options["new_tokens"] if "vocab" in options else None,
         }
         plans: list[Plan] = []
         lost: list[str] = []
-        for prepare in (untied, with_vocabulary):
+        for prepare in (_untied, _with_vocabulary):
             plan = prepare(source, options)
             if plan:
                 lost += [plan.lost] if plan.lost else []
                 plans.append(plan)
                 source = Planned(source, plan)
-        plan = self._plan(source, options, shares)
-        plans += [plan] if plan else []
-        if not plans:
-            names = ", ".join("--" + option.name.replace("_", "-") for option in self.sizes)
-            raise InputError(f"nothing would grow; give at least one of {names} a factor like x2")
-        if plan and plan.recomputed_sources:
-            lost.append(rounded_by(plan))
-            return Change(plans, "bounded", "; ".join(lost), settled, by_rounding=True)
-        return Change(plans, "exact", "; ".join(lost), settled)
-
-    def _plan(self, source: Weights, options: Mapping[str, str], shares: Shares) -> Plan | None:
-        """What copies, if anything does."""
         family = stored_family(source)
         old = family.sizes(source.config)
         for axis in self.needs:
@@ -206,14 +194,20 @@ class CopyMethod:
                     f"{family.name} model without; choose another method"
                 )
         grown = self.grown(family, source.config, options)
-        if not grown:
-            return None
-        groups = options.get("groups", "auto")
-        whole = groups == "whole" or (groups == "auto" and not shares.parting)
-        expansions = partial(placed_copies, family, source.config, old, grown, whole_groups=whole)
-        rounding = options.get("promise") == "bounded"
-        resets = options.get("moments") == "reset"
-        return expand(source, family, grown, expansions, shares, rounding=rounding, resets=resets)
+        if grown:
+            whole, rounding = groups == "whole", options.get("promise") == "bounded"
+            copies = partial(placed_copies, family, source.config, old, grown, whole_groups=whole)
+            plan = expand(source, family, grown, copies, shares, rounding=rounding, resets=resets)
+            plans.append(plan)
+            rounded = list(plan.recomputed_sources)
+            if rounded:
+                tensors = f"{len(rounded)} tensors" if len(rounded) > 1 else "a tensor"
+                lost.append(f"one rounding of every element of {tensors} (first {rounded[0]})")
+                return Change(plans, "bounded", "; ".join(lost), settled, by_rounding=True)
+        if not plans:
+            names = ", ".join("--" + option.name.replace("_", "-") for option in self.sizes)
+            raise InputError(f"nothing would grow; give at least one of {names} a factor like x2")
+        return Change(plans, "exact", "; ".join(lost), settled)
 
     def grown(self, family: Family, config: Config, options: Mapping[str, str]) -> dict[str, int]:
         """The new size of every axis that grows.
@@ -225,14 +219,14 @@ class CopyMethod:
         ratios: dict[str, Fraction] = {}
         grown: dict[str, int] = {}
         for option in self.sizes:
-            axes = _axes(family, present, option)
+            axes = _axes(family, config, option)
             size = options.get(option.name)
             ratio = ratios[option.follows] if option.follows else Fraction(1)
             if size is not None:
                 if not axes:
                     raise InputError(f"a {family.name} model has no {option.name} to grow")
                 current = _current_size(family, config, option, axes)
-                ratio = factor(option.name, size, current)
+                ratio = size_factor(option.name, size, current)
                 named = {axis: present[axis] * ratio for axis in axes if axis in option.axes}
                 check_whole(option.name, size, named)
             # What follows stays where that would make it no whole number.
@@ -243,43 +237,16 @@ class CopyMethod:
         return grown
 
 
-def rounded_by(plan: Plan) -> str:
-    """What a plan rounds, in words."""
-    names = list(plan.recomputed_sources)
-    tensors = f"{len(names)} tensors" if len(names) > 1 else "a tensor"
-    return f"one rounding of every element of {tensors} (first {names[0]})"
-
-
-def as_factors(
-    family: Family,
-    config: Config,
-    sizes: Sequence[SizeOption],
-    options: Mapping[str, str],
-) -> dict[str, str]:
-    """Sizes in a family's own numbers as factors, which mean the same in every family.
-
-    Sizes of what the family does not have, or that are no multiples, stay as they are.
-    """
-    present = family.sizes(config)
-    factors = dict(options)
-    for option in sizes:
-        axes = _axes(family, present, option)
-        if option.name in options and axes:
-            with suppress(InputError):
-                current = _current_size(family, config, option, axes)
-                factors[option.name] = f"x{factor(option.name, options[option.name], current)}"
-    return factors
-
-
-def _axes(family: Family, present: Mapping[str, int], option: SizeOption) -> list[str]:
+def _axes(family: Family, config: Config, option: SizeOption) -> list[str]:
     """The axes of a model that an option grows: those it names, and those that grow with them."""
+    present = family.sizes(config)
     return [axis for axis in present if family.kinds.get(axis, axis) in option.axes]
 
 
 def _current_size(family: Family, config: Config, option: SizeOption, axes: list[str]) -> int:
     """A size in the config's own units: DiffLlama's heads are signal and noise heads together.
 
-    Where experts are as wide as they like, it is that of what the option names.
+    Where experts have a width of their own, it is that of the axes that the option names.
     """
     axes = [axis for axis in axes if axis in option.axes] or axes[:1]
     complete = family.complete(config)
@@ -291,19 +258,36 @@ def _current_size(family: Family, config: Config, option: SizeOption, axes: list
     return sum(sizes[axis] for axis in distinct or axes)
 
 
-VOCAB = SizeOption("vocab", "vocabulary; logits of the old tokens stay the same", axes=("vocab",))
-NEW_TOKENS = Option(
-    "new_tokens",
-    "what embedding and head hold for new tokens: the mean of all others, or zero",
-    ("mean", "zero"),
-    kinds=(str,),
-)
+def _untied(source: Weights, options: Mapping[str, str]) -> Plan | None:
+    """Plan a separate head, if it is asked for.
 
-AT_A_TIME = 1024
-"""Rows that are added up at a time; other numbers may give other last bits."""
+    Raises:
+        InputError: there is one already.
+    """
+    if "untie" not in options:
+        return None
+    family = stored_family(source)
+    if not family.complete(source.config).get("tie_word_embeddings"):
+        raise InputError(
+            f"the {family.name} model in {source.where()} has a head of its own already; leave "
+            "--untie out"
+        )
+    unused = unused_tensors(source, family)
+    before = family.patterns(source.config)
+    config = {**source.config, "tie_word_embeddings": False}
+    (embedding,) = (name for name, each in before.items() if "vocab" in each.axes(Role.READ))
+    rules = []
+    for name, pattern in family.patterns(config).items():
+        if name in before:
+            rules.append(taken_over(name, source.tensors[name]))
+        else:
+            shape = pattern.shape(family.sizes(config))
+            info = TensorInfo(shape, source.tensors[embedding].dtype)
+            rules.append(Rule(name, info, Kept(embedding, why="the embedding, as it is")))
+    return Plan.checked(source, family, config, rules, unused=unused)
 
 
-def with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None:
+def _with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None:
     """Plan new rows, if they are asked for.
 
     Raises:
@@ -314,16 +298,15 @@ def with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None:
     family = stored_family(source)
     sizes = family.sizes(source.config)
     old = sizes["vocab"]
-    size = old * factor("vocab", options["vocab"], old)
+    size = old * size_factor("vocab", options["vocab"], old)
     check_whole("vocab", options["vocab"], {"vocab": size})
     new = int(size)
     if new > MOST_SIZE:
         raise InputError(f"vocab {new:,} is more than {MOST_SIZE:,}; choose a smaller size")
     if new == old:
         return None
-    dropped, duplicates = unused_tensors(source, family)
+    unused = unused_tensors(source, family)
     grown = {**sizes, "vocab": new}
-    config = family.resized(source.config, grown)
     mean = options["new_tokens"] == "mean"
     why = f"{new - old} new tokens, at {'the mean' if mean else 'zero'}"
     rules = []
@@ -332,25 +315,20 @@ def with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None:
         if not any("vocab" in each.axes for each in pattern.dimensions):
             rules.append(taken_over(name, info))
             continue
-        assert pattern.dimensions[0].axes == {"vocab"}, "rows stand for tokens"
-        maps = partial(_maps, pattern.notation, tuple(sizes.items()), new)
+        assert pattern.dimensions[0].axes == {"vocab"}, "a row is a token"
+        maps = partial(_more_rows, pattern.notation, tuple(sizes.items()), new)
         made = MoreRows(name, maps, why, mean=mean)
         rules.append(Rule(name, TensorInfo(pattern.shape(grown), info.dtype), made))
-    plan = Plan(
-        config,
-        tuple(rules),
-        {},
-        dropped=dropped,
-        duplicates=duplicates,
-        lost=f"{new - old} new tokens share the softmax: logits of the {old} old ones stay, their "
-        "probabilities do not",
+    lost = (
+        f"{new - old} new tokens share the softmax: logits of the {old} old ones stay, their "
+        "probabilities do not"
     )
-    plan.check(source, family.patterns(config), family.sizes(config))
-    return plan
+    config = family.resized(source.config, grown)
+    return Plan.checked(source, family, config, rules, unused=unused, lost=lost)
 
 
 @lru_cache(maxsize=8)
-def _maps(notation: str, sizes: tuple[tuple[str, int], ...], new: int) -> tuple[IndexMap, ...]:
+def _more_rows(notation: str, sizes: tuple[tuple[str, int], ...], new: int) -> tuple[IndexMap, ...]:
     from growkit.algebra.expansion import index_map, padded
 
     before = dict(sizes)
@@ -381,9 +359,9 @@ class MoreRows(Mapped):
         return made
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
-        """See ``Transform``; with the first rows, the new ones are looked at.
+        """See ``Transform``; with the first rows, the new ones are checked.
 
-        A gradient has rows for tokens that occur alone, and none of these are new.
+        A gradient has rows only for tokens that occur, and none of these are new.
         """
         if of.start == 0 and len(rows(slice(self._old, self._old + 1))):
             expected = _mean(rows, self._old).double() if self.mean else 0.0
@@ -400,20 +378,15 @@ class MoreRows(Mapped):
 
 def _mean(rows: Rows, count: int) -> Tensor:
     """The mean of rows, with the same bits on every machine."""
+    import torch
+
     total, dtype = None, None
     for begin in range(0, count, AT_A_TIME):
         some = rows(slice(begin, min(begin + AT_A_TIME, count)))
-        added, dtype = _added(some.double()), some.dtype
-        total = added if total is None else total + added
+        dtype, some = some.dtype, some.double()
+        while len(some) > 1:  # an order that is not left to torch
+            half = len(some) // 2
+            some = torch.cat([some[:half] + some[half : 2 * half], some[2 * half :]])
+        total = some[0] if total is None else total + some[0]
     assert total is not None
     return (total / count).to(dtype)
-
-
-def _added(rows: Tensor) -> Tensor:
-    """The sum of rows, in an order that is not left to torch."""
-    import torch
-
-    while len(rows) > 1:
-        half = len(rows) // 2
-        rows = torch.cat([rows[:half] + rows[half : 2 * half], rows[2 * half :]])
-    return rows[0]

@@ -5,7 +5,7 @@ new layer is a copy of the one before it whose output is zero. The zeros get a g
 rest of the layer after the first step.
 
 Stacks, Du et al., "Stacking Your Transformers", arXiv 2405.15319, stacks that overlap, Kim et al.,
-"SOLAR 10.7B", arXiv 2312.15166, and layers beside copies of themselves are another function.
+"SOLAR 10.7B", arXiv 2312.15166, and layers next to copies of themselves are another function.
 """
 
 from __future__ import annotations
@@ -14,26 +14,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config, TensorInfo, Weights
-from growkit.families.description import Tensor
+from growkit.checkpoint.tensors import Config, Weights
 from growkit.families.family import Family, stored_family
 from growkit.families.layers import relayered, writers
 from growkit.families.sizes import MOST_LAYERS
-from growkit.planning.operation import Change, Option, Row, SizeOption, parsed
+from growkit.planning.operation import Change, Operation, Option, SizeOption, parse_size
 from growkit.planning.plan import Plan, Rule, unused_tensors
 from growkit.planning.transforms import Constant, Kept
 
-if TYPE_CHECKING:
-    from growkit.planning.updates import Update
-
 PLACES = ("even", "end")
-
-
-def _is_size(text: str) -> bool:
-    return parsed(text, 1) is not None
 
 
 def _is_place(text: str) -> bool:
@@ -45,7 +36,7 @@ OPTIONS: tuple[Option, ...] = (
         "layers",
         "the number of layers; x1.5 turns 2 into 3",
         axes=("layers",),
-        accepts=_is_size,
+        accepts=lambda text: parse_size(text, 1) is not None,
     ),
     Option(
         "blocks",
@@ -72,27 +63,14 @@ class Layer:
 
     Attributes:
         of: number of the source's layer whose tensors it has.
-        idle: whether what it writes is zero.
+        idle: whether its outputs are zero.
     """
 
     of: int
     idle: bool = False
 
 
-class Begun(Kept):
-    """A tensor of a new layer: it begins as another one, whose moments are not its own."""
-
-    def update(self, before: Sequence[Update]) -> Update:
-        """See ``Transform``."""
-        from growkit.planning.updates import Update
-
-        return Update.begun(self.why)
-
-    def moments(self, order: int) -> None:
-        """There are none; see ``Transform``."""
-
-
-class Depth:
+class Depth(Operation):
     """See ``growkit.planning.operation.Operation``."""
 
     name = "depth"
@@ -101,7 +79,6 @@ class Depth:
         "https://arxiv.org/abs/2312.15166 (overlap)"
     )
     options = OPTIONS
-    rows: tuple[Row, ...] = ()
 
     def expresses(self, family: Family, config: Config, options: Mapping[str, str]) -> bool:
         """Whether λ_init of every layer stays what it is, where a class counts layers for it."""
@@ -112,40 +89,23 @@ class Depth:
             for place, layer in enumerate(order)
         )
 
-    def portable(
-        self, family: Family, config: Config, options: Mapping[str, str]
-    ) -> Mapping[str, str]:
-        """A number of layers means the same in every family."""
-        return options
-
     def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
         """See ``growkit.planning.operation.Operation``."""
         family = stored_family(source)
-        dropped, duplicates = unused_tensors(source, family)
+        unused = unused_tensors(source, family)
         order = arrangement(family.sizes(source.config)["layers"], options)
-        complete = family.complete(source.config)
-        _check(family, complete, order, source.where())
+        _check(family, family.complete(source.config), order, source.where())
         config = relayered(family, source.config, [layer.of for layer in order], source.where())
         family.check_bounds(config, "the deeper model")
-        writing = writers(family, source.config)
-        plan = Plan(
-            config=config,
-            rules=tuple(_rules(family, source, config, order, writing)),
-            copies={},
-            layers=tuple(None if layer.idle else layer.of for layer in order),
-            dropped=dropped,
-            duplicates=duplicates,
-        )
-        plan.check(source, family.patterns(config), family.sizes(config))
+        rules = _rules(family, source, config, order)
+        layers = tuple(None if layer.idle else layer.of for layer in order)
+        plan = Plan.checked(source, family, config, rules, unused=unused, layers=layers)
         settled = {"blocks": options["blocks"]}
         if options["blocks"] in ("identity", "interpose"):
             settled["place"] = options.get("place", PLACES[0])
         if options["blocks"] == "identity":
             return Change([plan], settled=settled)
         return Change([plan], "different", "layers are computed more than once", settled)
-
-
-OPERATION = Depth()
 
 
 def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:
@@ -166,32 +126,26 @@ def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:
                 "choose --blocks interpose"
             )
         new = _new(count, options.get("layers"))
-        return [Layer(of) for of in (_stack if blocks == "stack" else _overlap)(count, new)]
+        if blocks == "stack":
+            if new % count:
+                raise InputError(
+                    f"layers would be {count + new}, which is no multiple of the present {count}; "
+                    "a stack needs that, choose --blocks overlap or interpose"
+                )
+            return [Layer(of) for of in [*range(count)] * (1 + new // count)]
+        if new > count:
+            raise InputError(
+                f"layers would be {count + new}, which is more than twice the present {count}; two "
+                "overlapping copies have no more, choose --blocks stack or interpose"
+            )
+        # The first layers and the last ones, so many of each that those between come twice.
+        last = (count + new) // 2
+        return [Layer(of) for of in (*range(count + new - last), *range(count - last, count))]
     behind = _behind(count, options.get("layers"), place or PLACES[0])
     order = []
     for layer in range(count):
         order += [Layer(layer)] + [Layer(layer, blocks == "identity")] * behind.count(layer)
     return order
-
-
-def _stack(count: int, new: int) -> list[int]:
-    if new % count:
-        raise InputError(
-            f"layers would be {count + new}, which is no multiple of the present {count}; a stack "
-            "needs that, choose --blocks overlap or interpose"
-        )
-    return [*range(count)] * (1 + new // count)
-
-
-def _overlap(count: int, new: int) -> list[int]:
-    """The first layers and the last ones, so many of each that those between come twice."""
-    if new > count:
-        raise InputError(
-            f"layers would be {count + new}, which is more than twice the present {count}; two "
-            "overlapping copies have no more, choose --blocks stack or interpose"
-        )
-    last = (count + new) // 2
-    return [*range(count + new - last), *range(count - last, count)]
 
 
 def _behind(count: int, layers: str | None, place: str) -> list[int]:
@@ -222,7 +176,7 @@ def _new(count: int, layers: str | None) -> int:
         raise InputError(
             f"layers is missing; give a factor like x1.5 or x2, or a number like {2 * count}"
         )
-    wanted = parsed(layers, count) or Fraction(0)
+    wanted = parse_size(layers, count) or Fraction(0)
     if wanted.denominator != 1:
         raise InputError(
             f"layers {layers} makes {float(wanted):g} of the present {count}; choose a whole "
@@ -266,13 +220,7 @@ def _check(family: Family, complete: Config, order: Sequence[Layer], where: str)
             )
 
 
-def _rules(
-    family: Family,
-    source: Weights,
-    config: Config,
-    order: Sequence[Layer],
-    writing: frozenset[str],
-) -> list[Rule]:
+def _rules(family: Family, source: Weights, config: Config, order: Sequence[Layer]) -> list[Rule]:
     """How every tensor is made.
 
     Raises:
@@ -286,38 +234,37 @@ def _rules(
                 f"config of a {family.name} model says that it is of the same kind as that; "
                 "choose --blocks identity or interpose"
             )
+    sources = {
+        name: before[order[place].of][inside]
+        for place, names in after.items()
+        for inside, name in names.items()
+    }
+    writing = writers(family, source.config)
     rules = []
     for name, described, number in family.members(config):
-        if number is None:
-            rules.append(Rule(name, source.tensors[name], Kept(name)))
-            continue
-        layer = order[number]
-        of = before[layer.of][_inside(name, described, number)]
+        of = sources.get(name, name)
         info = source.tensors[of]
-        rules.append(_of_layer(name, of, info, described, layer, described.name in writing))
+        if number is None:
+            made: Constant | Kept = Kept(of)
+        elif not order[number].idle:
+            made = Kept(of, why=f"layer {order[number].of} as it is")
+        elif described.name in writing:
+            why = "zero, so that the new layer hands on what it is given"
+            made = Constant(info, 0.0 - described.offset, why)
+        else:
+            made = Kept(of, why=f"in a new layer, as in layer {order[number].of}", new=True)
+        rules.append(Rule(name, info, made))
     return rules
 
 
-def _of_layer(
-    name: str, of: str, info: TensorInfo, described: Tensor, layer: Layer, writes: bool
-) -> Rule:
-    if layer.idle and writes:
-        why = "zero, so that the new layer hands on what it is given"
-        return Rule(name, info, Constant(info, 0.0 - described.offset, why))
-    if layer.idle:
-        return Rule(name, info, Begun(of, why=f"in a new layer, as in layer {layer.of}"))
-    return Rule(name, info, Kept(of, why=f"layer {layer.of} as it is"))
-
-
 def _by_layer(family: Family, config: Config) -> dict[int, dict[str, str]]:
-    """The names of the tensors of every layer, by what they are called inside of it."""
+    """The names of the tensors of every layer, by their names within the layer."""
     found: dict[int, dict[str, str]] = {}
     for name, described, layer in family.members(config):
         if layer is not None:
-            found.setdefault(layer, {})[_inside(name, described, layer)] = name
+            before = described.name.partition("{layer}")[0]
+            found.setdefault(layer, {})[name[len(before) + len(str(layer)) :]] = name
     return found
 
 
-def _inside(name: str, described: Tensor, layer: int) -> str:
-    before = described.name.partition("{layer}")[0]
-    return name[len(before) + len(str(layer)) :]
+OPERATION = Depth()

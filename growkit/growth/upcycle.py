@@ -3,9 +3,9 @@
 Komatsuzaki et al., "Sparse Upcycling: Training Mixture-of-Experts from Dense Checkpoints",
 arXiv 2212.05055. The weights of the chosen experts sum to one, Σ w_i = 1.
 
-- Experts that all are the dense MLP f compute Σ w_i f = f, whatever a router says, and nothing else
-  does: if any choice and any weights are to give the same, all experts are the same function. They
-  diverge because they see different tokens. Until then the router has no effect, and its gradient
+- Experts that all are the dense MLP f compute Σ w_i f = f for any router, and nothing else does: if
+  any choice and any weights are to give the same, all experts are the same function. They diverge
+  because they see different tokens. Until then the router has no effect, and its gradient
   is zero: it grows with the differences of the experts.
 - Finer experts hold one of G pieces of the hidden units, f = Σ_p f_p, each in several copies. They
   are chosen in groups of one copy of every piece, since the router's rows are equal within a group
@@ -13,9 +13,9 @@ arXiv 2212.05055. The weights of the chosen experts sum to one, Σ w_i = 1.
   G the granularity). Each has 1/G of the weight w_g of its group, so with the last matrix times G
   the model computes Σ_g w_g Σ_p f_p = f. In a short format the numbers of two groups may be equal
   where one of them just is chosen, and a token then gets pieces of both.
-- Where a class has shared experts beside the others, each side computes half of the MLP.
+- Where a class has shared experts next to the routed ones, each side computes half of the MLP.
 - Drop-Upcycling (Nakamura et al., arXiv 2502.19261) draws some hidden units of every expert anew:
-  here each number from those that stood there, so that their distribution stays as it was.
+  here each number from those that were there, so that their distribution stays as it was.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from growkit.growth.experts import (
     NUMBER,
     TOP_K,
     Place,
-    WithExperts,
-    asked_for,
     is_count,
     places,
+    wanted_experts,
 )
-from growkit.planning.operation import Change, Option
+from growkit.planning.operation import Change, Operation, Option, is_number
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Section, Stacked, Transform
 
@@ -56,14 +55,7 @@ SHORT = ("F16", "BF16")
 """Dtypes in which the numbers of two experts are equal more often than by accident."""
 
 
-def _is_part(text: str) -> bool:
-    try:
-        return 0 < float(text) <= 1
-    except ValueError:
-        return False
-
-
-class Upcycle(WithExperts):
+class Upcycle(Operation):
     """See the module."""
 
     name = "upcycle"
@@ -84,7 +76,7 @@ class Upcycle(WithExperts):
             "the part of the hidden units of every expert to draw anew (Drop-Upcycling), which "
             "makes another function; 0.5 in the paper",
             form="PART",
-            accepts=_is_part,
+            accepts=partial(is_number, above=0, most=1),
         ),
     )
 
@@ -93,10 +85,10 @@ class Upcycle(WithExperts):
         family = stored_family(source)
         target, experts, dense = _with_experts(family, source)
         old = family.sizes(source.config)
-        cut = _Cut.of(options, old["ffn"], old["layers"])
+        cut = _cut(options, old["ffn"], old["layers"])
         config = _config(source, family, target, dense, cut)
         upcycling = _Upcycling(source, target, experts, cut, options.get("drop"), seed)
-        plan = upcycling.plan(config, *unused_tensors(source, family))
+        plan = upcycling.plan(config, unused_tensors(source, family))
         settled = {"top_k": cut.top_k}
         if "drop" in options:
             lost = f"{float(options['drop']):.0%} of the hidden units of every expert, drawn anew"
@@ -116,53 +108,50 @@ class _Cut:
     """How a dense MLP becomes experts.
 
     Attributes:
-        experts: how many there are.
-        top_k: how many of them a token goes through.
-        pieces: how many make up the MLP.
+        experts: number of experts.
+        top_k: number of experts that a token goes through.
+        pieces: number of experts that make up the MLP.
         ffn: width of the MLP.
+        width: of an expert.
     """
 
     experts: int
     top_k: int
     pieces: int
     ffn: int
+    width: int
 
-    @property
-    def width(self) -> int:
-        """Of an expert."""
-        return self.ffn // self.pieces
 
-    @classmethod
-    def of(cls, options: Mapping[str, str], ffn: int, layers: int) -> _Cut:
-        """What was asked for.
+def _cut(options: Mapping[str, str], ffn: int, layers: int) -> _Cut:
+    """What was asked for.
 
-        Raises:
-            InputError: it cannot be exact, or cannot learn; says what would work.
-        """
-        experts = asked_for(options[EXPERTS], 1, layers)
-        pieces = int(options.get("granularity", 1))
-        top_k = int(options.get("top_k", 2 * pieces))
-        if pieces & (pieces - 1):
+    Raises:
+        InputError: it cannot be exact, or cannot learn; says what would work.
+    """
+    experts = wanted_experts(options[EXPERTS], 1, layers)
+    pieces = int(options.get("granularity", 1))
+    top_k = int(options.get("top_k", 2 * pieces))
+    if pieces & (pieces - 1):
+        raise InputError(
+            f"granularity {pieces} would multiply weights by {pieces}, which rounds; choose a "
+            "power of two"
+        )
+    for name, number in (("the MLP's width", ffn), (EXPERTS, experts), ("top_k", top_k)):
+        if number % pieces:
             raise InputError(
-                f"granularity {pieces} would multiply weights by {pieces}, which rounds; choose a "
-                "power of two"
+                f"{name} {number} is no multiple of granularity {pieces}, so that the chosen "
+                "experts would not always make up the MLP; choose numbers that are"
             )
-        for name, number in (("the MLP's width", ffn), (EXPERTS, experts), ("top_k", top_k)):
-            if number % pieces:
-                raise InputError(
-                    f"{name} {number} is no multiple of granularity {pieces}, so that the chosen "
-                    "experts would not always make up the MLP; choose numbers that are"
-                )
-        if top_k > experts:
-            raise InputError(
-                f"top_k {top_k} of {experts} experts cannot be chosen; choose at most {experts}"
-            )
-        if top_k == 1:
-            raise InputError(
-                "with top_k 1 the weight of the chosen expert is 1 whatever the router says, so "
-                "that it could never learn; choose at least 2"
-            )
-        return cls(experts, top_k, pieces, ffn)
+    if top_k > experts:
+        raise InputError(
+            f"top_k {top_k} of {experts} experts cannot be chosen; choose at most {experts}"
+        )
+    if top_k == 1:
+        raise InputError(
+            "with top_k 1 the weight of the chosen expert is 1 for any router, so that it could "
+            "never learn; choose at least 2"
+        )
+    return _Cut(experts, top_k, pieces, ffn, ffn // pieces)
 
 
 def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Dense]:
@@ -238,46 +227,45 @@ class _Upcycling:
     drop: str | None
     seed: int
 
-    def plan(
-        self, config: Config, dropped: Mapping[str, str], duplicates: Mapping[str, str]
-    ) -> Plan:
+    def plan(self, config: Config, unused: tuple[Mapping[str, str], Mapping[str, str]]) -> Plan:
         """All rules.
 
         Raises:
             InputError: the class with experts has no place for a tensor.
         """
         sizes = self.target.sizes(config)
-        rules = []
-        for place in places(self.target, config):
-            shape = place.pattern.shape(sizes)
-            rules.append(self._rule(place, shape))
+        rules = [
+            self._rule(place, place.pattern.shape(sizes)) for place in places(self.target, config)
+        ]
         used = {name for rule in rules for name in rule.sources}
-        for name in sorted(self.source.tensors.keys() - used - dropped.keys()):
+        for name in sorted(self.source.tensors.keys() - used - unused[0].keys()):
             raise InputError(
                 f"a {self.target.name} model has no place for tensor {name} of "
                 f"{self.source.where(name)}, so it cannot be upcycled without changing what it "
                 "computes"
             )
         # While all experts are the same function, only rounding depends on a router.
-        alike = self.cut.pieces == 1 and self.drop is None
+        same = self.cut.pieces == 1 and self.drop is None
         routers = {rule.target for rule in rules if isinstance(rule.transform, Computed)}
-        plan = Plan(
-            config=config,
-            rules=tuple(rules),
+        return Plan.checked(
+            self.source,
+            self.target,
+            config,
+            rules,
+            unused=unused,
             copies={EXPERTS: self.cut.experts // self.cut.pieces},
-            dropped=dropped,
-            duplicates=duplicates,
-            waits=routers if alike else (),
+            waits=routers if same else (),
             apart="experts train on the tokens that a new router gives them",
         )
-        plan.check(self.source, self.target.patterns(config), sizes)
-        return plan
 
     def _rule(self, place: Place, shape: tuple[int, ...]) -> Rule:
         of = place.tensor.dense
         if of == NEW:
             info = TensorInfo(shape, main_dtype(self.source.tensors))
-            return Rule(place.name, info, self._new(place, info))
+            if place.pattern.dimensions[0].axes != {EXPERTS} or len(shape) == 1:
+                return Rule(place.name, info, Constant(info, 0.0, "new, zero"))
+            compute = partial(_router, f"{self.seed}:{place.name}", info, self.cut.pieces)
+            return Rule(place.name, info, Computed((), "new, small random numbers", compute))
         names = [place.name] if of is None else [each.format(layer=place.layer) for each in of]
         for name in names:
             if name not in self.source.tensors:
@@ -297,25 +285,18 @@ class _Upcycling:
         ]
         return Rule(place.name, info, Stacked(stacked, "the dense MLP for every expert"))
 
-    def _new(self, place: Place, info: TensorInfo) -> Transform:
-        """Small random rows of a router, the same for all pieces of a group; zeros elsewhere."""
-        if place.pattern.dimensions[0].axes != {EXPERTS} or len(info.shape) == 1:
-            return Constant(info, 0.0, "new, zero")
-        compute = partial(_router, f"{self.seed}:{place.name}", info, self.cut.pieces)
-        return Computed((), "new, small random numbers", compute)
-
     def _copied(self, name: str, place: Place, expert: int | None) -> Transform:
-        """What an expert has of a tensor of the dense MLP, or what stands beside all of them."""
+        """The part of the dense MLP's tensor in an expert, or in shared experts (None)."""
         last = place.is_last
         times = 1.0
         if last:
-            beside = expert is None
-            times = self.experts.beside if beside else self.experts.part * self.cut.pieces
+            shared = expert is None
+            times = self.experts.beside if shared else self.experts.part * self.cut.pieces
         scaled = f", times {times:g}" if times != 1 else ""
         whole: Transform = Kept(name, times, f"the dense MLP{scaled}")
-        dimension = 1 if last else 0
         if self.drop is not None and expert is not None:
             units = f"{self.seed}:{place.layer}:{expert}"
+            dimension = 1 if last else 0
             drawn = partial(_dropped, float(self.drop), units, name, dimension, times)
             whole = Computed((name,), f"the dense MLP{scaled}, units drawn anew", drawn)
         if expert is None or self.cut.pieces == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -274,7 +275,17 @@ def complete(
 _SIZE = re.compile(r"([x×]?)([0-9]{1,12})(?:\.([0-9]{1,12})|/([0-9]{1,12}))?")
 
 
-def parsed(size: str, current: int) -> Fraction | None:
+def is_number(
+    text: str, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
+) -> bool:
+    """Whether a text is a finite number within bounds."""
+    try:
+        return above < float(text) < math.inf and least <= float(text) <= most
+    except ValueError:
+        return False
+
+
+def parse_size(size: str, current: int) -> Fraction | None:
     """What ``current`` is to become; None if the size is not understood.
 
     Only a factor may have a point or a slash, and nothing is divided by zero.
@@ -290,13 +301,13 @@ def parsed(size: str, current: int) -> Fraction | None:
     return current * Fraction(f"{whole}.{decimals or 0}")
 
 
-def factor(name: str, size: str, current: int) -> Fraction:
+def size_factor(name: str, size: str, current: int) -> Fraction:
     """By what ``current`` is multiplied to become ``size``.
 
     Raises:
         InputError: the size is not understood, or smaller than the current one.
     """
-    wanted = parsed(size, current)
+    wanted = parse_size(size, current)
     digits = size.strip().lower().lstrip("x×")
     if wanted is None and digits.isdecimal():
         raise InputError(

@@ -18,7 +18,7 @@ from growkit.conversions.rewriting import OnDiffTransformer, Special, refuse, re
 from growkit.conversions.shared_diff.search import Heads, Search, Way, projections, weight_of
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import shared_queries
-from growkit.planning.operation import Change, Option, Row, Value
+from growkit.planning.operation import Change, Option, Row, Value, is_number
 from growkit.planning.plan import Check, Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed
 from growkit.results.operation import RankTried
@@ -32,17 +32,6 @@ PARTS = ("base.weight", "down.weight", "up.weight")
 
 def _is_rank(text: str) -> bool:
     return text == "auto" or all(each.isdecimal() and int(each) > 0 for each in text.split(","))
-
-
-def _is_number(text: str, least: float = 0.0, most: float = 1.0) -> bool:
-    try:
-        return least <= float(text) <= most
-    except ValueError:
-        return False
-
-
-TINY, HUGE = 5e-324, 1.7976931348623157e308
-"""The least float above 0, and the largest."""
 
 
 class SharedDiff(OnDiffTransformer):
@@ -64,14 +53,14 @@ class SharedDiff(OnDiffTransformer):
             "tolerance",
             "what rank auto may cost, as KL in nats per token",
             form="NATS",
-            accepts=partial(_is_number, least=TINY, most=HUGE),
+            accepts=partial(is_number, above=0),
         ),
         Option(
             "energy",
             "the share of the squared differences between heads with one base that rank auto keeps "
             "in every layer, e.g. 0.99",
             form="SHARE",
-            accepts=partial(_is_number, least=TINY),
+            accepts=partial(is_number, above=0, most=1),
         ),
         Option(
             "calibration",
@@ -85,7 +74,7 @@ class SharedDiff(OnDiffTransformer):
             "how little to trust the calibration text, from 0 (inputs count as often as they occur "
             "in it) to 1 (all count alike); by default, what costs least on the text",
             form="SHARE",
-            accepts=_is_number,
+            accepts=partial(is_number, least=0, most=1),
         ),
     )
     rows = (
