@@ -53,7 +53,7 @@ def found(source: Path, target: Path) -> tuple[tuple[str, ...], tuple[str, ...]]
     return beside.changed, beside.named
 
 
-def test_the_verdict_says_what_it_rests_on(source: Path, target: Path) -> None:
+def test_the_verdict_says_what_it_uncovered_notes(source: Path, target: Path) -> None:
     result = growkit.verify(source, target, **QUICK)
     assert result["kept"]
     assert result["weights_recovered"] is None
