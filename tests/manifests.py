@@ -23,7 +23,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.made import MANIFEST, write_manifest
+from growkit.checkpoint.publishing import MANIFEST, write_manifest
 from tests.behaviour import difference, rounding
 from tests.conftest import CONFIGS, save_random, seeded
 from tests.families import FAMILIES, Case, coin, windows

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import growkit
-from growkit.checkpoint.made import write_json
+from growkit.checkpoint.publishing import write_json
 from growkit.cli.app import app
 
 

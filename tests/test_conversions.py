@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.reading import read_json
+from growkit.checkpoint.folder import read_json
 from growkit.conversions.shared_diff.low_rank import share, truncated
 from growkit.engine.strict import strict_float64
 from growkit.recipe.files import load_recipe

@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.reading import read_json
+from growkit.checkpoint.folder import read_json
 from growkit.engine.strict import strict_float64
 from tests.conftest import load_strict, relative_error, save_model, save_random, seeded
 from tests.families import coin, softmax

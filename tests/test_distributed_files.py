@@ -33,8 +33,7 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.distributed_file import DistributedFile
-from growkit.checkpoint.distributed_list import _check_whole
+from growkit.checkpoint.distributed_file import _check_whole, open_model
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import WeightFile
@@ -484,10 +483,10 @@ def test_what_is_read_leaves_no_cycle(whole: Path) -> None:
     gc.collect()
     gc.disable()
     try:
-        parts = DistributedFile(folder)
+        parts = open_model(folder)
         for name in parts.tensors:
             parts.read(name, None)
-        left = [each for each in gc.get_objects() if type(each).__name__ == "_Storages"]
+        left = [each for each in gc.get_objects() if type(each).__name__ == "PyTorchFileReader"]
     finally:
         gc.enable()
     assert not left

@@ -98,7 +98,7 @@ FAMILY = replace(LLAMA, name="Other", model_types=("other",))
 """
 KIND = """
 from pathlib import Path
-from growkit.sources.source import Source
+from growkit.sources import Source
 
 
 class Shelf:

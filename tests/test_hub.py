@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 import growkit
 from growkit.base.errors import InputError
 from growkit.cli.app import app
+from growkit.sources import find
 from growkit.sources.hub import address_of
-from growkit.sources.source import find
 from tests.conftest import folder_bytes, save_model
 from tests.hub import StandIn, stand_in
 

@@ -15,7 +15,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.engine.inside import Inside
 from growkit.engine.strict import strict_float64
-from growkit.sources.source import find, pair
+from growkit.sources import find, pair
 from tests.conftest import TOKENS, load_strict, randomise
 
 QUICK = growkit.Settings(prompts=1, length=12)

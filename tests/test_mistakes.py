@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from growkit.checkpoint.elsewhere import no_folder, no_model, told_of_weights
+from growkit.checkpoint.model_files import instead_of_weights, no_folder, no_model
 from growkit.cli.app import app
 from tests.conftest import seeded
 from tests.mistakes import MISTAKES, Answer, Mistake, faults, make_place
@@ -67,7 +67,7 @@ def test_the_control_sees_what_is_no_mistake(place: Path, tmp_path: Path) -> Non
         ("a/b/c", "give a model folder"),
         ("nowhere", "give a model folder"),
         ("/o/m", "give a model folder"),
-        ("model/config.json", "give the one that it lies in, model"),
+        ("model/config.json", "give the one that it is in, model"),
         ("here/m.gguf", "is GGUF"),
     ],
 )
@@ -95,4 +95,4 @@ def test_folders_in_which_models_lie(tmp_path: Path) -> None:
     (tmp_path / "hub" / "snapshots" / "abc" / "config.json").touch()
     assert no_model(tmp_path / "hub").endswith("snapshots/abc")
     assert no_model(tmp_path / "first").endswith(f"is {tmp_path / 'first'} a model folder?")
-    assert told_of_weights(tmp_path / "nowhere") is None
+    assert instead_of_weights(tmp_path / "nowhere") is None

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.distributed_list import MADE_OF
+from growkit.checkpoint.distributed_file import MADE_OF
 from growkit.checkpoint.reading import Checkpoint
 from growkit.optimizer.optimizer import open_state
 from growkit.optimizer.parameters import parameters_of

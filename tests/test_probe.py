@@ -39,7 +39,7 @@ from growkit.report.probe import probe_view
 from growkit.report.saving import page as page_of
 from growkit.results.probe import nats, probe_next, probe_sentence
 from growkit.results.schema import json_schema
-from growkit.sources.source import find
+from growkit.sources import find
 from tests.conftest import folder_bytes, save_model
 from tests.test_report import HOSTILE, OUTSIDE, Tags, charts, poisoned
 from tests.test_schema import as_json, wrong

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit import InputError
-from growkit.checkpoint import atomic, publishing
-from growkit.checkpoint.made import write_manifest
+from growkit.checkpoint import publishing, scratch
+from growkit.checkpoint.publishing import write_manifest
 from growkit.checkpoint.scratch import LOCK, Scratch
 from growkit.cli.app import app
 from growkit.pipeline import running
@@ -232,20 +232,6 @@ class TestWhatGrowkitDidNotMake:
         assert os.path.lexists(out / "model.safetensors")
         assert kind == "linked weights" or os.path.lexists(out / "mine")
 
-    @pytest.mark.parametrize("later", [0, 1])
-    def test_early_manifests_tell_times(self, later: int, source: Path, out: Path) -> None:
-        manifest = json.loads((out / "growkit.json").read_text())
-        del manifest["sha256"]
-        for name in manifest["files"]:
-            status = (out / name).stat()
-            manifest["files"][name] = [status.st_size, status.st_mtime_ns]
-        (out / "growkit.json").write_text(json.dumps(manifest))
-        os.utime(out / "README.md", ns=(0, (out / "README.md").stat().st_mtime_ns + later))
-        if later:
-            refused(lambda: grow(source, out, overwrite=True), out.parent)
-        else:
-            grow(source, out, overwrite=True)
-
     def test_a_sound_output_called_rejected(
         self, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -267,7 +253,7 @@ class TestWhatGrowkitDidNotMake:
     ) -> None:
         """Also at the very last moment, when names are exchanged."""
         if not exchanging:
-            monkeypatch.setattr(atomic, "_renameat2", lambda *arguments: False)
+            monkeypatch.setattr(scratch, "_renameat2", lambda *arguments: False)
         first = folder_bytes(out)
         real, looks = publishing.contents, iter(range(10))
 
@@ -470,7 +456,7 @@ class TestOrder:
             shutil.rmtree(out)
         flushed: list[Path] = []
         named: list[tuple[set[Path], int]] = []
-        real, rename = atomic.flush, atomic._renameat2
+        real, rename = scratch.flush, scratch._renameat2
 
         def flush(path: Path) -> None:
             flushed.append(path)
@@ -480,9 +466,9 @@ class TestOrder:
             named.append(({source, *source.rglob("*")}, len(flushed)))
             return rename(source, target, flags)
 
-        for module in (atomic, publishing):
+        for module in (scratch, publishing):
             monkeypatch.setattr(module, "flush", flush)
-        monkeypatch.setattr(atomic, "_renameat2", renamed)
+        monkeypatch.setattr(scratch, "_renameat2", renamed)
         grow(source, out, overwrite=overwrite, seed=1)
         ((written, before),) = named
         assert len(written) > 4

@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
-from growkit.checkpoint.reading import Checkpoint, read_json
+from growkit.checkpoint.folder import read_json
+from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
 from growkit.cli.demo.story import MODEL
 from growkit.cli.demo.text import held_out_text

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint import publishing
-from growkit.checkpoint.elsewhere import no_folder, no_model
+from growkit.checkpoint.model_files import no_folder, no_model
 from growkit.cli.app import app
 from tests.conftest import save_model
 

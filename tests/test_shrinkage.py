@@ -18,7 +18,8 @@ from transformers import AutoTokenizer
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
-from growkit.checkpoint.reading import Checkpoint, read_json
+from growkit.checkpoint.folder import read_json
+from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo.story import MODEL
 from growkit.cli.demo.text import held_out_text, training_text
 from growkit.conversions.shared_diff import search

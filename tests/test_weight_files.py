@@ -23,9 +23,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.safetensors_file import MOST_HEADER, open_safetensors
-from growkit.checkpoint.torch_file import open_torch_file
-from growkit.checkpoint.weight_file import WeightFile
+from growkit.checkpoint.weight_file import MOST_HEADER, WeightFile, open_weights
 from growkit.engine.strict import strict_float64
 from tests.conftest import save_model
 
@@ -70,7 +68,7 @@ def check_reading(file: WeightFile, expected: Tensors) -> None:
 
 def test_safetensors_as_the_library_reads_them(tmp_path: Path) -> None:
     save_file(odd_tensors(), tmp_path / "model.safetensors", {"format": "pt", "note": "×"})
-    file = open_safetensors(Folder(tmp_path), "model.safetensors")
+    file = open_weights(Folder(tmp_path), "model.safetensors")
     check_reading(file, load_file(tmp_path / "model.safetensors"))
 
 
@@ -108,7 +106,7 @@ def test_headers_that_the_library_refuses_are_refused(tmp_path: Path) -> None:
     for _ in range(1500):
         (tmp_path / "model.safetensors").write_bytes(mutated(content, generator))
         try:
-            file = open_safetensors(Folder(tmp_path), "model.safetensors")
+            file = open_weights(Folder(tmp_path), "model.safetensors")
         except InputError:
             continue
         taken += 1
@@ -147,18 +145,18 @@ def test_odd_headers(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(with_header(HEADERS[kind].encode(), b"1234"))
     with pytest.raises(InputError) as error:
-        open_safetensors(Folder(tmp_path), file.name)
+        open_weights(Folder(tmp_path), file.name)
     assert str(file) in str(error.value)
     assert str(error.value).isprintable()
     file.write_bytes(with_header(f'{{"__metadata__":null,"a":{{{ONE}}}}}'.encode(), b"1234"))
-    assert open_safetensors(Folder(tmp_path), file.name).tensors["a"].shape == (1,)
+    assert open_weights(Folder(tmp_path), file.name).tensors["a"].shape == (1,)
 
 
 @pytest.mark.parametrize("content", [b"", b"1234567", struct.pack("<Q", 2**63) + b"{}"])
 def test_headers_that_are_not_there(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(InputError, match="truncated"):
-        open_safetensors(Folder(tmp_path), "model.safetensors")
+        open_weights(Folder(tmp_path), "model.safetensors")
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.uint8])
@@ -227,7 +225,7 @@ def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
 
 def opened(folder: Path, content: Any, **options: Any) -> WeightFile:
     torch.save(content, folder / "pytorch_model.bin", **options)
-    return open_torch_file(Folder(folder), "pytorch_model.bin")
+    return open_weights(Folder(folder), "pytorch_model.bin")
 
 
 @pytest.mark.parametrize("archived", [True, False])
@@ -324,11 +322,11 @@ def test_archives(kind: str, tmp_path: Path) -> None:
     assert opened(tmp_path, content).read("a", None).equal(content["a"])
     file = tmp_path / "pytorch_model.bin"
     rewritten(file, lambda _, data: data)  # by another library: the control
-    found = open_torch_file(Folder(tmp_path), file.name)
+    found = open_weights(Folder(tmp_path), file.name)
     assert all(found.read(name, None).equal(tensor) for name, tensor in content.items())
     ARCHIVES[kind](file)
     with pytest.raises(InputError, match=r"pytorch_model\.bin"):
-        open_torch_file(Folder(tmp_path), file.name)
+        open_weights(Folder(tmp_path), file.name)
 
 
 class Storage:
@@ -379,11 +377,11 @@ def test_tensors_beyond_their_storage(forged: tuple[Any, ...], tmp_path: Path) -
     file = tmp_path / "pytorch_model.bin"
     forge(file, *forged)
     with pytest.raises(InputError, match=r"pytorch_model\.bin"):
-        open_torch_file(Folder(tmp_path), file.name)
+        open_weights(Folder(tmp_path), file.name)
     forge(file, 3, (3, 2), (1, 5))
     expected = torch.arange(24.0).as_strided((3, 2), (1, 5), 3)
     assert torch.load(file, weights_only=True)["a"].equal(expected)
-    assert open_torch_file(Folder(tmp_path), file.name).read("a", None).equal(expected)
+    assert open_weights(Folder(tmp_path), file.name).read("a", None).equal(expected)
 
 
 @pytest.mark.parametrize("archived", [True, False])
@@ -399,7 +397,7 @@ def test_torch_files_with_other_bytes(archived: bool, tmp_path: Path) -> None:
             changed[generator.randrange(len(changed))] = generator.randrange(256)
         file.write_bytes(changed)
         try:
-            found = open_torch_file(Folder(tmp_path), file.name)
+            found = open_weights(Folder(tmp_path), file.name)
             for name in found.tensors:
                 found.read(name, None)
         except InputError:

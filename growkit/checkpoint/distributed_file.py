@@ -1,56 +1,230 @@
-"""The weights of a model in a folder of torch.distributed.checkpoint."""
+"""Folders of torch.distributed.checkpoint, read by slices and written as a stream.
+
+Every tensor is there in any number of parts, each an archive of torch of its own. The list of all
+entries is an untrusted pickle. Nothing of torch is made while it is read: names of classes that
+such a list is made of become stand-ins that only keep what they are given, every other name is
+refused. Shapes, parts and places are checked one by one, and each archive against the list.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from growkit.base.errors import InputError
-from growkit.checkpoint.distributed_list import LIST, Listed, Part, read_list
-from growkit.checkpoint.distributed_parts import Parts
+from growkit.base.errors import InputError, reason
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.model_files import LIST as LIST
+from growkit.checkpoint.scratch import temporary
+from growkit.checkpoint.tensors import (
+    ANYWHERE,
+    SAFETENSORS_NAMES,
+    STORED_NAMES,
+    TensorInfo,
+    Weights,
+    full,
+)
+from growkit.checkpoint.weight_file import (
+    MOST_DIMENSIONS,
+    MOST_SIZE,
+    TorchFile,
+    WeightFile,
+    check_header,
+    open_saved,
+    plain_tensors,
+    room,
+)
+from growkit.checkpoint.writing import Shard, divided
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_BYTES = 1 << 25
+"""Size of a list, at most: a hundred thousand parts take half of it."""
+
+MOST_CUT = 6
+"""Dimensions, at most, in which a tensor is cut into parts."""
+
+REMEDY = "copy the checkpoint again, or save it again with torch.distributed.checkpoint"
+PART = TorchFile("a part of a distributed checkpoint", "copy the checkpoint again")
+PATHS = {"Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"}
+
+MADE_OF = {
+    "torch.distributed.checkpoint.metadata": {
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata"),
+        *("BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata"),
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", "complex32", "complex64", "complex128", *STORED_NAMES.values()},
+    "collections": {"OrderedDict"},
+    "pathlib": PATHS,
+    "pathlib._local": PATHS,
+}
+"""Names of what a list of entries is made of, by module."""
+
+OPCODES = """
+    PROTO FRAME STOP MARK MEMOIZE PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET NONE NEWTRUE
+    NEWFALSE BINFLOAT BININT BININT1 BININT2 LONG1 LONG4 SHORT_BINUNICODE BINUNICODE
+    BINUNICODE8 EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS EMPTY_DICT
+    SETITEM SETITEMS GLOBAL STACK_GLOBAL NEWOBJ REDUCE BUILD
+"""
+"""Operations of pickle, from protocol 2 on, that such a list needs."""
 
 OPTIMIZER = ("optim", "state.", "param_groups.")
-"""How names of states, or of entries that lie flat, begin that are an optimizer's."""
+"""How names of states, or of flat entries, begin that are an optimizer's."""
 
 WEIGHT = ".weight"
-"""How names of tensors end, some at least, in the state of every model; not in that of an optimizer
-or a schedule, nor do counts and random states that lie beside a model."""
+"""How some names end in the state of every model, but not in those of optimizers or schedules."""
 
 OF_TORCHTITAN = "tok_embeddings.weight"
-"""A tensor that Hugging Face files call otherwise."""
+"""A tensor that has another name in Hugging Face files."""
+
+Sizes = tuple[int, ...]
 
 
-class DistributedFile(Parts):
-    """All tensors of the model in a folder.
+class Part(NamedTuple):
+    """A part of a tensor, or a value.
+
+    Attributes:
+        offsets: where it begins in every dimension.
+        sizes: of it in every dimension.
+        file: that holds it, relative to the folder.
+        begin: its first byte there.
+        length: bytes that it takes there.
+    """
+
+    offsets: Sizes
+    sizes: Sizes
+    file: str
+    begin: int
+    length: int
+
+
+class Listed(NamedTuple):
+    """An entry.
+
+    Attributes:
+        path: the names of the states around it, and its own.
+        shape: of a tensor; None for a value.
+        dtype: of a tensor, as torch calls it.
+        parts: that make it up; one of a value.
+    """
+
+    path: tuple[str, ...]
+    shape: Sizes | None
+    dtype: str | None
+    parts: tuple[Part, ...]
+
+
+class DistributedFile(Weights):
+    """Some tensors of a folder.
 
     Args:
         folder: that has a list of entries.
+        entries: that are tensors, by the names under which they are read.
 
     Attributes:
+        path: of the list.
         paths: of all files that are read.
+
+    Raises:
+        InputError: a tensor has a name, shape or dtype that none has.
+    """
+
+    def __init__(self, folder: Folder, entries: Mapping[str, Listed]) -> None:
+        self._folder, self._entries, self.path = folder, entries, folder.path / LIST
+        files = {part.file for entry in entries.values() for part in entry.parts}
+        self.paths = [self.path, *(folder.path / name for name in sorted(files))]
+        self.tensors = {
+            name: TensorInfo(
+                each.shape or (), SAFETENSORS_NAMES.get(str(each.dtype), str(each.dtype))
+            )
+            for name, each in entries.items()
+        }
+        for name, info in self.tensors.items():
+            with refusing(folder, name):
+                check_header(self.path, name, info)
+        self._opened: dict[tuple[str, int], WeightFile] = {}
+
+    def cuts(self, name: str) -> int:
+        """All dimensions."""
+        return ANYWHERE
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """See ``WeightFile.read``."""
+        import torch
+
+        info, parts = self.tensors[name], []
+        asked = full(info.shape, where)
+        for part in self._entries[name].parts:
+            inside = [
+                slice(max(each.start, begin), min(each.stop, begin + size))
+                for each, begin, size in zip(asked, part.offsets, part.sizes, strict=True)
+            ]
+            if all(each.start < each.stop for each in inside):
+                parts.append((part, inside))
+        if len(parts) == 1 and parts[0][0].sizes == info.shape:
+            return self._open(name, parts[0][0]).read(name, *where)
+        shape = [each.stop - each.start for each in asked]
+        with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+            found = torch.empty(shape, dtype=info.torch_dtype)
+            for part, inside in parts:
+                there = tuple(_moved(i, each.start) for i, each in zip(inside, asked, strict=True))
+                here = map(_moved, inside, part.offsets)
+                found[there] = self._open(name, part).read(name, *here)
+        return found
+
+    def _open(self, name: str, part: Part) -> WeightFile:
+        """The archive of a part, whose header is read when it is needed first.
+
+        Raises:
+            InputError: it holds another tensor than the list has there.
+        """
+        key = part.file, part.begin
+        if key not in self._opened:
+            self._opened[key] = _open_archive(self._folder, name, *part[2:])
+        file, expected = self._opened[key], TensorInfo(part.sizes, self.tensors[name].dtype)
+        found = file.tensors.get(name)
+        if found != expected:
+            shown = f"{found.dtype} {list(found.shape)}" if found else "another tensor"
+            raise InputError(
+                f"{file.path} holds {shown} where {self.path} has {expected.dtype} "
+                f"{list(expected.shape)} of {name}; the two are not of one checkpoint, {REMEDY}"
+            )
+        return file
+
+
+def _moved(where: slice, by: int) -> slice:
+    return slice(where.start - by, where.stop - by)
+
+
+def _open_archive(folder: Folder, tensor: str, file: str, begin: int, length: int) -> WeightFile:
+    def named(content: Any) -> dict[str, Tensor]:
+        return plain_tensors({tensor: content})
+
+    return open_saved(folder, file, named, PART, (begin, length))[1]
+
+
+def open_model(folder: Folder) -> DistributedFile:
+    """All tensors of the model in a folder, by their own names.
+
+    A model that was saved as one state among several has its name before those of its tensors. It
+    is the state that holds weights by their names. Entries at the same place are further names.
 
     Raises:
         InputError: the folder is damaged, or holds no model or several.
     """
-
-    def __init__(self, folder: Folder) -> None:
-        entries = _of_the_model(folder, read_list(folder))
-        super().__init__(folder, entries)
-        names = {part.file for entry in entries.values() for part in entry.parts}
-        self.paths = [self.path, *(folder.path / name for name in sorted(names))]
-
-
-def _of_the_model(folder: Folder, entries: Mapping[str, Listed]) -> dict[str, Listed]:
-    """The tensors of the model by their own names.
-
-    A model that was saved as one state among several has its name before those of its tensors. Of
-    these it is the one that holds weights by their names. Of entries that lie at the same place the
-    others are further names of the first.
-    """
     states: defaultdict[tuple[str, ...], dict[str, Listed]] = defaultdict(dict)
     seen: set[tuple[Part, ...]] = set()
-    for entry in entries.values():
+    for entry in read_list(folder).values():
         *state, name = entry.path
         of_optimizer = any(each.startswith(OPTIMIZER) for each in state or [name])
         if entry.shape is None or of_optimizer or entry.parts in seen:
@@ -60,24 +234,285 @@ def _of_the_model(folder: Folder, entries: Mapping[str, Listed]) -> dict[str, Li
         if name == OF_TORCHTITAN:
             raise InputError(
                 f"{folder.path / LIST} has tensors under torchtitan's own names ({name}), where "
-                "rows also lie in another order; save the model as Hugging Face files there "
+                "rows also have another order; save the model as Hugging Face files there "
                 "(checkpoint.last_save_in_hf), and give that folder"
             )
-    with_weights = {
+    models = {
         state: found
         for state, found in states.items()
         if any(name.endswith(WEIGHT) for name in found)
-    }
-    models = with_weights or states
+    } or states
     if len(models) == 1:
-        return next(iter(models.values()))
+        return DistributedFile(folder, next(iter(models.values())))
     if not models:
         raise InputError(
             f"{folder.path / LIST} lists no tensors of a model; save its state with "
-            "torch.distributed.checkpoint, beside its config.json"
+            "torch.distributed.checkpoint, next to its config.json"
         )
     names = ", ".join(".".join(state) or "tensors without a name before theirs" for state in models)
     raise InputError(
-        f"{folder.path / LIST} lists tensors of several states ({names}), of which one was "
-        "expected; save the state of the model by itself, beside its config.json"
+        f"{folder.path / LIST} lists tensors of several states ({names}), and one was expected; "
+        "save the state of the model by itself, next to its config.json"
     )
+
+
+# The list of entries
+
+
+def read_list(folder: Folder) -> dict[str, Listed]:
+    """The entries of a folder by their names; each of them is there as a whole.
+
+    Raises:
+        InputError: the list holds something else, or a part of an entry is missing.
+    """
+    content = folder.bytes(LIST, MOST_BYTES)
+    stored: dict[tuple[str, Sizes], tuple[str, int, int]] = {}
+    with refusing(folder, LIST):
+        # Python's own code has no table that a number in the file makes large.
+        listed = _fields(_Unpickler(io.BytesIO(content)).load(), "Metadata")
+        entries, paths = _typed(listed["state_dict_metadata"], dict), listed.get("planner_data")
+        for index, place in _typed(listed["storage_data"], dict).items():
+            which, at = _fields(index, "MetadataIndex"), _fields(place, "_StorageInfo")
+            if at.get("transform_descriptors"):
+                raise ValueError("its parts are compressed or the like")
+            key = _typed(which["fqn"], str), _sizes(which.get("offset") or ())
+            begin, length = _sizes((at["offset"], at["length"]))
+            stored[key] = _typed(at["relative_path"], str), begin, length
+    sizes: dict[str, int] = {}
+    for (name, _), (file, begin, length) in stored.items():
+        with refusing(folder, name):
+            if file not in sizes:
+                found = folder.find(file)
+                if found is None:
+                    raise ValueError(f"{file} is missing")
+                sizes[file] = found.stat().st_size
+            if begin + length > sizes[file]:
+                raise ValueError(f"{file} has been cut off")
+    read = {}
+    for name, of in entries.items():
+        with refusing(folder, str(name)):
+            read[_typed(name, str)] = _listed(name, of, stored, paths)
+    return read
+
+
+@contextmanager
+def refusing(folder: Folder, what: str) -> Iterator[None]:
+    """Turn any error to which damaged files lead into a sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{what} cannot be read from {folder} ({reason(error)}); {REMEDY}"
+        ) from None
+
+
+class _StandIn:
+    """Keeps what something in a list is made of."""
+
+    def __init__(self, *given: Any) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Entries(dict[Any, Any]):
+    """A dictionary by names and the like; a few nested tuples would take for ever as a key."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not isinstance(key, str | _StandIn):
+            raise TypeError("an entry has no name")
+        super().__setitem__(key, value)
+
+
+class _Opcodes(dict[int, Any]):
+    """No sets, for example, and no arrays of a size that is only claimed."""
+
+    def __missing__(self, opcode: int) -> Any:
+        raise pickle.UnpicklingError(f"opcode {opcode} is nothing that such a list is written with")
+
+
+class _Unpickler(pickle._Unpickler):
+    """Reads a list of entries with stand-ins for all of torch."""
+
+    dispatch = _Opcodes(
+        {
+            code: pickle._Unpickler.dispatch[code]
+            for code in (getattr(pickle, name)[0] for name in OPCODES.split())
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in MADE_OF.get(module, ()):
+            raise pickle.UnpicklingError(f"{module}.{name} is nothing that such a list is made of")
+        if module == "torch":
+            return tuple if name == "Size" else name
+        return _Entries if name == "OrderedDict" else type(name, (_StandIn,), {})
+
+    def _empty(self) -> None:
+        cast(Any, self).append(_Entries())
+
+    dispatch[pickle.EMPTY_DICT[0]] = _empty
+
+
+def _fields(found: Any, kind: str) -> dict[str, Any]:
+    """What an object of this kind is made of."""
+    fields = getattr(found, "state", None)
+    if type(found).__name__ != kind or not isinstance(fields, dict | None):
+        raise TypeError(f"{kind} was expected in the list of entries")
+    return fields or {}
+
+
+def _typed(found: Any, kind: type) -> Any:
+    if not isinstance(found, kind) or found == "":
+        raise TypeError("an entry has no name" if kind is str else "it is no list of entries")
+    return found
+
+
+def _sizes(found: Any) -> Sizes:
+    if not isinstance(found, tuple | list) or len(found) > MOST_DIMENSIONS:
+        raise TypeError("some whole numbers were expected")
+    if not all(type(n) is int and 0 <= n <= MOST_SIZE for n in found):
+        raise TypeError("whole numbers were expected")
+    return tuple(found)
+
+
+def _listed(
+    name: str, of: Any, stored: Mapping[tuple[str, Sizes], tuple[str, int, int]], paths: Any
+) -> Listed:
+    path = (paths.get(name) if isinstance(paths, dict) else None) or (name,)
+    if not isinstance(path, tuple) or not all(isinstance(each, str | int) for each in path):
+        raise TypeError("it is below something that has no name")
+    boxes: list[tuple[Sizes, Sizes]] = [((), ())]
+    shape = dtype = None
+    if type(of).__name__ != "BytesStorageMetadata":
+        fields = _fields(of, "TensorStorageMetadata")
+        shape, properties = _sizes(fields["size"]), fields["properties"]
+        given = getattr(properties, "state", None)
+        if type(properties).__name__ != "TensorProperties" or not isinstance(given, tuple):
+            raise TypeError("it has no properties of a tensor")
+        dtype = _typed(given[0], str)
+        chunks = [_fields(each, "ChunkStorageMetadata") for each in fields["chunks"]]
+        boxes = [(_sizes(each["offsets"]), _sizes(each["sizes"])) for each in chunks]
+        _check_whole(shape, boxes)
+    if any((name, offsets) not in stored for offsets, _ in boxes):
+        raise ValueError("a part of it is missing")
+    parts = tuple(Part(offsets, sizes, *stored[name, offsets]) for offsets, sizes in boxes)
+    return Listed(tuple(map(str, path)), shape, dtype, parts)
+
+
+def _check_whole(shape: Sizes, parts: Sequence[tuple[Sizes, Sizes]]) -> None:
+    """Every element of a tensor is in one of its parts, and in no other.
+
+    How many parts an element is in, as a function of its place, follows from their corners alone,
+    signed in turn: those inside must cancel, and those of the tensor be left. This takes as long as
+    there are parts, whatever they are.
+
+    Raises:
+        ValueError: they do not make it up.
+    """
+    boxes = []
+    for offsets, sizes in parts:
+        if not len(offsets) == len(sizes) == len(shape):
+            raise ValueError("its parts have other dimensions")
+        box = [(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True)]
+        if any(end > size for (_, end), size in zip(box, shape, strict=True)):
+            raise ValueError("its parts reach beyond it")
+        boxes.append(box)
+    if 0 in shape:
+        return
+    whole = [(0, size) for size in shape]
+    cut = [d for d, edges in enumerate(whole) if any(box[d] != edges for box in boxes)]
+    if len(cut) > MOST_CUT:
+        raise ValueError(f"it is cut in more than {MOST_CUT} dimensions")
+    left: defaultdict[Sizes, int] = defaultdict(int)
+    for sign, box in ((-1, whole), *((1, box) for box in boxes)):
+        for ends in product((0, 1), repeat=len(cut)):
+            corner = tuple(box[d][end] for d, end in zip(cut, ends, strict=True))
+            left[corner] += sign * (-1) ** sum(ends)
+    if any(left.values()):
+        raise ValueError("its parts do not make it up")
+
+
+# Writing
+
+
+def distributed_shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard]:
+    """All output files, of at most ``shard_bytes`` of tensors each; see ``shards_of``.
+
+    Every tensor is an archive as ``torch.save`` writes it. The bytes around its numbers follow from
+    shape and dtype alone.
+    """
+    made = []
+    for number, shard in enumerate(divided(tensors, shard_bytes)):
+        frame, offsets, end = dict[int, bytes](), dict[str, int](), 0
+        for name, info in shard.items():
+            frame[end], behind = _around(info)
+            offsets[name] = end + len(frame[end])
+            end = offsets[name] + info.bytes
+            frame[end] = behind
+            end += len(behind)
+        made.append(Shard(f"__0_{number}.distcp", shard, frame, offsets))
+    return made
+
+
+def write_list(shards: Sequence[Shard], folder: Path, names: Mapping[str, str]) -> None:
+    """Write the list of entries.
+
+    Args:
+        shards: all files.
+        folder: where they are.
+        names: further names under which tensors are loaded, and those of the tensors.
+    """
+    import torch
+    from torch.distributed.checkpoint import metadata
+    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+
+    entries: dict[str, metadata.TensorStorageMetadata] = {}
+    places: dict[str, _StorageInfo] = {}
+    for shard in shards:
+        for name, info in shard.tensors.items():
+            size, (before, behind) = torch.Size(info.shape), map(len, _around(info))
+            whole = metadata.ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+            properties = metadata.TensorProperties(info.torch_dtype)
+            entries[name] = metadata.TensorStorageMetadata(properties, size, [whole])
+            begin, length = shard.offsets[name] - before, before + info.bytes + behind
+            places[name] = _StorageInfo(shard.name, begin, length)
+    for name, stored in names.items():
+        entries[name], places[name] = entries[stored], places[stored]
+    listed = metadata.Metadata(
+        {**entries},
+        planner_data={name: (name,) for name in entries},
+        storage_data={
+            metadata.MetadataIndex(name, [0] * len(entries[name].size)): place
+            for name, place in places.items()
+        },
+        storage_meta=metadata.StorageMeta(),
+        version=CURRENT_DCP_VERSION,
+    )
+    (folder / LIST).write_bytes(pickle.dumps(listed, protocol=4))
+
+
+@lru_cache(maxsize=1024)
+def _around(info: TensorInfo) -> tuple[bytes, bytes]:
+    """The bytes before and behind the numbers of a tensor."""
+    import torch
+    from torch.serialization import skip_data
+
+    with temporary("archive") as folder:
+        file = folder / "archive"
+        with torch._C.DisableTorchFunction(), skip_data(materialize_fake_tensors=True):
+            torch.save(room(info), file)
+        saved = _open_archive(Folder(folder), "tensor", file.name, 0, file.stat().st_size)
+        begin = saved.places["tensor"].begin
+        with file.open("rb") as stream:
+            before = stream.read(begin)
+            stream.seek(begin + info.bytes)
+            return before, stream.read()

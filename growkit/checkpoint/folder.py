@@ -12,7 +12,6 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +19,7 @@ from typing import IO, Any
 from growkit.base.errors import InputError, reason
 from growkit.base.parsing import UnusableError, parse_json, parse_yaml
 from growkit.base.units import size
-from growkit.checkpoint.elsewhere import no_folder, no_model
+from growkit.checkpoint.model_files import matches, no_folder, no_model
 
 MOST_BYTES = 1 << 28
 """Size of a file, at most, that is read as a whole; weights are not."""
@@ -33,6 +32,12 @@ MOST_YAML = 1 << 17
 
 MOST_ENTRIES = 100_000
 """Files and folders, at most, that a model folder holds."""
+
+BLOCK = 1 << 20
+"""Bytes that are copied at a time."""
+
+State = tuple[int, int, int, int, int, int]
+"""Device, inode, kind, size and times: what tells files apart, and one from itself before."""
 
 
 class Folder:
@@ -119,8 +124,19 @@ class Folder:
         """
         with self.open(name) as stream:
             content = read(stream, most + 1, self.path / name)
-        check_size(self.path / name, len(content), most)
+        _check_size(self.path / name, len(content), most)
         return content
+
+    def check_small(self, name: str) -> None:
+        """Refuse a file that is larger than one that is read as a whole can be; see ``require``."""
+        _check_size(self.path / name, self.require(name).stat().st_size, MOST_BYTES)
+
+    def copy(self, name: str, target: Path) -> None:
+        """Copy a file into another folder, block by block; see ``open``."""
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        with self.open(name) as stream, (target / name).open("xb") as copied:
+            while block := read(stream, BLOCK, self.path / name):
+                copied.write(block)
 
     def json(self, name: str, digits: int = 100) -> dict[str, Any]:
         """A JSON object.
@@ -148,10 +164,10 @@ class Folder:
     def names(self, *patterns: str) -> list[str]:
         """Everything in the folder that is no folder itself, relative to it.
 
-        Links are not followed: one to a folder is listed, what lies behind it is not.
+        Links are not followed: one to a folder is listed, what is behind it is not.
 
         Args:
-            *patterns: of what stands at the top, only what matches one of these, and what is in it.
+            *patterns: only files and folders at the top that match one of these, with contents.
 
         Raises:
             InputError: there are more than ``MOST_ENTRIES``, or a folder cannot be read.
@@ -164,8 +180,8 @@ class Folder:
         for where, folders, files in os.walk(self.path, onerror=stop):
             at = Path(where)
             if at == self.path and patterns:
-                folders[:] = [name for name in folders if _matches(name, patterns)]
-                files = [name for name in files if _matches(name, patterns)]
+                folders[:] = [name for name in folders if matches(name, patterns)]
+                files = [name for name in files if matches(name, patterns)]
             links = [name for name in folders if (at / name).is_symlink()]
             found += [(at / name).relative_to(self.path).as_posix() for name in (*links, *files)]
             if len(found) > MOST_ENTRIES:
@@ -205,8 +221,20 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
         yield stream
 
 
-def check_size(path: Path, count: int, most: int = MOST_BYTES) -> None:
-    """Refuse a file that is larger than one of its kind can be."""
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object; see ``Folder.json``."""
+    return Folder(file.parent).json(file.name)
+
+
+def state_of(status: os.stat_result) -> State:
+    """The state of a file, from its status."""
+    return (
+        *(status.st_dev, status.st_ino, status.st_mode, status.st_size),
+        *(status.st_mtime_ns, status.st_ctime_ns),
+    )
+
+
+def _check_size(path: Path, count: int, most: int) -> None:
     if count > most:
         raise InputError(
             f"{path} is larger than {size(most)}; a file of this kind should be small, "
@@ -251,10 +279,6 @@ def read_yaml(file: Path, kind: str) -> Any:
     except ValueError as error:
         wrong = "cannot be used" if isinstance(error, UnusableError) else "is not valid YAML"
         raise InputError(f"{kind} {file} {wrong}: {reason(error)}") from None
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _irregular(path: Path, mode: int) -> InputError:

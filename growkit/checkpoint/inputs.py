@@ -1,7 +1,7 @@
-"""What a run reads: nothing of it is ever replaced, and it stays what it was until the end.
+"""Files that a run reads: none of them is ever replaced, and each stays as it was until the end.
 
-Files and folders have many names: links, other letter cases, mounts. So they are known by what the
-system calls them, device and inode.
+Files and folders have many names: links, other letter cases, mounts. So they are identified by
+device and inode.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ from itertools import islice
 from pathlib import Path
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.folder import MOST_ENTRIES
+from growkit.checkpoint.folder import MOST_ENTRIES, State, state_of
 
 Identity = tuple[int, int]
 """Device and inode."""
-
-State = tuple[int, int, int, int, int, int]
-"""Device, inode, kind, size and times: what tells files apart, and one from itself before."""
 
 
 class Inputs:
     """Files and model folders that a run reads, as they are at its start.
 
     Args:
-        paths: of each; what does not exist is passed over.
-        states: of other folders of which everything may be read, or files.
+        paths: of each; those that do not exist are ignored.
+        states: other files, or folders from which everything may be read.
     """
 
     def __init__(self, paths: Iterable[Path | str], states: Iterable[Path | str] = ()) -> None:
@@ -55,35 +52,35 @@ class Inputs:
                 self._named.setdefault(identity, given)
 
     def inside(self, folder: Path) -> Path | None:
-        """What is read that lies in a folder, or is it."""
+        """A path that is read in a folder, or the folder itself."""
         return self._named.get(_identity(folder))
 
     def among(self, folder: Path) -> Path | None:
-        """The same; also what is read of which some other name lies in the folder."""
+        """The same; also a path that is read under another name than its name in the folder."""
         found = self.inside(folder)
         # A link in there is only a name: what it leads to stays.
         others = (self._named.get(_identity(path, follow=False)) for path in below(folder))
         return found or next(filter(None, others), None)
 
     def around(self, path: Path) -> Path | None:
-        """The folder that is read in which a path lies, or would lie."""
+        """The folder that is read in which a path is, or would be."""
         identities = (_identity(path), *_above(path))
         return next((self._folders[each] for each in identities if each in self._folders), None)
 
     def check_unchanged(self, paths: Iterable[Path]) -> None:
-        """Refuse what was changed or replaced while it was read.
+        """Refuse files that were changed or replaced while they were read.
 
         Args:
             paths: some of what is read.
 
         Raises:
-            InputError: names it.
+            InputError: names the file.
         """
         for path in paths:
             if _state(path) is None or _state(path) != self._states.get(path):
                 raise InputError(
                     f"{path} was changed while it was read, so nothing was kept; "
-                    "run this again when nobody writes to it"
+                    "run this again when nothing writes to it"
                 )
 
 
@@ -92,7 +89,7 @@ def below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Ite
 
     Args:
         folder: the folder.
-        onerror: called for what cannot be listed, which else is passed over.
+        onerror: called for a folder that cannot be listed; None to ignore it.
     """
     for where, folders, files in os.walk(folder, onerror=onerror):
         for name in (*folders, *files):
@@ -100,7 +97,7 @@ def below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Ite
 
 
 def _above(path: Path) -> Iterator[Identity]:
-    """The folders in which something really lies, or would lie."""
+    """The folders in which something really is, or would be."""
     return (_identity(parent) for parent in Path(os.path.realpath(path)).parents)
 
 
@@ -114,11 +111,3 @@ def _state(path: Path, follow: bool = True) -> State | None:
         return state_of(path.stat() if follow else path.lstat())
     except (OSError, ValueError):
         return None
-
-
-def state_of(status: os.stat_result) -> State:
-    """The state of a file, from what the system says of it."""
-    return (
-        *(status.st_dev, status.st_ino, status.st_mode, status.st_size),
-        *(status.st_mtime_ns, status.st_ctime_ns),
-    )

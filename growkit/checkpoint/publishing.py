@@ -1,32 +1,172 @@
 """Publishing: a folder gets its name only when it is complete, proved and on the disk.
 
-Beside the output ``.OUT.xxxxxxxx`` holds it until then, as ``new``. To replace an earlier output
-the two exchange their names in one step. Where that cannot be done, the earlier one is put beside
-the new one first, as ``old.OUT``, and whoever comes next finishes what was begun (``tidy``).
+Next to the output ``.OUT.xxxxxxxx`` holds it until then, as ``new``. To replace an earlier output
+the two exchange their names in one step. Where that cannot be done, the earlier one is first put
+next to the new one, as ``old.OUT``, and the next run finishes what was begun (``tidy``).
+
+Every file of an output is recorded in its manifest, with its SHA-256. Only what is as it was
+recorded is ever replaced or deleted, one recorded name after the other.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
+import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+import stat
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from logging import getLogger
 from pathlib import Path
+from typing import Any
 
 from growkit.base.errors import InputError, PlaceError, plain
 from growkit.base.units import size
-from growkit.checkpoint.atomic import atomic_swap, flush, flush_tree, move
-from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.made import MANIFEST as MANIFEST
-from growkit.checkpoint.made import Contents, contents, is_untouched, made_around, remove
-from growkit.checkpoint.reading import read_json
-from growkit.checkpoint.scratch import Scratch, clear, noted
+from growkit.checkpoint.folder import State, read_json, state_of
+from growkit.checkpoint.inputs import Inputs, below
+from growkit.checkpoint.scratch import (
+    ENDING,
+    LOCK,
+    MODE,
+    NAMES,
+    Scratch,
+    atomic_swap,
+    clear,
+    flush,
+    flush_tree,
+    free,
+    move,
+    noted,
+)
+from growkit.checkpoint.writing import sha256
 
+MANIFEST = "growkit.json"
 NEW, OLD = "new", "old."
 
+Contents = dict[str, State]
+"""The state of everything in a folder, by its path in it."""
+
 _log = getLogger("growkit")
+
+
+# What growkit made
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write JSON; names that are no Unicode are escaped."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    file.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any], known: Mapping[str, str]) -> None:
+    """Write the manifest of a folder in which everything else is written.
+
+    Args:
+        folder: the folder.
+        manifest: everything in it but ``files`` (size in bytes and SHA-256 of every other file) and
+            ``sha256`` (of itself, as it would be without this key).
+        known: the SHA-256 of some of the files.
+    """
+    files = {
+        name: [count, known.get(name) or sha256(folder / name)]
+        for name, (_, _, mode, count, *_) in sorted(contents(folder).items())
+        if not stat.S_ISDIR(mode)
+    }
+    complete = {**manifest, "files": files}
+    write_json(folder / MANIFEST, {**complete, "sha256": _hash(complete)})
+
+
+def own_hash(manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest is as it was written."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return bool(manifest.get("sha256") == _hash(rest))
+
+
+def _hash(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest).encode()).hexdigest()
+
+
+def contents(folder: Path) -> Contents:
+    """Everything in a folder; links are not followed.
+
+    Raises:
+        OSError: some of it cannot be listed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found = below(folder, onerror=refuse)
+    return {path.relative_to(folder).as_posix(): state_of(path.lstat()) for path in found}
+
+
+def made_around(path: Path) -> Path | None:
+    """The model that growkit wrote in whose folder something is, or would be.
+
+    A manifest alone makes no model: users keep one as the recipe that it is, among other files.
+    """
+    parents = Path(os.path.realpath(path)).parents
+    parts = MANIFEST, "config.json"
+    found = (each for each in parents if all(os.path.lexists(each / part) for part in parts))
+    return next(found, None)
+
+
+def is_untouched(folder: Path, *, partly: bool = False) -> bool:
+    """Whether a folder holds nothing but what growkit wrote, as it wrote it; or nothing at all.
+
+    Args:
+        folder: the folder; a link to one is none.
+        partly: whether some of it may be missing.
+
+    Raises:
+        InputError: the manifest cannot be read.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    if not os.path.lexists(folder / MANIFEST):
+        return not any(folder.iterdir())
+    manifest = read_json(folder / MANIFEST)
+    recorded = manifest.get("files")
+    if not isinstance(recorded, dict) or not own_hash(manifest):
+        return False
+    found, device = contents(folder), folder.lstat().st_dev
+    known = {stat.S_IFREG: {*recorded, MANIFEST}}
+    known[stat.S_IFDIR] = {str(parent) for name in recorded for parent in Path(name).parents}
+    for name, (where, _, mode, *_) in found.items():
+        if where != device or name not in known.get(stat.S_IFMT(mode), ()):
+            return False
+    files = [name for name in recorded if name in found]
+    return (partly or len(files) == len(recorded)) and all(
+        recorded[name] == [found[name][3], sha256(folder / name)] for name in files
+    )
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder that is untouched, at least in part; see ``is_untouched``.
+
+    The manifest goes last, so that a removal that was interrupted can be resumed.
+
+    Raises:
+        OSError: something cannot be deleted, or is not growkit's.
+    """
+    if os.path.lexists(folder / MANIFEST):
+        recorded = read_json(folder / MANIFEST)["files"]
+        for name, (_, _, mode, *_) in sorted(contents(folder).items(), reverse=True):
+            if stat.S_ISDIR(mode):  # after what is in it
+                with suppress(OSError):
+                    (folder / name).rmdir()
+            elif name in recorded:
+                (folder / name).unlink()
+        if [path.name for path in folder.iterdir()] == [MANIFEST]:
+            (folder / MANIFEST).unlink()
+    folder.rmdir()
+
+
+# Before a run
 
 
 def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Contents]:
@@ -51,45 +191,43 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
         )
     _check_makeable(output)
     if os.path.lexists(output) and not overwrite:
-        # The look at every file is left to those who ask for it.
+        # Only --overwrite needs a look at every file.
         replaced = output.is_dir() and not output.is_symlink()
         replaced = replaced and (os.path.lexists(output / MANIFEST) or not any(output.iterdir()))
         more = ", or overwrite it (--overwrite, in Python overwrite=True)" if replaced else ""
         raise InputError(f"{output} already exists; choose another name{more}")
     found = {}
-    for folder in (output, rejected_name(output)):
-        if os.path.lexists(folder):
-            # Before the look at its files: nothing that changes during the look is overlooked.
-            before = contents(folder) if os.path.lexists(folder / MANIFEST) else {}
-            if not is_untouched(folder):
-                raise InputError(
-                    f"{folder} holds what growkit did not write, or has been changed since, so it "
-                    "is not overwritten; move it away or choose another name"
-                )
-            if folder != output and not _is_rejected(folder):
-                raise InputError(
-                    f"{folder} broke no promise, and would be replaced if {output} did; "
-                    "move it away or choose another name"
-                )
-            _check_apart(folder, inputs.among(folder))
-            found[folder] = before
+    for folder in filter(os.path.lexists, (output, rejected_name(output))):
+        # Before the look at its files: nothing that changes during the look is overlooked.
+        found[folder] = contents(folder) if os.path.lexists(folder / MANIFEST) else {}
+        if not is_untouched(folder):
+            raise InputError(
+                f"{folder} holds what growkit did not write, or has been changed since, so it "
+                "is not overwritten; move it away or choose another name"
+            )
+        sound = any(folder.iterdir()) and read_json(folder / MANIFEST).get("kept") is not False
+        if folder != output and sound:
+            raise InputError(
+                f"{folder} broke no promise, and would be replaced if {output} did; "
+                "move it away or choose another name"
+            )
+        _check_apart(folder, inputs.among(folder))
     return found
 
 
 def _check_makeable(output: Path) -> None:
-    """Find out whether a folder can be made beside ``output``, without making one."""
+    """Find out whether a folder can be made next to ``output``, without making one."""
     parent = next(each for each in output.parents if os.path.lexists(each))
     with writing(output):
         try:
             os.lstat(Scratch(output.with_name(f".{output.name}.")).path)
         except FileNotFoundError:
             pass
-        except OSError as error:  # its name is too long, say
+        except OSError as error:  # its name is too long, for example
             raise OSError(error.errno, error.strerror) from None
-        if not parent.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(parent))
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(parent))
+        if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
+            code = errno.EACCES if parent.is_dir() else errno.ENOTDIR
+            raise OSError(code, os.strerror(code), str(parent))
 
 
 def _check_apart(folder: Path, read: Path | None) -> None:
@@ -100,13 +238,8 @@ def _check_apart(folder: Path, read: Path | None) -> None:
         )
 
 
-def _is_rejected(folder: Path) -> bool:
-    """Whether an output broke its promise: others are not replaced unless that is asked for."""
-    return not any(folder.iterdir()) or read_json(folder / MANIFEST).get("kept") is False
-
-
 def rejected_name(output: Path) -> Path:
-    """Where an output goes that broke its promise.
+    """The name of an output that broke its promise.
 
     Raises:
         InputError: the output has no name.
@@ -122,37 +255,40 @@ def check_space(folder: Path, needed: int) -> None:
     Raises:
         PlaceError: the file system of ``folder`` has fewer than ``needed`` bytes left.
     """
-    free = shutil.disk_usage(folder).free
-    if free < needed:
+    available = shutil.disk_usage(folder).free
+    if available < needed:
         raise PlaceError(
-            f"{size(needed)} are needed and {folder.parents[1]} has {size(free)} left; "
+            f"{size(needed)} are needed and {folder.parents[1]} has {size(available)} left; "
             "free some space or choose another disk"
         )
 
 
 @contextmanager
 def writing(output: Path) -> Iterator[None]:
-    """What goes wrong in here is that the output cannot be written.
+    """Report errors in here as errors of writing the output.
 
     Raises:
-        PlaceError: says why, in place of an ``OSError``.
+        PlaceError: gives the cause, in the place of an ``OSError``.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise PlaceError(
-                f"the disk filled up while writing {output}; free some space"
-            ) from error
-        if error.errno == errno.ENAMETOOLONG:
-            raise PlaceError(
-                f"{output} cannot be written, since its name is too long; choose a shorter one"
-            ) from error
         where = f": {error.filename}" if error.filename else ""
-        raise PlaceError(
+        why = {
+            errno.ENOSPC: f"the disk filled up while writing {output}; free some space",
+            errno.ENAMETOOLONG: (
+                f"{output} cannot be written, since its name is too long; choose a shorter one"
+            ),
+        }
+        why[errno.EDQUOT] = why[errno.ENOSPC]
+        other = (
             f"{output} cannot be written ({error.strerror}{where}); "
             "choose a folder that you may write to"
-        ) from error
+        )
+        raise PlaceError(why.get(error.errno or 0, other)) from error
+
+
+# A run
 
 
 def write_whole(path: Path, text: str, *, new: bool = False) -> None:
@@ -160,7 +296,7 @@ def write_whole(path: Path, text: str, *, new: bool = False) -> None:
 
     Args:
         path: its name; if there is another file of this name, it is replaced.
-        text: what it shall hold; names that are no Unicode are escaped.
+        text: its contents; names that are no Unicode are escaped.
         new: whether the name must be free.
 
     Raises:
@@ -173,10 +309,7 @@ def write_whole(path: Path, text: str, *, new: bool = False) -> None:
             written = scratch.path / path.name
             written.write_bytes(text.encode("utf-8", "backslashreplace"))
             flush(written)
-            if new:
-                move(written, path)
-            else:
-                os.replace(written, path)
+            (move if new else os.replace)(written, path)
             flush(path.parent)
     finally:
         scratch.close()
@@ -184,11 +317,11 @@ def write_whole(path: Path, text: str, *, new: bool = False) -> None:
 
 @contextmanager
 def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Staging]:
-    """A temporary folder beside ``output``, which vanishes unless it is published or set aside.
+    """A temporary folder next to ``output``, which vanishes unless it is published or set aside.
 
     Args:
         output: the name that the folder may get.
-        replaceable: earlier outputs whose place it may take; see ``check_output``.
+        replaceable: earlier outputs that it may replace; see ``check_output``.
 
     Raises:
         InputError: the folder cannot be made.
@@ -202,9 +335,8 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
             staging = Staging(output, scratch, replaceable)
         yield staging
     except KeyboardInterrupt:
-        final = staging and staging.final
-        if final:
-            raise KeyboardInterrupt(f"{final} is written") from None
+        if staging and staging.final:
+            raise KeyboardInterrupt(f"{staging.final} is written") from None
         raise
     finally:
         try:
@@ -253,7 +385,7 @@ class Staging:
         return self._become(self._output)
 
     def reject(self) -> Path:
-        """Set the folder aside as ``OUT.rejected``, so that what went wrong can be looked at."""
+        """Set the folder aside as ``OUT.rejected``, so that the fault can be looked for."""
         return self._become(rejected_name(self._output))
 
     def _become(self, final: Path) -> Path:
@@ -276,7 +408,7 @@ class Staging:
         except OSError as error:
             raise InputError(
                 f"{final} is written, but the disk does not say whether it will stay there "
-                f"({error.strerror}); look after the disk"
+                f"({error.strerror}); check the disk"
             ) from error
         return final
 
@@ -301,15 +433,29 @@ class Staging:
         move(self.folder, final)
 
 
+def _inode(path: Path) -> str:
+    try:
+        return str(path.lstat().st_ino)
+    except OSError:
+        return ""
+
+
+def _appeared(final: Path) -> InputError:
+    return InputError(f"{final} has appeared or changed meanwhile; move it away and try again")
+
+
+# After a run
+
+
 def tidy(scratch: Path, known: Collection[Contents] = ()) -> list[Path]:
-    """End what a run has begun beside its output, and delete what is left of it.
+    """End what a run has begun next to its output, and delete what is left of it.
 
     Args:
         scratch: the folder ``.OUT.xxxxxxxx`` of this run, or of one that is dead.
-        known: what is in earlier outputs that may be deleted; others are looked at.
+        known: contents of earlier outputs that may be deleted; any other one is looked at.
 
     Returns:
-        Earlier outputs that stay, since they cannot be deleted or somebody has changed them.
+        Earlier outputs that stay, since they cannot be deleted or were changed.
     """
     stays = []
     try:
@@ -340,19 +486,52 @@ def _finish(new: Path, old: Path, final: Path) -> None:
 
 
 def _removed(earlier: Path, known: Collection[Contents]) -> bool:
-    """Delete an earlier output, unless somebody has changed it; gives whether it is gone."""
+    """Delete an earlier output, unless it was changed; gives whether it is gone."""
     with suppress(OSError, InputError):
         if contents(earlier) in known or is_untouched(earlier, partly=True):
             remove(earlier)
     return not os.path.lexists(earlier)
 
 
-def _inode(path: Path) -> str:
-    try:
-        return str(path.lstat().st_ino)
-    except OSError:
-        return ""
+def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
+    """Look for what killed runs left next to outputs and among temporary files.
+
+    It is named, and deleted if growkit made it and no run uses it.
+
+    Args:
+        outputs: next to which to look.
+        inputs: files that must not be deleted.
+    """
+    outputs = [*outputs]
+    places = [*(path.parent for path in outputs), Path(tempfile.gettempdir())]
+    own = {f".{path.name}." for path in outputs}
+    for folder in (folder for place in dict.fromkeys(places) for folder in _candidates(place)):
+        if inputs.among(folder) is not None:
+            continue
+        with suppress(OSError), free(folder / LOCK) as dead:
+            if dead:
+                _sweep(folder)
+                continue
+            named = folder.name.startswith("growkit-") or folder.name[:-ENDING] in own
+            # A run may have been killed before it could lock its folder.
+            if named and stat.S_IMODE(folder.stat().st_mode) == MODE:
+                folder.rmdir()  # if it is empty
 
 
-def _appeared(final: Path) -> InputError:
-    return InputError(f"{final} has appeared or changed meanwhile; move it away and try again")
+def _candidates(place: Path) -> Iterator[Path]:
+    with suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            found = re.fullmatch(NAMES, entry.name) and entry.is_dir(follow_symlinks=False)
+            if found and entry.stat().st_uid == os.geteuid():
+                yield Path(entry.path)
+
+
+def _sweep(folder: Path) -> None:
+    stays = tidy(folder)
+    if stays:
+        found = f"{stays[0]} is left of a killed run; keep what you need of it, and delete it"
+    elif os.path.lexists(folder):
+        found = f"{folder} is left of a killed run and cannot be deleted; do so"
+    else:
+        found = f"deleted {folder}, which was left of a killed run"
+    _log.warning("%s", plain(found))

@@ -1,25 +1,39 @@
-"""Reading a Hugging Face folder: headers at once, tensors one at a time."""
+"""Reading a Hugging Face folder: headers at once, tensors one at a time, as they are or rounded.
+
+Rounding to another dtype happens once, before anything else is done: a promise is then about the
+rounded source.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.carrying import check_companions
-from growkit.checkpoint.distributed_file import DistributedFile
-from growkit.checkpoint.distributed_list import LIST
+from growkit.base.names import perhaps
+from growkit.checkpoint.distributed_file import DistributedFile, open_model
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.safetensors_file import open_safetensors
-from growkit.checkpoint.tensors import FLOAT_BYTES, Config, Weights, full
-from growkit.checkpoint.torch_file import open_torch_file
-from growkit.checkpoint.weight_file import WeightFile
-from growkit.checkpoint.weight_files import weight_files
+from growkit.checkpoint.model_files import LIST, check_files, weight_files
+from growkit.checkpoint.publishing import write_json
+from growkit.checkpoint.scratch import temporary
+from growkit.checkpoint.tensors import (
+    FLOAT_BYTES,
+    SAFETENSORS_NAMES,
+    TORCH_NAMES,
+    Config,
+    TensorInfo,
+    Weights,
+    full,
+    main_dtype,
+    total_bytes,
+)
+from growkit.checkpoint.weight_file import WeightFile, open_weights
+from growkit.checkpoint.writing import header_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-_File = WeightFile | DistributedFile
 
 MOST_DIGITS = 18
 """Of a whole number in a config: more do not fit into 64 bits."""
@@ -48,15 +62,24 @@ class Checkpoint(Weights):
         self.opened = Folder(folder)
         self.folder = self.opened.path
         self.config: Config = self.opened.json("config.json", MOST_DIGITS)
-        check_companions(self.opened)
+        check_files(self.opened)
         names, listed = weight_files(self.opened, self.config)
-        files = [self._open(name) for name in names]
-        self.files = [path for file in files for path in file.paths]
         self.distributed = names == [LIST]
-        self._file_of: dict[str, _File] = {}
+        files: list[WeightFile | DistributedFile] = (
+            [open_model(self.opened)]
+            if self.distributed
+            else [open_weights(self.opened, name) for name in names]
+        )
+        self.files = [path for file in files for path in file.paths]
         self._known_finite: dict[str, int] = {}  # how many rows from the first on
+        self._file_of: dict[str, WeightFile | DistributedFile] = {}
         for file in files:
-            self._add(file)
+            for name in file.tensors.keys() & self._file_of.keys():
+                raise InputError(
+                    f"tensor {name} is in both {self._file_of[name].path} and {file.path}; remove "
+                    "one, one of the shards may be left over from another model"
+                )
+            self._file_of |= dict.fromkeys(file.tensors, file)
         self.tensors = {name: file.tensors[name] for name, file in self._file_of.items()}
         for tensor, name in listed.items():
             if tensor not in self._file_of or self._file_of[tensor].path.name != name:
@@ -81,20 +104,6 @@ class Checkpoint(Weights):
         files = [*self.files, self.folder / "config.json"]
         return {file.relative_to(self.folder).as_posix(): file for file in files}
 
-    def _open(self, name: str) -> _File:
-        if name == LIST:
-            return DistributedFile(self.opened)
-        return (open_torch_file if name.endswith(".bin") else open_safetensors)(self.opened, name)
-
-    def _add(self, file: _File) -> None:
-        for name in file.tensors:
-            if name in self._file_of:
-                raise InputError(
-                    f"tensor {name} is in both {self._file_of[name].path} and {file.path}; remove "
-                    "one, one of the shards may be left over from another model"
-                )
-            self._file_of[name] = file
-
     def where(self, name: str | None = None) -> str:
         """The file that holds a tensor; the folder, if none is named."""
         return str(self._file_of[name].path if name else self.folder)
@@ -110,8 +119,11 @@ class Checkpoint(Weights):
         rows, *rest = where or (None,)
         begin, end, _ = (rows or slice(None)).indices(shape[0] if shape else 1)
         known = self._known_finite.get(name, 0)
-        if end > known:
-            check_finite(tensor, name, self.where(name))
+        if end > known and not _finite(tensor):
+            raise InputError(
+                f"tensor {name} in {self.where(name)} holds NaN or infinity; "
+                "a model like that cannot be grown or proved, use an earlier checkpoint"
+            )
         whole = full(shape[1:], rest) == full(shape[1:])
         if whole and begin <= known < end:  # a proof reads every tensor several times
             self._known_finite[name] = end
@@ -126,25 +138,168 @@ class Checkpoint(Weights):
         return self._file_of[name].cuts(name)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; see ``Folder.json``."""
-    return Folder(file.parent).json(file.name)
-
-
-def check_finite(tensor: Tensor, name: str, where: str) -> None:
-    """Refuse a tensor, or a part of one, that holds what is no number.
-
-    Raises:
-        InputError: it does.
-    """
-    if not _finite(tensor):
-        raise InputError(
-            f"tensor {name} in {where} holds NaN or infinity; "
-            "a model like that cannot be grown or proved, use an earlier checkpoint"
-        )
-
-
 def _finite(tensor: Tensor) -> bool:
     numbers = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no arithmetic
     # A finite sum proves finite elements; only where it overflows is a slower look needed.
     return bool(numbers.sum().isfinite()) or bool(numbers.isfinite().all())
+
+
+# Exponent and fraction bits: a format holds another's values if it has no fewer of either.
+_BITS = {
+    "F64": (11, 52),
+    "F32": (8, 23),
+    "BF16": (8, 7),
+    "F16": (5, 10),
+    "F8_E4M3": (4, 3),
+    "F8_E5M2": (5, 2),
+}
+
+
+NARROWEST = 2
+"""Bytes per number that a source is rounded to, at least: fewer need a scale for every tensor."""
+
+
+def rounds(dtype: str, other: str) -> bool:
+    """Whether some number of the one format is none of the other."""
+    return any(has > gets for has, gets in zip(_BITS[dtype], _BITS[other], strict=True))
+
+
+def too_narrow(main: str, wanted: str) -> bool:
+    """Whether weights of one dtype are not rounded to another, both by their safetensors names."""
+    return rounds(main, wanted) and FLOAT_BYTES[wanted] < NARROWEST
+
+
+def rounded(source: Weights, dtype: str | None) -> str | None:
+    """The dtype to which most weights are rounded when they are stored in another; None if none.
+
+    Args:
+        source: the checkpoint.
+        dtype: torch name of a known dtype, or None for the source's own.
+    """
+    known = dtype in TORCH_NAMES.values()
+    narrows = known and rounds(main_dtype(source.tensors), SAFETENSORS_NAMES[str(dtype)])
+    return dtype if narrows else None
+
+
+class Widened(Weights):
+    """The tensors of a checkpoint in another dtype; single ones that are wider than most stay so.
+
+    Args:
+        source: the checkpoint.
+        dtype: torch name of the dtype, e.g. ``float32``; a narrower one rounds every weight once,
+            to the nearest number, to the even one of two.
+
+    Raises:
+        InputError: the dtype is unknown, or too narrow to round to.
+
+    Attributes:
+        rounded: the dtype, if it rounds.
+    """
+
+    def __init__(self, source: Weights, dtype: str) -> None:
+        main = main_dtype(source.tensors)
+        if dtype not in TORCH_NAMES.values():
+            chosen = [name for each, name in TORCH_NAMES.items() if not too_narrow(main, each)]
+            raise InputError(
+                f"dtype {dtype!r} is not known; choose one of {', '.join(chosen)}"
+                f"{perhaps(dtype, chosen, TORCH_NAMES)}"
+            )
+        wanted = SAFETENSORS_NAMES[dtype]
+        if too_narrow(main, wanted):
+            name = next(name for name, info in source.tensors.items() if info.dtype == main)
+            raise InputError(
+                f"dtype {dtype} would round tensor {name} in {source.where(name)}, which is "
+                f"{TORCH_NAMES[main]}, and is too narrow for weights without scales; choose "
+                "bfloat16, or a wider one"
+            )
+        self.rounded = rounded(source, dtype)
+        self._source = source
+        self.config: Config = source.config | {"dtype": dtype}
+        if "torch_dtype" in source.config:
+            self.config["torch_dtype"] = dtype
+        self.tensors = {
+            name: TensorInfo(info.shape, wanted)
+            if info.dtype in FLOAT_BYTES
+            and not (rounds(info.dtype, wanted) and rounds(info.dtype, main))
+            else info
+            for name, info in source.tensors.items()
+        }
+
+    def where(self, name: str | None = None) -> str:
+        """Where the tensor comes from."""
+        return self._source.where(name)
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        """A part of a tensor in its new dtype.
+
+        Raises:
+            InputError: a number is too large for the new dtype.
+        """
+        import torch
+
+        dtype = self.tensors[name].torch_dtype
+        before = self._source.tensors[name].dtype
+        with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+            found = self._source.read(name, *where).to(dtype)
+        narrower = before in FLOAT_BYTES and rounds(before, self.tensors[name].dtype)
+        if narrower and not found.isfinite().all():
+            raise InputError(
+                f"tensor {name} in {self.where(name)} holds numbers that are too large for "
+                f"{str(dtype).removeprefix('torch.')}; choose bfloat16, or a wider dtype"
+            )
+        return found
+
+    def cuts(self, name: str) -> int:
+        """As the tensor before."""
+        return self._source.cuts(name)
+
+
+class RoundedCheckpoint(Widened, Checkpoint):
+    """A model folder whose weights are read as they are once rounded; for the proof.
+
+    Args:
+        source: the folder.
+        dtype: see ``Widened``.
+    """
+
+    def __init__(self, source: Checkpoint, dtype: str) -> None:
+        self.__dict__.update(source.__dict__)  # the same folder, opened once
+        super().__init__(source, dtype)
+        self._of, self.dtype = source, dtype
+
+    @property
+    def stands_alone(self) -> bool:
+        """See ``Checkpoint``."""
+        return self._of.stands_alone
+
+    def as_read(self, model: nn.Module) -> nn.Module:
+        """See ``Checkpoint``."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # as in ``Widened``
+            for parameter in model.parameters():
+                parameter.copy_(parameter.to(dtype))
+        return model
+
+
+@contextmanager
+def outlined(weights: Weights, config: Config) -> Iterator[Checkpoint]:
+    """A temporary folder with the headers of a planned checkpoint, and no numbers behind them.
+
+    transformers can be asked about a model that is written nowhere. The folder takes no room.
+
+    Args:
+        weights: whose tensors it seems to hold; their numbers are not to be read.
+        config: what ``config.json`` says.
+
+    Raises:
+        InputError: the folder cannot be made.
+    """
+    with temporary("outline") as folder:
+        write_json(folder / "config.json", config)
+        begin = header_of(weights.tensors)
+        with (folder / "model.safetensors").open("wb") as file:
+            file.write(begin)
+            file.truncate(len(begin) + total_bytes(weights.tensors))
+        yield Checkpoint(folder)

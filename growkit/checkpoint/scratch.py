@@ -1,12 +1,15 @@
-"""Folders for work in progress, which vanish with their run, or show later runs that it is dead.
+"""Folders for work in progress, and what the file system does at once or for certain.
 
-Each holds a file that is locked as long as its run lives: the system lets go of it when the run
-ends, however it ends. A folder with a lock that nobody holds is what a killed run has left.
+A folder for work in progress vanishes with its run. It has a file that is locked as long as its run
+lives: the system releases the lock when the run ends, however it ends. So a folder whose lock is
+free was left by a killed run.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -14,32 +17,34 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 
 from growkit.base.errors import InputError, reason
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # Windows: nobody is ever taken for dead
-    fcntl = None
 
 LOCK = "growkit.lock"
 ENDING = 8
 """Characters at the end of the name of such a folder that are random."""
 
 NAMES = rf"(\..+\.|growkit-[a-z]+-)[0-9a-f]{{{ENDING}}}"
-"""What such folders are called, beside an output or among temporary files."""
+"""Names of such folders, next to an output or among temporary files."""
 
 MODE = 0o700
-"""Who may do what with such a folder."""
+"""Permissions of such a folder."""
+
+_NO_FOLDERS = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF})
+"""Errors of file systems that cannot flush folders."""
+
+_NO_CALL = frozenset({errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP})
+"""Errors of kernels, sandboxes and file systems that do not know renameat2."""
+
+_HERE = -100  # AT_FDCWD
+_NOREPLACE, _EXCHANGE = 1, 2
 
 
 class Scratch:
     """A folder with a name of its own.
 
-    It is made by ``make``, not at once: an interrupt may come at any moment, and whoever is to
-    clean up needs to know the folder by then.
+    It is made by ``make``, not at once: an interrupt may come at any moment, and the cleaning up
+    needs to know the folder by then.
 
     Args:
         stem: the path without the random end of its name.
@@ -60,14 +65,18 @@ class Scratch:
             OSError: it cannot be made.
         """
         while self._lock is None:
-            try:
+            with suppress(FileExistsError):
                 self.path.mkdir(mode=MODE)
-                self._lock = _make_lock(self.path / LOCK)
-            except FileExistsError:
-                self.path = self._any_path()
+                # Another run may take the folder for a dead one until it is locked.
+                with suppress(FileNotFoundError):
+                    self._lock = _new_lock(self.path / LOCK)
+                    if os.fstat(self._lock).st_nlink:
+                        return
+                    self.release()
+            self.path = self._any_path()
 
     def note(self, text: str) -> None:
-        """Leave word to whoever finds the folder when the run is dead."""
+        """Leave a note for the run that finds the folder when this one is dead."""
         assert self._lock is not None
         os.pwrite(self._lock, text.encode(), 0)
 
@@ -77,7 +86,7 @@ class Scratch:
         self.release()
 
     def release(self) -> None:
-        """Let others have what is left of the folder."""
+        """Release the lock of what is left of the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -97,7 +106,10 @@ def temporary(kind: str) -> Iterator[Path]:
     except Exception as error:  # safetensors has an error of its own, with the number in its words
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if full or f"(os error {errno.ENOSPC})" in str(error):
-            raise _no_room(scratch.path.parent, error) from error
+            raise InputError(
+                f"{scratch.path.parent} cannot take temporary files ({reason(error)}); set TMPDIR "
+                "to a folder that has room"
+            ) from error
         raise
     finally:
         scratch.close()
@@ -108,23 +120,15 @@ def temporary_scratch(kind: str) -> Scratch:
     return Scratch(Path(tempfile.gettempdir()) / f"growkit-{kind}-")
 
 
-def _no_room(place: Path, error: Exception) -> InputError:
-    return InputError(
-        f"{place} cannot take temporary files ({reason(error)}); set TMPDIR to a folder that has "
-        "room"
-    )
-
-
 def noted(folder: Path) -> str:
-    """What a run left word of; empty if it left none.
+    """The note that a run left; empty if it left none.
 
     Raises:
-        OSError: that cannot be read.
+        OSError: it cannot be read.
     """
-    try:
+    with suppress(FileNotFoundError):
         return (folder / LOCK).read_bytes().decode("utf-8", "replace")
-    except FileNotFoundError:
-        return ""
+    return ""
 
 
 def clear(folder: Path) -> None:
@@ -142,71 +146,110 @@ def clear(folder: Path) -> None:
 
 @contextmanager
 def holding(file: Path) -> Iterator[None]:
-    """A lock of one's own in a folder of another process, which shows it that one lives.
+    """A lock in a folder of another process, which shows that process that this one lives.
 
     Raises:
-        OSError: it cannot be made: the folder is gone, say.
+        OSError: it cannot be made: the folder is gone, for example.
     """
     # It gets its name when it is locked: a name without a lock means that its process has ended.
     unnamed = file.with_name(f"{file.name}.new")
-    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    unnamed.unlink(missing_ok=True)
+    descriptor = _new_lock(unnamed)
     try:
-        _take(descriptor, wait=True)
         os.replace(unnamed, file)
         yield
     finally:
         os.close(descriptor)
 
 
-def held(file: Path) -> bool | None:
-    """Whether such a lock is held by a process that lives; None if nobody ever made it."""
+def held(file: Path) -> bool:
+    """Whether a process that lives holds such a lock."""
+    with free(file) as is_free:
+        return not is_free and file.exists()
+
+
+@contextmanager
+def free(file: Path) -> Iterator[bool]:
+    """Whether there is a lock whose process is dead; it is then held by this one meanwhile."""
+    descriptor, taken = None, False
     try:
-        descriptor = os.open(file, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-    except OSError:
-        return None
+        with suppress(OSError):
+            descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = True
+        yield taken
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _new_lock(file: Path) -> int:
+    """A new file that is locked, if the file system has locks."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        return fcntl is None or not _take(descriptor, wait=False)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+# The file system
+
+
+def flush(path: Path) -> None:
+    """Wait until a file's data, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not path.is_dir() or error.errno not in _NO_FOLDERS:
+            raise
     finally:
         os.close(descriptor)
 
 
-@contextmanager
-def dead(folder: Path) -> Iterator[bool]:
-    """Whether a run that is dead has left a folder, which then is the caller's meanwhile."""
-    descriptor = None
-    try:
-        with suppress(OSError):
-            descriptor = os.open(folder / LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-        yield descriptor is not None and _take(descriptor, wait=False)
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+def flush_tree(folder: Path) -> None:
+    """The same for everything in a folder, and then for the folder: data before names."""
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for where, _, files in os.walk(folder, topdown=False, onerror=stop):
+        for path in (*(Path(where, name) for name in files), Path(where)):
+            flush(path)
 
 
-def _make_lock(file: Path) -> int | None:
-    """A file that is locked; None if another run took the folder for a dead one's meanwhile."""
-    descriptor = None
-    try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        _take(descriptor, wait=True)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor
-    except FileNotFoundError:
-        return None
-    except BaseException:
-        if descriptor is not None:
-            os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
+def move(source: Path, target: Path) -> None:
+    """Give a file or folder a name that is free.
+
+    Raises:
+        FileExistsError: it is not free.
+    """
+    if not _renameat2(source, target, _NOREPLACE):
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        os.rename(source, target)
 
 
-def _take(descriptor: int, *, wait: bool) -> bool:
-    """Lock a file; false if someone else has done so, or the file system has no locks."""
-    if fcntl is None:
+def atomic_swap(one: Path, other: Path) -> bool:
+    """Let two folders of one file system have each other's name, at once.
+
+    Returns:
+        Whether it was done: not every system or file system can.
+    """
+    return _renameat2(one, other, _EXCHANGE)
+
+
+def _renameat2(source: Path, target: Path, flags: int) -> bool:
+    """See rename(2); False where there is no such call."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
+    if call(_HERE, os.fsencode(source), _HERE, os.fsencode(target), flags) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_CALL:
         return False
-    return True
+    raise OSError(code, os.strerror(code), str(source), None, str(target))

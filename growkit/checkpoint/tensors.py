@@ -9,13 +9,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Config = dict[str, Any]
 """The contents of a ``config.json``."""
-
-FLOAT_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
-"""Bytes per element of every float dtype, by its safetensors name."""
 
 TORCH_NAMES = {
     "F64": "float64",
@@ -27,37 +25,30 @@ TORCH_NAMES = {
 }
 """The torch (and ``config.json``) name of every float dtype, by its safetensors name."""
 
-ELEMENT_BYTES = FLOAT_BYTES | {
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
-    "F8_E4M3FNUZ": 1,
-    "F8_E5M2FNUZ": 1,
-    "F8_E8M0": 1,
-}
-"""Bytes per element of every dtype that can be read; models are grown in those above alone."""
+INTEGERS = {f"{k[0].upper()}{n}": f"{k}{n}" for k in ("int", "uint") for n in (64, 32, 16, 8)}
 
-STORED_NAMES = TORCH_NAMES | {
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
+STORED_NAMES = {
+    **TORCH_NAMES,
+    **INTEGERS,
     "BOOL": "bool",
     "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
-"""The torch name of each of these."""
+"""The same of every dtype that can be read; models are grown in those above alone."""
+
+SAFETENSORS_NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
+"""The safetensors name of each of these, by that of torch."""
+
+
+def element_bytes(dtype: str) -> int:
+    """Of an element; names of dtypes begin with its bits, but for BOOL, which takes a byte."""
+    found = re.search(r"\d+", dtype)
+    return int(found[0]) // 8 if found else 1
+
+
+FLOAT_BYTES = {name: element_bytes(name) for name in TORCH_NAMES}
+"""Bytes per element of every float dtype, by its safetensors name."""
 
 AT_ONCE = 1 << 24
 """Elements of a tensor that are looked at a time, where it need not be whole."""
@@ -85,15 +76,22 @@ class TensorInfo:
         return prod(self.shape)
 
     @property
+    def element_bytes(self) -> int:
+        """Size of an element."""
+        return element_bytes(self.dtype)
+
+    @property
     def bytes(self) -> int:
         """Size of the data."""
-        return self.elements * _bits(self.dtype) // 8
+        return self.elements * self.element_bytes
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch has it."""
+        import torch
 
-def _bits(dtype: str) -> int:
-    """Of an element; names of dtypes begin with them, but for BOOL, which takes a byte."""
-    found = re.search(r"\d+", dtype)
-    return int(found[0]) if found else 8
+        found: torch.dtype = getattr(torch, STORED_NAMES[self.dtype])
+        return found
 
 
 class Weights:

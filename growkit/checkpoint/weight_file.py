@@ -1,91 +1,112 @@
-"""A file of weights: where each tensor lies in it, and reading some of it.
+"""Files of weights, safetensors or torch's: the header is read first, numbers when asked for.
 
-Files are read, never mapped: one that is cut off while it is mapped ends the process.
+Files are read, never mapped: one that is cut off while it is mapped ends the process. So the header
+of a safetensors file is read here, not by the library, which maps it or gives whole tensors
+(https://github.com/huggingface/safetensors#format). Of an archive of torch, torch reads what it
+holds, without the numbers, once names and sizes of its records are found to be sound. Files from
+before torch 1.6 are no archives, and are read as a whole for every tensor.
 """
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Mapping
+import sys
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from pickle import UnpicklingError
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
+from unittest.mock import patch
 
 from growkit.base.errors import InputError, reason
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.inputs import state_of
-from growkit.checkpoint.tensors import ELEMENT_BYTES, STORED_NAMES, TensorInfo, Weights, cut, full
+from growkit.base.parsing import parse_json
+from growkit.checkpoint.folder import Folder, read, state_of
+from growkit.checkpoint.tensors import (
+    SAFETENSORS_NAMES,
+    STORED_NAMES,
+    TensorInfo,
+    Weights,
+    cut,
+    full,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_DIMENSIONS = 16
 MOST_SIZE = 1 << 62
-"""Of what a tensor would hold if no dimension were 0: more overflows in torch."""
+"""Elements of a tensor, at most, if no dimension were 0: more overflows in torch."""
 
 LONGEST_NAME = 500
 
 PAGE = 1 << 12
 """Bytes that a file system reads at least: of shorter rows all columns are read."""
 
+MOST_HEADER = 1 << 25
+"""Bytes of a safetensors header; a hundred thousand tensors take a third of it."""
 
-@dataclass(frozen=True)
-class Place:
-    """Where a tensor lies in its file.
+MOST_PICKLE = 1 << 21
+"""Bytes of ``data.pkl`` in an archive; fifteen thousand tensors take as many."""
+
+MOST_AT_ONCE = 1 << 25
+"""Bytes of an archive that are read at a time while it is opened: its list of records is one."""
+
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""How files from before torch 1.6 begin."""
+
+
+class Place(NamedTuple):
+    """Where a tensor is in its file.
 
     Attributes:
         begin: the offset of its first element, in bytes.
         info: its shape and dtype.
-        strides: elements from one index to the next, for each dimension.
+        strides: elements from one index to the next, for each dimension; None if row by row.
     """
 
     begin: int
     info: TensorInfo
-    strides: tuple[int, ...]
-
-    @property
-    def in_order(self) -> bool:
-        """Whether the elements lie one after the other, row by row."""
-        return self.strides == row_by_row(self.info.shape) or not self.info.elements
+    strides: tuple[int, ...] | None = None
 
     @property
     def extent(self) -> int:
         """Number of elements in the file from the first to the last, both included."""
-        if not self.info.elements:
-            return 0
+        if not self.strides or not self.info.elements:
+            return self.info.elements
         steps = zip(self.info.shape, self.strides, strict=True)
         return 1 + sum((count - 1) * stride for count, stride in steps)
 
 
-def row_by_row(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor whose elements lie in order."""
-    return tuple(prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
-
-
-def check_header(path: Path | str, name: str, shape: tuple[int, ...], dtype: str) -> None:
+def check_header(path: Path | str, name: str, info: TensorInfo) -> None:
     """Refuse names, shapes and dtypes that no model has.
 
     Raises:
-        ValueError: says which.
-        InputError: says which dtype.
+        ValueError: names the tensor.
+        InputError: names the dtype.
     """
     if not name.isprintable() or len(name) > LONGEST_NAME:
         raise ValueError(f"{name[:LONGEST_NAME]!r} is no name of a tensor")
-    if len(shape) > MOST_DIMENSIONS or prod(max(size, 1) for size in shape) > MOST_SIZE:
+    sizes = (max(size, 1) for size in info.shape)
+    if len(info.shape) > MOST_DIMENSIONS or prod(sizes) > MOST_SIZE:
         raise ValueError(f"tensor {name} has no possible shape")
-    if dtype not in ELEMENT_BYTES:
+    if info.dtype not in STORED_NAMES:
         raise InputError(
-            f"tensor {name} in {path} has dtype {dtype}, which is none of "
-            f"{', '.join(ELEMENT_BYTES)}; dequantise the model, or save it in one of these"
+            f"tensor {name} in {path} has dtype {info.dtype}, which is none of "
+            f"{', '.join(STORED_NAMES)}; dequantise the model, or save it in one of these"
         )
 
 
 class WeightFile(Weights):
-    """An open file of weights, whose header has been read.
+    """A file of weights whose header has been read.
 
     Args:
-        folder: where it lies.
+        folder: that has the file.
         name: its name there.
         stream: the open file.
         places: of all tensors.
@@ -94,20 +115,15 @@ class WeightFile(Weights):
     def __init__(
         self, folder: Folder, name: str, stream: IO[bytes], places: Mapping[str, Place]
     ) -> None:
-        self.path = folder.path / name
+        self.path, self.paths = folder.path / name, [folder.path / name]
         self.places = places
         self.tensors = {name: place.info for name, place in places.items()}
         self._folder = folder
         self._stamp = state_of(os.fstat(stream.fileno()))
 
-    @property
-    def paths(self) -> list[Path]:
-        """Of all files that are read."""
-        return [self.path]
-
     def cuts(self, name: str) -> int:
-        """Rows and columns, if they are in order in the file."""
-        return 2 if self.places[name].in_order else 0
+        """Rows and columns, if the elements are in order."""
+        return 2 if self.places[name].strides is None else 0
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """A part of a tensor, in the dtype in which it is stored.
@@ -119,27 +135,25 @@ class WeightFile(Weights):
         """
         import torch
 
-        place = self.places[name]
-        shape, element = place.info.shape, ELEMENT_BYTES[place.info.dtype]
-        dtype: torch.dtype = getattr(torch, STORED_NAMES[place.info.dtype])
+        begin, info, strides = self.places[name]
         with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
-            if not place.in_order:
-                data = self._bytes(name, place.begin, place.extent * element)
-                return cut(data.view(dtype).as_strided(shape, place.strides).contiguous(), where)
-            if not shape:
-                return self._bytes(name, place.begin, element).view(dtype).view(())
-            rows, *rest = full(shape, where)
-            count, row = rows.stop - rows.start, prod(shape[1:]) * element
-            begin = place.begin + rows.start * row
-            if rest[:1] in ([], [slice(0, *shape[1:2])]) or row <= PAGE:
-                data = self._bytes(name, begin, count * row)
-                return cut(data.view(dtype).view(count, *shape[1:]), (None, *where[1:]))
-            wide, column = rest[0].stop - rest[0].start, prod(shape[2:]) * element
-            data = self._bytes(name, begin + rest[0].start * column, wide * column, count, row)
-            return cut(data.view(dtype).view(count, wide, *shape[2:]), (None, None, *where[2:]))
+            if strides is not None or not info.shape:
+                data = self._bytes(name, begin, self.places[name].extent * info.element_bytes)
+                whole = data.view(info.torch_dtype).as_strided(info.shape, strides or ())
+                return cut(whole.contiguous(), where)
+            (rows, *rest), inner = full(info.shape, where), info.shape[1:]
+            count, row = rows.stop - rows.start, prod(inner) * info.element_bytes
+            begin += rows.start * row
+            if rest[:1] in ([], [slice(0, *inner[:1])]) or row <= PAGE:
+                data = self._bytes(name, begin, count * row).view(info.torch_dtype)
+                return cut(data.view(count, *inner), (None, *where[1:]))
+            wide, column = rest[0].stop - rest[0].start, prod(inner[1:]) * info.element_bytes
+            begin += rest[0].start * column
+            data = self._bytes(name, begin, wide * column, count, row).view(info.torch_dtype)
+            return cut(data.view(count, wide, *inner[1:]), (None, None, *where[2:]))
 
     def _bytes(self, name: str, begin: int, size: int, count: int = 1, step: int = 0) -> Tensor:
-        """So many pieces of a size, one after the other, which begin so many bytes apart."""
+        """So many pieces of a size, which begin so many bytes apart; uint8, [size · count]."""
         import torch
 
         data = torch.empty(size * count, dtype=torch.uint8)
@@ -177,3 +191,336 @@ class WeightFile(Weights):
                 f"{self.path} has changed while it was read; "
                 "try again when nothing writes to it any more"
             )
+
+
+def open_weights(folder: Folder, name: str) -> WeightFile:
+    """Read what a file, safetensors or ``*.bin``, says of its tensors.
+
+    Raises:
+        InputError: it is damaged, holds something else, or only points to weights.
+    """
+    with folder.open(name) as stream:
+        if read(stream, 40, folder.path / name).startswith(b"version https://git-lfs"):
+            raise InputError(
+                f"{folder.path / name} only points to the weights; fetch them with 'git lfs pull'"
+            )
+    return (_open_plain if name.endswith(".bin") else _open_safetensors)(folder, name)
+
+
+# safetensors
+
+
+def _open_safetensors(folder: Folder, name: str) -> WeightFile:
+    path = folder.path / name
+    with folder.open(name) as stream:
+        try:
+            return WeightFile(folder, name, stream, _listed(stream, path))
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(
+                f"{path} is not a whole safetensors file ({reason(error)}); it may be truncated, "
+                "copy it again"
+            ) from None
+
+
+def _listed(stream: IO[bytes], path: Path) -> dict[str, Place]:
+    """Where every tensor is, by the header; nothing is taken that the library would refuse."""
+    size = os.fstat(stream.fileno()).st_size - 8
+    begin = read(stream, 8, path)
+    length = int.from_bytes(begin, "little")
+    if len(begin) < 8 or length > size:
+        raise ValueError("its header is not complete")
+    if length > MOST_HEADER:
+        raise ValueError(f"its header has {length:,} bytes, more than {MOST_HEADER:,}")
+    header = parse_json(read(stream, length, path))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("its __metadata__ is no mapping from text to text")
+    places, edges = {}, [(0, 0), (size - length, size - length)]
+    for name, entry in header.items():
+        found = entry if isinstance(entry, dict) else {}
+        shape, offsets, dtype = (found.get(key) for key in ("shape", "data_offsets", "dtype"))
+        if not (_sizes(shape) and _sizes(offsets) and len(offsets) == 2 and isinstance(dtype, str)):
+            raise ValueError(f"{name[:LONGEST_NAME]!r} has no dtype, shape and data_offsets")
+        info = TensorInfo(tuple(shape), dtype)
+        check_header(path, name, info)
+        if offsets[1] - offsets[0] != info.bytes:
+            raise ValueError(f"tensor {name} does not have as many bytes as its shape")
+        places[name] = Place(8 + length + offsets[0], info)
+        edges.append((offsets[0], offsets[1]))
+    if any(end != begin for (_, end), (begin, _) in pairwise(sorted(edges))):
+        raise ValueError("its tensors are not one after the other, up to the end of the file")
+    return places
+
+
+def _sizes(value: Any) -> TypeGuard[list[int]]:
+    """Whether it is a list of whole numbers, none of them negative."""
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+
+# Files of torch
+
+
+@dataclass(frozen=True)
+class TorchFile:
+    """What a file of torch is expected to hold.
+
+    Attributes:
+        name: in a few words.
+        remedy: what to do where it holds something else.
+        most: bytes of everything that is no number of a tensor.
+    """
+
+    name: str
+    remedy: str
+    most: int = MOST_PICKLE
+
+
+WEIGHTS = TorchFile("plain weights", "save the model as safetensors")
+
+
+def open_saved(
+    folder: Folder,
+    name: str,
+    tensors: Callable[[Any], Mapping[str, Tensor]],
+    kind: TorchFile,
+    part: tuple[int, int] | None = None,
+) -> tuple[Any, WeightFile]:
+    """Read what ``torch.save`` wrote, plain values and tensors, without the numbers in these.
+
+    Args:
+        folder: that has the file.
+        name: of the file.
+        tensors: takes what was saved, with tensors on the meta device, and gives those that are to
+            be read, each with a name.
+        kind: what it is expected to hold.
+        part: begin and length in the file, in bytes; None for all of it.
+
+    Returns:
+        What was saved, and the file from which these tensors are read by their names.
+
+    Raises:
+        InputError: it is truncated, holds code or is no archive.
+    """
+    path = folder.path / name
+    with folder.open(name) as stream, _refusing(path, kind):
+        begin, length = part or (0, os.fstat(stream.fileno()).st_size)
+        archive = cast("IO[bytes]", _Archive(stream, begin, length))
+        if archive.read(4) != b"PK\x03\x04":
+            raise ValueError("it is no archive of torch")
+        records, pickled = _records(archive, path, kind.most)
+        content = _content(records, pickled)
+        found = tensors(content)
+        places = {each: _place(path, each, tensor) for each, tensor in found.items()}
+        moved = {n: place._replace(begin=begin + place.begin) for n, place in places.items()}
+        return content, WeightFile(folder, name, stream, moved)
+
+
+def plain_tensors(content: Any) -> dict[str, Tensor]:
+    """A dictionary of dense tensors, and nothing else.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    import torch
+
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str)
+        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_neg())
+        for name, tensor in content.items()
+    ):
+        raise ValueError("it is no plain dictionary of dense tensors")
+    return content
+
+
+def room(info: TensorInfo) -> Tensor:
+    """What is saved in the place of a tensor; it takes no memory."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.empty(info.shape, dtype=info.torch_dtype)
+
+
+@contextmanager
+def _refusing(path: Path, kind: TorchFile) -> Iterator[None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old formats: nothing a user could change
+            yield
+    except InputError:
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
+        why = "it holds more than tensors" if isinstance(error, UnpicklingError) else reason(error)
+        raise InputError(
+            f"{path} cannot be loaded as {kind.name} ({why}); it may be truncated or hold code, "
+            f"{kind.remedy}"
+        ) from None
+
+
+def _open_plain(folder: Folder, name: str) -> WeightFile:
+    with folder.open(name) as stream, _refusing(folder.path / name, WEIGHTS):
+        if read(stream, len(LEGACY), folder.path / name) == LEGACY:
+            return _LegacyFile(folder, name, stream)
+    return open_saved(folder, name, plain_tensors, WEIGHTS)[1]
+
+
+class _LegacyFile(WeightFile):
+    def __init__(self, folder: Folder, name: str, stream: IO[bytes]) -> None:
+        tensors, path = self._load(stream), folder.path / name
+        if any(tensor.is_meta for tensor in tensors.values()):
+            raise ValueError("tensors in it have no data")
+        infos = {each: _info(path, each, tensor) for each, tensor in tensors.items()}
+        super().__init__(folder, name, stream, {n: Place(0, info) for n, info in infos.items()})
+
+    def cuts(self, name: str) -> int:
+        return 0
+
+    def read(self, name: str, *where: slice | None) -> Tensor:
+        with self._folder.open(self.path.name) as stream, _refusing(self.path, WEIGHTS):
+            self.check_unchanged(stream)
+            return cut(self._load(stream)[name].contiguous(), where)
+
+    @staticmethod
+    def _load(stream: IO[bytes]) -> dict[str, Tensor]:
+        import torch  # takes a second
+
+        stream.seek(0)
+        with torch._C.DisableTorchFunction():
+            return plain_tensors(torch.load(stream, map_location="cpu", weights_only=True))
+
+
+class _Archive(io.RawIOBase):
+    """An archive in a part of a file, of which no more is read at once than real ones need."""
+
+    def __init__(self, stream: IO[bytes], begin: int, length: int) -> None:
+        self._stream, self._begin, self._length, self._at = stream, begin, length, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._length)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._length - self._at)
+        if (count := left if size < 0 else min(size, left)) > MOST_AT_ONCE:
+            raise ValueError(f"its list of records has more than {MOST_AT_ONCE:,} bytes")
+        self._stream.seek(self._begin + self._at)
+        data = self._stream.read(count)
+        self._at += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+Records = Mapping[str, tuple[int, int]]
+"""Where the data of every record of an archive begins, and its size, in bytes."""
+
+
+def _records(archive: IO[bytes], path: Path, most: int) -> tuple[Records, bytes]:
+    """The records of an archive, and the contents of ``data.pkl``."""
+    found = dict[str, tuple[int, int]]()
+    with zipfile.ZipFile(archive) as opened:
+        for record in opened.infolist():
+            name = record.filename.partition("/")[2]
+            if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
+                raise ValueError(f"record {record.filename!r} is compressed")
+            if name in found:
+                raise ValueError(f"record {record.filename!r} is there twice")
+            archive.seek(record.header_offset)
+            header = archive.read(30)
+            lengths = header[26:28], header[28:30]  # of its name, and of what follows that
+            begin = archive.tell() + sum(int.from_bytes(each, "little") for each in lengths)
+            if begin + record.file_size > archive.seek(0, os.SEEK_END):
+                raise ValueError(f"record {record.filename!r} is not complete")
+            found[name] = begin, record.file_size
+
+    def read_record(name: str, most: int) -> bytes:
+        begin, size = found[name]
+        if size > most:
+            raise ValueError(f"its record {name} has {size:,} bytes, more than {most:,}")
+        archive.seek(begin)
+        return archive.read(size)
+
+    if "byteorder" in found and read_record("byteorder", 16) != sys.byteorder.encode():
+        raise InputError(
+            f"{path} is of a machine of the other byte order; save the model as safetensors"
+        )
+    return found, read_record("data.pkl", most)
+
+
+def _content(records: Records, pickled: bytes) -> Any:
+    """What an archive holds, with every tensor on the meta device.
+
+    torch.load does the same, but it computes where storages are, which is wrong in archives that
+    another library has written.
+    """
+    import torch  # takes a second
+    from torch._weights_only_unpickler import Unpickler
+
+    known: dict[str, Any] = {}
+    rebuild: Callable[..., Tensor] = torch._utils._rebuild_tensor
+
+    def forward(storage: Any, begin: Any, size: Any, strides: Any) -> Tensor:
+        """Refuse what torch refuses, but not on the meta device."""
+        if min(strides, default=0) < 0:
+            raise ValueError(f"a tensor runs backwards, with strides {strides}")
+        return rebuild(storage, begin, size, strides)
+
+    def storage(saved: tuple[Any, ...]) -> Any:
+        _, kind, key, _, count = saved
+        dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
+        begin, size = records[f"data/{key}"]
+        if int(count) * dtype.itemsize != size:
+            raise ValueError(f"storage {key!r} does not have as many bytes as its record, {size:,}")
+        if key not in known:
+            known[key] = torch.UntypedStorage(size, device="meta")
+            known[key].place = begin, size
+        return torch.storage.TypedStorage(wrap_storage=known[key], dtype=dtype, _internal=True)
+
+    loader: Any = Unpickler(io.BytesIO(pickled), encoding="utf-8")
+    loader.persistent_load = storage
+    patched = patch.object(torch._utils, "_rebuild_tensor", forward)
+    with patched, torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+        return loader.load()
+
+
+def _place(path: Path, name: str, tensor: Tensor) -> Place:
+    """Where a tensor is in an archive.
+
+    Raises:
+        ValueError: it reaches beyond its storage, or repeats numbers.
+    """
+    info = _info(path, name, tensor)
+    begin, size = getattr(tensor.untyped_storage(), "place", (0, -1))
+    strides = tuple(tensor.stride())
+    first = int(tensor.storage_offset()) * info.element_bytes
+    in_order = tensor.is_contiguous() or not info.elements
+    place = Place(begin + first, info, None if in_order else strides)
+    end = first + place.extent * info.element_bytes
+    if max(info.bytes, end) > size:
+        raise ValueError(f"tensor {name} reaches beyond its storage, or repeats parts of it")
+    return place
+
+
+def _info(path: Path, name: str, tensor: Tensor) -> TensorInfo:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    info = TensorInfo(tuple(tensor.shape), SAFETENSORS_NAMES.get(dtype, dtype))
+    check_header(path, name, info)
+    return info

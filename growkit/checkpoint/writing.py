@@ -1,23 +1,27 @@
-"""Writing a Hugging Face folder as a stream.
+"""Writing the weights of a folder as a stream, and the hashes of its files.
 
 The header of a safetensors file only needs names, shapes and dtypes, all known from the plan. So
 it is written first, the tensors follow one block after the other, and no file is ever in memory.
+The hash of a file follows its writing.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from threading import Event, Lock
+from threading import Condition, Event, Lock
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.memory import keep_freed
+from growkit.checkpoint.scratch import flush
 from growkit.checkpoint.tensors import (
     FLOAT_BYTES,
     TensorInfo,
@@ -27,12 +31,22 @@ from growkit.checkpoint.tensors import (
 )
 
 WORKERS = 2
-"""Tensors made side by side: one computes while another is on its way to the disk."""
+"""Tensors made at the same time: one computes while another is on its way to the disk. As many
+files are hashed at the same time."""
 
 KEPT = 48 << 20
 """Bytes that are kept for the next blocks."""
 
+LARGE_PART = 32
+"""A tensor that is a larger part of its shard is begun first: none is left to one worker alone."""
+
 SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""mallopt(3)."""
+
+LARGEST = 1 << 25
+"""Bytes of a block, at most, that glibc can be asked to keep."""
 
 
 def parse_bytes(text: str, what: str = "shard size") -> int:
@@ -59,30 +73,15 @@ class Shard:
 
     Attributes:
         name: of the file.
-        tensors: the header of every tensor, in the order in which they lie in the file.
+        tensors: the header of every tensor, in their order in the file.
+        frame: what is in the file apart from the tensors, by its offset.
+        offsets: where every tensor begins in the file, in bytes.
     """
 
     name: str
     tensors: Mapping[str, TensorInfo]
-
-    @cached_property
-    def frame(self) -> Mapping[int, bytes]:
-        """What stands in the file beside the tensors, by its offset."""
-        return {0: header_of(self.tensors)}
-
-    @cached_property
-    def offsets(self) -> Mapping[str, int]:
-        """Where every tensor begins in the file, in bytes."""
-        found, offset = {}, len(self.frame[0])
-        for name, info in self.tensors.items():
-            found[name] = offset
-            offset += info.bytes
-        return found
-
-    @property
-    def bytes(self) -> int:
-        """Size of the tensors."""
-        return total_bytes(self.tensors)
+    frame: Mapping[int, bytes]
+    offsets: Mapping[str, int]
 
 
 def shards_of(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard]:
@@ -90,124 +89,19 @@ def shards_of(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard
 
     A tensor larger than that gets a shard of its own.
     """
-    shards = divided(tensors, shard_bytes)
-    names = _file_names(len(shards))
-    return [Shard(name, shard) for name, shard in zip(names, shards, strict=True)]
-
-
-def write_shards(
-    weights: Weights,
-    folder: Path,
-    shards: Iterable[Shard],
-    advance: Callable[[int], None],
-    finished: Callable[[Shard], None] = lambda shard: None,
-) -> None:
-    """Write shards, one after the other.
-
-    Every tensor has its place before any is computed, so several are made side by side, each block
-    going to disk as soon as it exists. The next shard is begun when no tensor of the one before is
-    left to be begun.
-
-    Args:
-        weights: has the tensors; each is computed exactly once.
-        folder: an existing folder.
-        shards: asked for the next one when that can be begun.
-        advance: called with the number of bytes written, after each block.
-        finished: called with each shard of which every tensor is written, by the thread that
-            has written the last.
-    """
-    left: dict[Path, tuple[Shard, set[str]]] = {}
-
-    def places() -> Iterator[tuple[str, Path, int]]:
-        for shard in shards:
-            file = folder / shard.name
-            with file.open("wb") as stream:
-                for offset, text in shard.frame.items():
-                    stream.seek(offset)
-                    stream.write(text)
-            left[file] = shard, {*shard.tensors}
-            # The largest first: none is left to one worker alone at the end.
-            order = sorted(shard.tensors, key=lambda name: -shard.tensors[name].bytes)
-            yield from ((tensor, file, shard.offsets[tensor]) for tensor in order)
-
-    lock = Lock()
-
-    def written(tensor: str, file: Path) -> None:
-        shard, names = left[file]
-        with lock:
-            names.remove(tensor)
-            last = not names
-        if last:
-            finished(shard)
-
-    _fill(weights, places(), advance, written)
-
-
-def write_index(shards: Sequence[Shard], folder: Path) -> None:
-    """Say which shard holds which tensor; nothing needs to be said of a single one."""
-    if len(shards) == 1:
-        return
-    every = {name: info for shard in shards for name, info in shard.tensors.items()}
-    index = {
-        "metadata": {"total_parameters": total_parameters(every), "total_size": total_bytes(every)},
-        "weight_map": {tensor: shard.name for shard in shards for tensor in shard.tensors},
-    }
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-def fill(
-    weights: Weights, places: Mapping[str, tuple[Path, int]], advance: Callable[[int], None]
-) -> None:
-    """Write tensors to where they belong, several side by side, each block as soon as it exists.
-
-    Args:
-        weights: has the tensors; each is computed exactly once.
-        places: of every tensor the file, which exists, and the offset of its first byte there.
-        advance: called with the number of bytes written, after each block.
-    """
-    # The largest first: none is left to one worker alone at the end.
-    order = sorted(places, key=lambda tensor: -weights.tensors[tensor].bytes)
-    _fill(weights, ((tensor, *places[tensor]) for tensor in order), advance)
-
-
-def _fill(
-    weights: Weights,
-    places: Iterator[tuple[str, Path, int]],
-    advance: Callable[[int], None],
-    written: Callable[[str, Path], None] = lambda tensor, file: None,
-) -> None:
-    """See ``fill``; ``written`` is called with every tensor that is."""
-    import torch
-
-    stop, lock = Event(), Lock()
-
-    def work() -> None:
-        while not stop.is_set():
-            with lock:  # one asks for the next place at a time
-                place = next(places, None)
-            if place is None:
-                return
-            tensor, file, offset = place
-            _write_tensor(weights, tensor, file, offset, advance, stop)
-            if not stop.is_set():
-                written(tensor, file)
-
-    threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(WORKERS, initializer=_one_thread) as pool:
-            jobs = [pool.submit(work) for _ in range(WORKERS)]
-            try:
-                wait(jobs, return_when=FIRST_EXCEPTION)
-            finally:
-                stop.set()
-    finally:
-        torch.set_num_threads(threads)  # a worker's choice became that of every later thread
-    for job in jobs:
-        job.result()
+    found, shards = [], divided(tensors, shard_bytes)
+    for number, shard in enumerate(shards, 1):
+        of = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+        header, offsets = header_of(shard), {}
+        end = len(header)
+        for name, info in shard.items():
+            offsets[name], end = end, end + info.bytes
+        found.append(Shard(f"model{of}.safetensors", shard, {0: header}, offsets))
+    return found
 
 
 def divided(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[str, TensorInfo]]:
-    """The tensors of each shard, in the order in which they lie in the file; see ``shards_of``."""
+    """The tensors of each shard, in their order in the file; see ``shards_of``."""
     shards: list[dict[str, TensorInfo]] = [{}]
     used = 0
     for name, info in tensors.items():
@@ -223,18 +117,122 @@ def divided(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[st
     ]
 
 
-def _file_names(count: int) -> list[str]:
-    if count == 1:
-        return ["model.safetensors"]
-    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+def header_of(tensors: Mapping[str, TensorInfo]) -> bytes:
+    """The beginning of a file that holds tensors in this order: length, JSON, padding.
+
+    https://github.com/huggingface/safetensors#format
+    """
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, info in tensors.items():
+        offsets = [offset, offset := offset + info.bytes]
+        entries[name] = {"dtype": info.dtype, "shape": info.shape, "data_offsets": offsets}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
-def _one_thread() -> None:
-    """One core per tensor: the tensors run side by side instead."""
+def write_index(shards: Sequence[Shard], folder: Path) -> None:
+    """Write which shard holds which tensor, if there are several."""
+    if len(shards) == 1:
+        return
+    every = {name: info for shard in shards for name, info in shard.tensors.items()}
+    index = {
+        "metadata": {"total_parameters": total_parameters(every), "total_size": total_bytes(every)},
+        "weight_map": {tensor: shard.name for shard in shards for tensor in shard.tensors},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+Place = tuple[str, Path, int, Callable[[int], None]]
+"""A tensor, its file and offset there, and what is called with the number of bytes written."""
+
+
+def write_shards(
+    weights: Weights,
+    folder: Path,
+    shards: Iterable[Shard],
+    advance: Callable[[int], None],
+    hashes: Hashes,
+) -> None:
+    """Write shards, one after the other.
+
+    Every tensor has its place before any is computed, so several are made at the same time, each
+    block going to disk as soon as it exists. The next shard is begun when no tensor of the one
+    before is left to be begun.
+
+    Args:
+        weights: has the tensors; each is computed exactly once.
+        folder: an existing folder.
+        shards: asked for the next one when that can be begun.
+        advance: called with the number of bytes written, after each block.
+        hashes: of the files, which are computed while they are written.
+    """
+
+    def places() -> Iterator[Place]:
+        for shard in shards:
+            file, written = folder / shard.name, _Written(shard)
+            with file.open("wb") as stream:
+                for offset, text in shard.frame.items():
+                    stream.seek(offset)
+                    stream.write(text)
+            hashes.add(file, flushed=True, written=written)
+            for name in _in_order(shard.tensors):
+                yield name, file, shard.offsets[name], written.counting(name, advance)
+
+    _fill(weights, places())
+
+
+def fill(
+    weights: Weights, places: Mapping[str, tuple[Path, int]], advance: Callable[[int], None]
+) -> None:
+    """Write tensors to where they belong, several at a time, each block as soon as it exists.
+
+    Args:
+        weights: has the tensors; each is computed exactly once.
+        places: of every tensor the file, which exists, and the offset of its first byte there.
+        advance: called with the number of bytes written, after each block.
+    """
+    order = _in_order({name: weights.tensors[name] for name in places})
+    _fill(weights, ((name, *places[name], advance) for name in order))
+
+
+def _in_order(tensors: Mapping[str, TensorInfo]) -> list[str]:
+    """Large tensors first, then in the order of the file, so that its hash can follow."""
+    least = total_bytes(tensors) // LARGE_PART
+    return sorted(tensors, key=lambda name: -max(tensors[name].bytes, least))
+
+
+def _fill(weights: Weights, places: Iterator[Place]) -> None:
     import torch
 
-    torch.set_num_threads(1)
-    keep_freed(KEPT)
+    stop, lock = Event(), Lock()
+
+    def one_thread() -> None:
+        """One core per tensor: several tensors are made at the same time instead."""
+        torch.set_num_threads(1)
+        keep_freed(KEPT)
+
+    def work() -> None:
+        while not stop.is_set():
+            with lock:  # one asks for the next place at a time
+                place = next(places, None)
+            if place is None:
+                return
+            _write_tensor(weights, *place, stop)
+
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(WORKERS, initializer=one_thread) as pool:
+            jobs = [pool.submit(work) for _ in range(WORKERS)]
+            try:
+                wait(jobs, return_when=FIRST_EXCEPTION)
+            finally:
+                stop.set()
+    finally:
+        torch.set_num_threads(threads)  # a worker's choice became that of every later thread
+    for job in jobs:
+        job.result()
 
 
 def _write_tensor(
@@ -263,20 +261,143 @@ def _write_tensor(
     assert offset - begin == weights.tensors[name].bytes, name
 
 
-def header_of(tensors: Mapping[str, TensorInfo]) -> bytes:
-    """The beginning of a file that holds tensors in this order: length, JSON, padding.
+def keep_freed(most: int) -> None:
+    """Let the process keep so many bytes that are free, for blocks of up to ``LARGEST`` bytes.
 
-    https://github.com/huggingface/safetensors#format
+    glibc gives large blocks back as they are freed, and gets every page of the next one anew, each
+    with a fault and filled with zeros. Nothing happens where the C library is another one.
     """
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, info in tensors.items():
-        entries[name] = {
-            "dtype": info.dtype,
-            "shape": info.shape,
-            "data_offsets": [offset, offset + info.bytes],
-        }
-        offset += info.bytes
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    if sys.platform == "linux":
+        with suppress(AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(M_MMAP_THRESHOLD, LARGEST)
+            libc.mallopt(M_TRIM_THRESHOLD, most)
+
+
+def give_back() -> None:
+    """Give the system back what is free.
+
+    glibc keeps what is between tensors that are still in use, a fifth of a proof's peak (measured).
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+# Hashes
+
+
+class _Written:
+    """How far a shard is written, from its beginning on."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard, self._next = shard, dict(shard.offsets)
+        self._open = list(shard.offsets)[::-1]  # of these the last one is not complete
+        self._changed = Condition()
+
+    def counting(self, tensor: str, advance: Callable[[int], None]) -> Callable[[int], None]:
+        """What is to be called with the number of bytes of a tensor that have been written."""
+
+        def written(count: int) -> None:
+            with self._changed:
+                self._next[tensor] += count
+                self._changed.notify_all()
+            advance(count)
+
+        return written
+
+    def beyond(self, position: int, stop: Event) -> int:
+        """How many bytes there are, once there are more than so many; all, if that is all."""
+        with self._changed:
+            while not stop.is_set():
+                while self._open and self._complete(self._open[-1]):
+                    self._open.pop()
+                found = self._next[self._open[-1]] if self._open else sys.maxsize
+                if found > position:
+                    return found
+                self._changed.wait(0.1)
+        return position
+
+    def _complete(self, name: str) -> bool:
+        return self._next[name] == self._shard.offsets[name] + self._shard.tensors[name].bytes
+
+
+def sha256(
+    file: Path,
+    stop: Event | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+    written: _Written | None = None,
+) -> str:
+    """The SHA-256 of a file, in hexadecimal; of its beginning, if it is to stop.
+
+    Args:
+        file: the file.
+        stop: set to stop.
+        advance: called with the number of bytes read, after each block.
+        written: how far the file is written, if it is not complete.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    digest, stop, done = hashlib.sha256(), stop or Event(), 0
+    buffer = memoryview(bytearray(1 << 20))
+    try:
+        with file.open("rb", buffering=0) as stream:
+            while not stop.is_set():
+                room = written.beyond(done, stop) - done if written else len(buffer)
+                count = stream.readinto(buffer[:room])
+                if not count:
+                    break
+                digest.update(buffer[:count])
+                done += count
+                advance(count)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror}); make it readable") from None
+    return digest.hexdigest()
+
+
+class Hashes:
+    """Hashes that threads compute in the background; see ``hashing``."""
+
+    def __init__(self, pool: ThreadPoolExecutor, stop: Event) -> None:
+        self._pool, self._stop, self._lock = pool, stop, Lock()
+        self._found: dict[Path, Future[str]] = {}
+
+    def add(self, *files: Path, flushed: bool = False, written: _Written | None = None) -> None:
+        """Begin to hash files, in this order.
+
+        Args:
+            *files: those added before are not hashed again.
+            flushed: whether they shall be on the disk as well.
+            written: how far they are written; None if they are complete.
+        """
+        with self._lock:
+            for file in files:
+                if file not in self._found:
+                    job = self._pool.submit(self._hash, file, flushed, written)
+                    self._found[file] = job
+
+    def of(self, files: Mapping[str, Path]) -> dict[str, str]:
+        """The SHA-256 of files that were added, by their names.
+
+        Raises:
+            InputError: one of them cannot be read.
+        """
+        return {name: self._found[file].result() for name, file in files.items()}
+
+    def _hash(self, file: Path, flushed: bool, written: _Written | None) -> str:
+        digest = sha256(file, self._stop, written=written)
+        if flushed and not self._stop.is_set():
+            flush(file)
+        return digest
+
+
+@contextmanager
+def hashing() -> Iterator[Hashes]:
+    """Threads that hash files; when the context ends, what is left is given up."""
+    stop = Event()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        try:
+            yield Hashes(pool, stop)
+        finally:
+            stop.set()

@@ -189,11 +189,11 @@ def verify(
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and in its own dtype."""
     from growkit.checkpoint.inputs import Inputs
-    from growkit.checkpoint.leftovers import sweep
+    from growkit.checkpoint.publishing import sweep
     from growkit.proof.preflight import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_result
-    from growkit.sources.source import find, pair
+    from growkit.sources import find, pair
 
     reads = [each for each in (settings.text, optimizer) if each]
     one, other = find(source), find(target)
@@ -244,7 +244,7 @@ def run(
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
     from growkit.recipe.files import load_recipe, recipe_file
-    from growkit.sources.source import leads_to_folder
+    from growkit.sources import leads_to_folder
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)

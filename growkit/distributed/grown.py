@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.carrying import check_carried
-from growkit.checkpoint.outline import outlined
+from growkit.checkpoint.model_files import check_carried
+from growkit.checkpoint.reading import outlined
 from growkit.checkpoint.tensors import Config, Weights
 from growkit.distributed.entries import Entries, Entry
 from growkit.distributed.recorded import check_recorded
@@ -19,7 +19,7 @@ from growkit.families.family import family_of
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.planner import plan
 from growkit.recipe.recipe import Recipe
-from growkit.sources.source import find
+from growkit.sources import find
 
 if TYPE_CHECKING:
     from growkit.optimizer.growing import GrownState

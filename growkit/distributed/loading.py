@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.carrying import GENERATION
+from growkit.checkpoint.model_files import GENERATION
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, full, main_dtype
 from growkit.distributed.entries import Entries
 from growkit.distributed.grown import Grown, entries_of

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.carrying import GENERATION
-from growkit.checkpoint.hashing import sha256
-from growkit.checkpoint.made import own_hash
-from growkit.checkpoint.reading import Checkpoint, read_json
+from growkit.checkpoint.folder import read_json
+from growkit.checkpoint.model_files import GENERATION
+from growkit.checkpoint.publishing import own_hash
+from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.writing import sha256
 
 T = TypeVar("T")
 

@@ -19,9 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from growkit.base.errors import InputError, foreign
-from growkit.checkpoint.outline import outlined
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import STORED_NAMES, Config, TensorInfo, Weights, cut
+from growkit.checkpoint.reading import Checkpoint, outlined
+from growkit.checkpoint.tensors import (
+    SAFETENSORS_NAMES,
+    STORED_NAMES,
+    Config,
+    TensorInfo,
+    Weights,
+    cut,
+)
 from growkit.engine.loader import Conversion, check_class, loading, the_tensor
 from growkit.engine.oracle import (
     experts_implementation,
@@ -36,9 +42,6 @@ from growkit.planning.layouts import read_layout
 
 OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 """Config keys that ask for more than logits, and change nothing of these."""
-
-NAMES = {torch_name: name for name, torch_name in STORED_NAMES.items()}
-"""The safetensors name of every dtype, by torch's."""
 
 Named = tuple[str, Tensor]
 
@@ -173,7 +176,7 @@ class ClassWeights(Weights):
         self._conversions = {name: each for each in conversions for name in each.shapes}
         self._dtypes = {name: self._dtype(each) for name, each in self._conversions.items()}
         self.tensors = {
-            name: TensorInfo(each.shapes[name], NAMES[str(self._dtypes[name]).split(".")[-1]])
+            name: TensorInfo(each.shapes[name], SAFETENSORS_NAMES[str(self._dtypes[name])[6:]])
             for name, each in self._conversions.items()
         }
 

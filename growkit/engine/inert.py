@@ -7,7 +7,6 @@ transformers computes without growkit's noticing, is refused by name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatch
 from typing import Any
 
 from growkit.base.errors import InputError
@@ -31,43 +30,8 @@ REFUSED = {
 }
 """Keys that have transformers build another model than the class's own, and what to do."""
 
-READ = (
-    *("*.json", "*.jinja", "*.model", "*.model.*", "*.txt", "*.tiktoken", "*.bpe", "*.codes"),
-    *("*.safetensors", "*.bin", "*.gguf", "*.tokenizer", "*.py"),
-    *("additional_chat_templates/*", "custom_generate/*"),
-)
-"""Names, beside the weights, of what transformers, tokenizers and peft read in a folder."""
-
-SHARDS = "shard-[0-9][0-9][0-9][0-9][0-9]-model-*.safetensors"
-"""Files of a distributed checkpoint, which transformers prefers to all others."""
-
 NAMES_FILES = ("vocab", "merges")
 """Settings of tokenizers that are a vocabulary, or the path of one."""
-
-
-def check_files_run_nothing(folder: Folder) -> None:
-    """Refuse files that transformers would load beside, or instead of, the weights.
-
-    Raises:
-        InputError: there is an adapter or a distributed checkpoint, a file that is read is no
-            regular file of the folder, or the tokenizer's settings name files elsewhere.
-    """
-    for name in folder.names():
-        if fnmatch(name, SHARDS):
-            raise InputError(
-                f"{folder.path / name} belongs to a distributed checkpoint, which transformers "
-                "reads instead of model.safetensors; remove it, or consolidate the checkpoint"
-            )
-        if name == "adapter_config.json":
-            raise InputError(
-                f"{folder.path / name} is that of an adapter, which transformers adds to the "
-                "weights where peft is installed; merge it into them, or remove it"
-            )
-        if any(fnmatch(name, pattern) for pattern in READ):
-            folder.find(name)
-    for name in ("additional_chat_templates", "custom_generate"):
-        if (folder.path / name).is_symlink():
-            raise InputError(f"{folder.path / name} is a link; copy the folder itself there")
 
 
 def check_config_runs_nothing(config: Mapping[str, Any], where: str) -> None:

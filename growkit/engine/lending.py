@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from growkit.checkpoint.memory import give_back, keep_freed
 from growkit.checkpoint.tensors import (
     AT_ONCE,
     STORED_NAMES,
@@ -25,6 +24,7 @@ from growkit.checkpoint.tensors import (
     parts,
     total_bytes,
 )
+from growkit.checkpoint.writing import give_back, keep_freed
 
 LARGE = 1 << 30
 """Bytes of a checkpoint from which on memory is worth more than the time to get it again; of

@@ -23,11 +23,11 @@ from torch import nn
 
 from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.model_files import check_files
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
 from growkit.engine.inert import (
     check_config_runs_nothing,
-    check_files_run_nothing,
     check_tokenizer_reads_nothing_else,
 )
 from growkit.engine.oracle import lacks_class, parsed, quiet
@@ -112,7 +112,7 @@ def loading(checkpoint: Checkpoint) -> Loading:
 
 
 def _asked(checkpoint: Checkpoint) -> Loading:
-    check_files_run_nothing(checkpoint.opened)
+    check_files(checkpoint.opened)
     check_tokenizer_reads_nothing_else(checkpoint.opened)
     check_config_runs_nothing(checkpoint.config, str(checkpoint.folder / "config.json"))
     for key in LAYERS:

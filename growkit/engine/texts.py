@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatch
 from pathlib import Path
 
 from growkit.base.errors import InputError, reason
 from growkit.checkpoint.folder import Folder, open_regular, read
+from growkit.checkpoint.model_files import TOKENIZER_FILES, is_of_tokenizer
 
 MOST_TEXT = 1 << 22
 """Bytes that are read of a text; a million tokens are far more than a proof takes."""
@@ -66,32 +66,13 @@ def documents(content: bytes) -> list[str]:
     return [part for part in parts if part]
 
 
-TEMPLATES = "additional_chat_templates"
-"""The folder of these."""
-
-FILES = (
-    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template*.jinja", f"{TEMPLATES}*"),
-    *("vocab*", "*_vocab.json", "merges.txt", "bpe.codes", "dict.txt", "normalizer.json"),
-    *("*.model", "*.model.*", "*.tiktoken", "*.tokenizer", "tekken.json", "byte_maps.json"),
-    *("entity_vocab.json", "emoji.json", "word_shape.json", "word_pronunciation.json"),
-)
-"""Everything that a tokenizer of transformers is made of."""
-
-
-def is_of_tokenizer(name: str) -> bool:
-    """Whether a tokenizer of transformers may be made of a file, by its name in the folder."""
-    inside = "/" not in name or name.startswith(f"{TEMPLATES}/")
-    return inside and any(fnmatch(name, pattern) for pattern in FILES)
-
-
 def check_tokenizer(folder: Folder) -> None:
     """Refuse a folder without a tokenizer to read a text with; whether one loads is seen later.
 
     Raises:
         InputError: there is no file that one could be made of.
     """
-    if not any(map(is_of_tokenizer, folder.names(*FILES))):
+    if not any(map(is_of_tokenizer, folder.names(*TOKENIZER_FILES))):
         raise InputError(
             f"{folder} has no tokenizer; add tokenizer.json, or leave out --text to compare on "
             "random tokens"

@@ -28,7 +28,7 @@ from growkit.inference.trial import Trials
 from growkit.planning.plan import unused_tensors
 from growkit.results.inspection import Evidence, Inference, Trial
 from growkit.results.result import versions
-from growkit.sources.source import find
+from growkit.sources import find
 
 if TYPE_CHECKING:
     from growkit.results.inspection import Trial

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.made import MANIFEST
+from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class

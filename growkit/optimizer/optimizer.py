@@ -11,8 +11,7 @@ from typing import cast
 from growkit.base.errors import InputError
 from growkit.base.progress import Progress
 from growkit.base.registry import members
-from growkit.checkpoint.outline import outlined
-from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.tensors import FLOAT_BYTES, total_bytes, total_parameters
 from growkit.optimizer.groups import Factors, class_updates
 from growkit.optimizer.growing import GrownState

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from growkit.base.settings import Settings
-from growkit.checkpoint.carrying import carried_bytes
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.model_files import carried_bytes
 from growkit.checkpoint.tensors import (
     TORCH_NAMES,
     TensorInfo,
@@ -31,7 +31,7 @@ from growkit.recipe import planner
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import Recipe
 from growkit.results.operation import Estimate, LargePlan
-from growkit.sources.source import find
+from growkit.sources import find
 
 ROOM = 1 << 20
 """Bytes reserved on the disk for files without weights."""
@@ -85,7 +85,8 @@ def plan(recipe: Recipe | str | Path, *, bandwidth: str | None = None) -> LargeP
         prepared = planner.plan(recipe, source)
     lineage = prepared.lineage
     target = lineage.target
-    files = [shard.bytes for shard in shards_of(target.tensors, parse_bytes(recipe.shard_size))]
+    shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))
+    files = [total_bytes(shard.tensors) for shard in shards]
     read, written = total_bytes(source.tensors), sum(files)
     warnings = list(prepared.warnings)
     if recipe.optimizer is not None:

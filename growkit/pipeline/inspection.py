@@ -26,7 +26,7 @@ from growkit.planning.layouts import LAMBDA_VECTORS, as_diff_transformer, is_dif
 from growkit.planning.plan import unused_tensors
 from growkit.recipe.operations import DEFAULT_METHOD, operations
 from growkit.results.inspection import Answer, Attention, Inspection, Possible
-from growkit.sources.source import Source, find
+from growkit.sources import Source, find
 
 
 def inspect(

@@ -17,21 +17,34 @@ from growkit.base.errors import InputError
 from growkit.base.progress import Progress, Silent, shown
 from growkit.base.settings import Settings, settings_of
 from growkit.base.units import given_date
-from growkit.checkpoint.carrying import (
+from growkit.checkpoint.distributed_file import distributed_shards, write_list
+from growkit.checkpoint.model_files import (
     carried,
     carried_bytes,
-    carry_code,
     carry_over,
     check_carried,
+    code_of,
 )
-from growkit.checkpoint.distributed_writing import distributed_shards, write_list
-from growkit.checkpoint.hashing import Hashes, hashing
-from growkit.checkpoint.leftovers import sweep
-from growkit.checkpoint.made import write_json, write_manifest
-from growkit.checkpoint.publishing import check_output, check_space, rejected_name, staged, writing
+from growkit.checkpoint.publishing import (
+    check_output,
+    check_space,
+    rejected_name,
+    staged,
+    sweep,
+    write_json,
+    write_manifest,
+    writing,
+)
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
-from growkit.checkpoint.writing import Shard, parse_bytes, shards_of, write_index, write_shards
+from growkit.checkpoint.writing import (
+    Hashes,
+    hashing,
+    parse_bytes,
+    shards_of,
+    write_index,
+    write_shards,
+)
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
 from growkit.families.added import stranger, temporary_family
@@ -48,7 +61,7 @@ from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS, Recipe
 from growkit.report.card import model_card
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
-from growkit.sources.source import find, pair
+from growkit.sources import find, pair
 
 if TYPE_CHECKING:
     from growkit.optimizer.optimizer import Optimizer
@@ -374,10 +387,6 @@ def _write_weights(
     hashes: Hashes,
 ) -> None:
     """Write every shard, and the index or list that names them."""
-
-    def finished(shard: Shard) -> None:
-        hashes.add(folder / shard.name, flushed=True)
-
     limit = parse_bytes(recipe.shard_size)
     if recipe.format == "dcp":
         from growkit.engine.class_weights import class_names  # brings torch
@@ -385,11 +394,11 @@ def _write_weights(
         family = family_of(target.config, recipe.output)
         of_class = class_names(target, dict(family.named(target.config)))
         distributed = distributed_shards(target.tensors, limit)
-        write_shards(target, folder, distributed, advance, finished)
+        write_shards(target, folder, distributed, advance, hashes)
         write_list(distributed, folder, of_class)
     else:
         shards = shards_of(target.tensors, limit)
-        write_shards(target, folder, shards, advance, finished)
+        write_shards(target, folder, shards, advance, hashes)
         write_index(shards, folder)
 
 
@@ -400,7 +409,8 @@ def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
     if family.write_code:
         family.write_code(folder)
     elif grown.config.get("auto_map") and grown.config["auto_map"] == source.config.get("auto_map"):
-        carry_code(source.opened, folder)
+        for name in code_of(source.opened):
+            source.opened.copy(name, folder)
 
 
 def _remove_weights(folder: Path, digests: Mapping[str, str]) -> dict[str, list[Any]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from growkit.base.errors import InputError, PlaceError, foreign
 from growkit.base.progress import Advance, Progress
-from growkit.checkpoint.made import is_untouched
+from growkit.checkpoint.publishing import is_untouched
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_parameters
 from growkit.engine.oracle import lacks_class, load, longest_context

@@ -17,17 +17,18 @@ from growkit.base.errors import InputError
 from growkit.base.paths import name_of
 from growkit.base.progress import Noting, Progress, Silent, steps
 from growkit.base.units import duration, size
-from growkit.checkpoint.hashing import sha256
 from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.model_files import TOKENIZER_FILES, is_of_tokenizer
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.writing import sha256
 from growkit.engine.inside import Inside
-from growkit.engine.texts import FILES, is_of_tokenizer, read_text
+from growkit.engine.texts import read_text
 from growkit.probing.lines import check_work, workplace
 from growkit.probing.settings import Candidate, ProbeSettings, candidates_of, inputs_of
 from growkit.recipe.recipe import Recipe
 from growkit.results.probe import ProbeResult
 from growkit.results.result import fields, versions
-from growkit.sources.source import Source, find
+from growkit.sources import Source, find
 
 if TYPE_CHECKING:
     from growkit.probing.arms import Data
@@ -79,7 +80,7 @@ def probe(
     check_work(place, inputs, resume)
     read_text(str(text))  # a missing one is reported before torch is imported
     model = found.open()
-    if not any(map(is_of_tokenizer, model.opened.names(*FILES))):
+    if not any(map(is_of_tokenizer, model.opened.names(*TOKENIZER_FILES))):
         raise InputError(f"{model.opened} has no tokenizer to read {text} with; add tokenizer.json")
 
     from growkit.engine import devices
@@ -157,7 +158,7 @@ def _plan(
     """Everything on which the figures depend, by its name for users."""
     import torch
 
-    names = filter(is_of_tokenizer, model.opened.names(*FILES))
+    names = filter(is_of_tokenizer, model.opened.names(*TOKENIZER_FILES))
     files = model.model_files | {name: model.opened.require(name) for name in names}
     plan = {
         "the source": _hash({name: sha256(file) for name, file in files.items()}),

@@ -15,12 +15,12 @@ from growkit.base.names import perhaps
 from growkit.base.paths import name_of
 from growkit.base.settings import DEVICES, option
 from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.made import MANIFEST
+from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.texts import read_text
 from growkit.recipe.files import load_recipe, recipe_file, shipped_recipes
 from growkit.recipe.recipe import Recipe
+from growkit.sources import Source
 from growkit.sources.hub import address_of
-from growkit.sources.source import Source
 
 COMPUTED = ("float32", "bfloat16")
 """Dtypes that a training computes in; weights and moments are float32."""

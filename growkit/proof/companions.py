@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError, foreign
-from growkit.checkpoint.carrying import GENERATION, carried
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.model_files import (
+    GENERATION,
+    TEMPLATES,
+    carried,
+    is_of_tokenizer,
+)
+from growkit.checkpoint.model_files import TOKENIZER_FILES as FILES
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import generation
 from growkit.engine.oracle import quiet
@@ -22,7 +28,6 @@ from growkit.engine.prompts import (
     first_difference,
     load_tokenizer,
 )
-from growkit.engine.texts import FILES, TEMPLATES, is_of_tokenizer
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"

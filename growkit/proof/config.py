@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.reading import Checkpoint, rounds
 from growkit.checkpoint.tensors import TORCH_NAMES, Config
-from growkit.checkpoint.widening import rounds
 from growkit.engine.loader import LAYERS
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.families.diff_transformer import FAMILY as DIFF

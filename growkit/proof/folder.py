@@ -16,16 +16,14 @@ from itertools import islice
 from typing import Any
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.carrying import GENERATION, carried, code_of
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.model_files import GENERATION, carried, code_of, is_of_tokenizer
 from growkit.checkpoint.publishing import MANIFEST
-from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype
-from growkit.checkpoint.widening import RoundedCheckpoint
 from growkit.engine.loader import Loading
 from growkit.engine.oracle import resolved, resolved_as_loaded
-from growkit.engine.texts import is_of_tokenizer
 from growkit.families.family import families, family_of
 from growkit.optimizer.optimizer import outputs
 from growkit.proof.companions import (

@@ -13,9 +13,8 @@ from dataclasses import replace
 from shlex import quote
 
 from growkit.base.errors import InputError, plain, reason
-from growkit.checkpoint.made import MANIFEST
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.widening import RoundedCheckpoint, Widened
+from growkit.checkpoint.publishing import MANIFEST
+from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
 from growkit.families.added import stranger, temporary_family
 from growkit.growth.copying import GROUPS
 from growkit.planning.operation import SizeOption

@@ -49,7 +49,7 @@ from growkit.results.advice import failed, name_result
 from growkit.results.proof import LayerError, ModeResult, VerifyResult
 from growkit.results.result import versions
 from growkit.results.sentences import fault_place
-from growkit.sources.source import Source, find, pair
+from growkit.sources import Source, find, pair
 
 UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
 

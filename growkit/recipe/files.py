@@ -27,7 +27,7 @@ from growkit.base.names import NOTHING, did_you_mean, nearest, perhaps
 from growkit.base.parsing import in_yaml
 from growkit.base.settings import Settings
 from growkit.checkpoint.folder import Folder, read_yaml
-from growkit.checkpoint.made import MANIFEST
+from growkit.checkpoint.publishing import MANIFEST
 from growkit.families.described import described, load_description
 from growkit.planning.operation import config_key_aliases
 from growkit.recipe.operations import STEPS, Step, operation_of, suggest_operation

@@ -16,9 +16,9 @@ from growkit.base.paths import by_name, name_of, without_paths
 from growkit.base.progress import Advance, Progress, Silent
 from growkit.base.units import given_date, size, today
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.hashing import sha256
-from growkit.checkpoint.made import MANIFEST, own_hash
+from growkit.checkpoint.publishing import MANIFEST, own_hash
 from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.writing import sha256
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.recipe import Recipe
 from growkit.results.inspection import CheckResult, Difference, difference

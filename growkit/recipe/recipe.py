@@ -12,9 +12,9 @@ from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.paths import name_of
 from growkit.base.settings import Settings, check_seed, option
-from growkit.checkpoint.elsewhere import HUB_NAME, STORE, address_in
 from growkit.checkpoint.folder import check_name
 from growkit.checkpoint.inputs import Inputs
+from growkit.checkpoint.model_files import HUB_NAME, STORE, address_in
 from growkit.checkpoint.tensors import TORCH_NAMES
 from growkit.recipe.operations import STEPS as STEPS
 from growkit.recipe.operations import ConvertStep as ConvertStep

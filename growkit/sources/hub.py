@@ -6,21 +6,24 @@ then on the model is a folder like any other (``growkit.checkpoint.folder``).
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
-from typing import NoReturn
 
 from growkit.base.errors import InputError, reason
-from growkit.checkpoint.carrying import CARRIED, READ
-from growkit.checkpoint.elsewhere import HUB_NAME, SINGLE, address_in, index_of
 from growkit.checkpoint.folder import Folder, check_name
-from growkit.checkpoint.weight_files import check_names, weight_files
-from growkit.sources.source import Source
+from growkit.checkpoint.model_files import (
+    HUB_NAME,
+    SINGLE,
+    address_in,
+    check_names,
+    index_of,
+    is_read,
+    weight_files,
+)
+from growkit.sources import Source
 
 SCHEME = "hf:/"
 """A path has one slash where two were written."""
@@ -40,11 +43,11 @@ class Hub:
     """
 
     def knows(self, given: str) -> bool:
-        """See ``Kind``."""
+        """See ``SourceKind``."""
         return address_of(given) is not None
 
     def find(self, given: str, *, weights: bool) -> Source:
-        """See ``Kind``; the folder is in the cache.
+        """See ``SourceKind``; the folder is in the cache.
 
         Raises:
             InputError: there is no such model or revision, or it can be had neither from the Hub
@@ -99,40 +102,34 @@ def _fetched(name: str, revision: str | None, weights: bool) -> Path:
     """The folder of a model in the cache, with every file that growkit reads as the Hub has it."""
     from huggingface_hub import HfApi, snapshot_download
 
-    with _quiet():
+    def fetch(names: list[str], at: str | None) -> Folder:
+        wanted = [escape(each) for each in names]
+        return Folder(snapshot_download(name, revision=at, allow_patterns=wanted))
+
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # a sentence reports what goes wrong
+    try:
         about = HfApi().model_info(name, revision=revision)
         listed = [each.rfilename for each in about.siblings or []]
         check_names(name, listed)
-
-        def fetch(names: list[str], at: str | None) -> Folder:
-            wanted = [escape(each) for each in names]
-            return Folder(snapshot_download(name, revision=at, allow_patterns=wanted))
-
-        beside = [each for each in listed if _is_read(each)]
-        folder = fetch(beside, revision)  # by its name, which the cache then knows as well
+        small = list(filter(is_read, listed))
+        folder = fetch(small, revision)  # by its name, which the cache then knows as well
         commit = folder.path.name
         if commit != about.sha:
             raise InputError(f"{name} was changed on the Hub just now; run this again")
         for single in SINGLE if weights else ():  # in the order of ``weight_files``
-            index = index_of(single)
-            names = [single]
+            index, names = index_of(single), [single]
             if single not in listed and index in listed:
                 mapped = folder.json(index).get("weight_map")
                 names = list(map(str, mapped.values())) if isinstance(mapped, dict) else []
             found = sorted(set(names) & set(listed))
             if found or index in listed:
-                fetch([*beside, *found], commit)
+                fetch([*small, *found], commit)
                 break
-    return folder.path
-
-
-def _is_read(name: str) -> bool:
-    """Whether growkit reads a file beside weights, by its name in the model."""
-    top, *below = name.split("/")
-    if ".." in below:
-        return False
-    patterns = CARRIED if below else (*CARRIED, *READ)
-    return any(fnmatchcase(top, pattern) for pattern in patterns)
+        return folder.path
+    finally:
+        logger.setLevel(level)
 
 
 def _cached(name: str, revision: str | None, given: str, error: Exception, weights: bool) -> Path:
@@ -141,12 +138,12 @@ def _cached(name: str, revision: str | None, given: str, error: Exception, weigh
     Args:
         name: of the model.
         revision: its branch, tag or commit; None for the default one.
-        given: what people wrote.
+        given: the address as it was given.
         error: why the Hub did not give it.
-        weights: see ``Kind``.
+        weights: see ``SourceKind``.
 
     Raises:
-        InputError: it is not there, or not whole; says what the Hub said.
+        InputError: it is not there, or not whole; quotes the Hub.
     """
     from huggingface_hub import snapshot_download
 
@@ -155,12 +152,11 @@ def _cached(name: str, revision: str | None, given: str, error: Exception, weigh
             name, revision=revision, local_files_only=True, allow_patterns=["config.json"]
         )
     except (OSError, ValueError):  # not there, or under a name that nothing can have
-        _refuse(name, revision, given, error)
+        raise InputError(_refusal(name, revision, given, error)) from error
     folder = Folder(found)
-    if not weights:
-        return folder.path
     try:
-        weight_files(folder, folder.json("config.json"))
+        if weights:
+            weight_files(folder, folder.json("config.json"))
     except InputError as missing:
         raise InputError(
             f"{given} is not whole in the cache of the Hub ({missing}), and {_why(error)}; "
@@ -169,35 +165,29 @@ def _cached(name: str, revision: str | None, given: str, error: Exception, weigh
     return folder.path
 
 
-def _refuse(name: str, revision: str | None, given: str, error: Exception) -> NoReturn:
-    """Say why a model on the Hub cannot be had."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+def _refusal(name: str, revision: str | None, given: str, error: Exception) -> str:
+    """Why a model on the Hub cannot be had."""
+    from huggingface_hub import errors
 
-    if isinstance(error, GatedRepoError):
-        told = (
+    if isinstance(error, errors.GatedRepoError):
+        return (
             f"{given} is gated on the Hub; accept its terms there, and sign in with 'hf auth login'"
         )
-    elif isinstance(error, RevisionNotFoundError):
-        told = (
+    if isinstance(error, errors.RevisionNotFoundError):
+        return (
             f"{name} has no revision {revision or 'main'!r} on the Hub; give a branch, tag or "
             "commit of it, such as main"
         )
-    elif isinstance(error, RepositoryNotFoundError):
-        told = (
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
             f"{given} is not a folder, and the Hub has no model {name} for you; check the name, or "
             "sign in with 'hf auth login' if the model is private"
         )
-    else:
-        told = (
-            f"{given} is not a folder here, nor in the cache of the Hub, and {_why(error)}; if it "
-            "is a model on the Hub, download it where that can be asked "
-            f"(hf download {name} --local-dir {name.rpartition('/')[2]}), and give that folder"
-        )
-    raise InputError(told) from error
+    return (
+        f"{given} is not a folder here, nor in the cache of the Hub, and {_why(error)}; if it "
+        "is a model on the Hub, download it where that can be asked "
+        f"(hf download {name} --local-dir {name.rpartition('/')[2]}), and give that folder"
+    )
 
 
 def _why(error: Exception) -> str:
@@ -206,19 +196,5 @@ def _why(error: Exception) -> str:
 
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE says not to ask the Hub"
-    said = reason(error).partition(" for url")[0]
-    return f"the Hub did not give it ({type(error).__name__}: {said})"
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What goes wrong in here is told in a sentence, so that the library need not warn of it."""
-    import logging
-
-    logger = logging.getLogger("huggingface_hub")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+    quoted = reason(error).partition(" for url")[0]
+    return f"the Hub did not give it ({type(error).__name__}: {quoted})"

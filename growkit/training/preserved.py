@@ -28,7 +28,7 @@ from transformers import (
 
 from growkit.base.errors import InputError
 from growkit.base.limits import within
-from growkit.checkpoint.made import MANIFEST
+from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import STORED_NAMES
 from growkit.engine.calls import Call

@@ -21,7 +21,7 @@ from typing import Any
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint import atomic, publishing
+from growkit.checkpoint import publishing, scratch
 from tests.conftest import folder_bytes, save_model
 
 DONE, REFUSED, INTERRUPTED, FAULTY = 0, 2, 130, 99
@@ -228,7 +228,7 @@ class Watch:
             self._replace(os, name)
         for module in (builtins, io):
             self._replace(module, "open")
-        self._replace(atomic, "_renameat2")
+        self._replace(scratch, "_renameat2")
         self._replace(fcntl, "flock")
 
     def end(self) -> None:
@@ -272,7 +272,7 @@ def without_exchange(run: Callable[[], Any]) -> Callable[[], Any]:
     """A run on a file system that cannot exchange names; for children only."""
 
     def limited() -> None:
-        atomic._renameat2 = lambda *arguments: False  # type: ignore[assignment]
+        scratch._renameat2 = lambda *arguments: False  # type: ignore[assignment]
         run()
 
     return limited

@@ -3,7 +3,7 @@
 ``optimizer.state.NAME.exp_avg`` and ``optimizer.param_groups.NAME.lr`` are what transformers,
 torchtitan and everything else writes that asks torch to flatten an optimizer's state. Tensors may
 lie in any number of parts. torch writes them; the list of all entries, which is a pickle, and the
-parts are read as those of weights are (``growkit.checkpoint.distributed_list``).
+parts are read as those of weights are (``growkit.checkpoint.distributed_file``).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.distributed_list import LIST, REMEDY, Listed, read_list, refusing
-from growkit.checkpoint.distributed_parts import Parts
+from growkit.checkpoint.distributed_file import REMEDY, DistributedFile, Listed, read_list, refusing
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.model_files import LIST
 from growkit.checkpoint.tensors import STORED_NAMES
 from growkit.optimizer.groups import Group
 from growkit.optimizer.parameters import Parameters
@@ -104,7 +104,7 @@ class _Distributed:
                 "its state flat (StateDictOptions(flatten_optimizer_state_dict=True))"
             )
         groups = _groups(options, parameters)
-        numbers = Parts(folder, tensors)
+        numbers = DistributedFile(folder, tensors)
         paths = tuple(path / name for name in sorted(files))
         carried, beside = _others(folder, entries, others, parameters)
         schedules = _schedules(path, carried, groups)
@@ -236,7 +236,7 @@ def _number(folder: Folder, entries: Entries, entry: str) -> float:
 
 
 def _tensor(folder: Folder, entries: Entries, entry: str) -> Tensor:
-    return Parts(folder, {entry: entries[entry]}).read(entry, None)
+    return DistributedFile(folder, {entry: entries[entry]}).read(entry, None)
 
 
 def _others(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.torch_file import Kind, open_saved, room
+from growkit.checkpoint.weight_file import TorchFile, open_saved, room
 from growkit.checkpoint.writing import fill
 from growkit.optimizer.groups import Group
 from growkit.optimizer.parameters import Parameters
@@ -37,7 +37,7 @@ MOST_PICKLE = 1 << 25
 
 
 def save(
-    content: Any, file: Path, tensors: Callable[[Any], dict[str, Tensor]], kind: Kind
+    content: Any, file: Path, tensors: Callable[[Any], dict[str, Tensor]], kind: TorchFile
 ) -> dict[str, tuple[Path, int]]:
     """Save what has room for tensors, but no numbers.
 
@@ -55,7 +55,7 @@ def save(
 
     with skip_data(materialize_fake_tensors=True):
         torch.save(content, file)
-    _, saved = open_saved(Folder(file.parent), file.name, tensors, kind, MOST_PICKLE)
+    _, saved = open_saved(Folder(file.parent), file.name, tensors, kind)
     return {name: (file, place.begin) for name, place in saved.places.items()}
 
 
@@ -74,7 +74,7 @@ BECOMES = {
 }
 """What becomes of what lies beside ``optimizer.pt``."""
 
-KIND = Kind("the state of an optimizer", "save optimizer.state_dict() again")
+KIND = TorchFile("the state of an optimizer", "save optimizer.state_dict() again", MOST_PICKLE)
 
 WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 """What wrappers put before or into the names of parameters."""
@@ -128,13 +128,13 @@ class _Trainer:
         file = path / inside[0] if inside else path
         saved = _Saved()
         known = partial(_recognised, saved, file, parameters)
-        content, numbers = open_saved(Folder(file.parent), file.name, known, KIND, MOST_PICKLE)
+        content, numbers = open_saved(Folder(file.parent), file.name, known, KIND)
         files, schedules = [file], {}
         for name in (SCHEDULE, PROGRESS):
             if folder and folder.find(name):
                 files.append(path / name)
         if folder and folder.find(SCHEDULE):
-            content_of, _ = open_saved(folder, SCHEDULE, _no_tensors, KIND, MOST_PICKLE)
+            content_of, _ = open_saved(folder, SCHEDULE, _no_tensors, KIND)
             schedules = {str(path / SCHEDULE): content_of}
         if folder and folder.find(PROGRESS):
             folder.json(PROGRESS)
@@ -143,7 +143,7 @@ class _Trainer:
             assert folder
             files.append(path / name)
             with safe_globals():  # those with which Trainer reads it
-                open_saved(folder, name, lambda _: {}, KIND, MOST_PICKLE)
+                open_saved(folder, name, lambda _: {}, KIND)
         beside = {name: how for name, how in BECOMES.items() if folder and folder.find(name)}
         beside |= dict.fromkeys(others, CARRIED)
         if schedules and not holds_schedule(schedules):
