@@ -1,15 +1,14 @@
-"""Go on training a model that growkit made, with Trainer: in one process, or sharded by FSDP2.
+"""Continue the training of a grown model with Trainer: in one process, or sharded by FSDP2.
 
     python examples/continue_training.py my-larger-llama some-text.txt my-run
     accelerate launch --config_file examples/fsdp2.yaml \
         examples/continue_training.py my-larger-llama some-text.txt my-sharded-run
 
-Rate, decay and eps are those with which the source would go on; every tensor gets what becomes of
-them. Before the first step, the model in memory is held against the fingerprint in its folder.
-Weights are float32, whatever the files hold: small updates of narrower ones round to nothing.
-``--bf16`` computes in bfloat16. ``--lora q_proj v_proj`` trains adapters of these alone; Shared
-DIFF has ``base`` and ``down`` for ``q_proj`` and ``k_proj``. A run that was interrupted goes
-on from its last checkpoint.
+Give the rate and decay of the source; the parameter groups derive those of every tensor. Before the
+first step, the model in memory is compared with the fingerprint in its folder. Weights are float32,
+because bfloat16 loses small updates; ``--bf16`` computes in bfloat16. ``--lora q_proj v_proj``
+trains only adapters; in Shared DIFF use ``base`` and ``down`` for ``q_proj`` and ``k_proj``. An
+interrupted run continues from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LENGTH = 128
 
 
 class GrownTrainer(Trainer):
-    """A Trainer whose optimizer has the groups of the grown model; FSDP takes no other way."""
+    """A Trainer with the groups of the grown model. Under FSDP, Trainer takes no ``optimizers``."""
 
     def __init__(self, folder: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, callbacks=[AssertPreserved(folder)], **kwargs)
@@ -52,20 +51,22 @@ class GrownTrainer(Trainer):
 
 def main(arguments: list[str] | None = None) -> list[float]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="what growkit wrote")
+    parser.add_argument("folder", help="a folder that growkit wrote")
     parser.add_argument("text", help="a text file")
-    parser.add_argument("output", help="where checkpoints and the trained model go")
+    parser.add_argument("output", help="folder for checkpoints and the trained model")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--save-steps", type=int, default=10)
     parser.add_argument("--batch", type=int, default=4, help="windows of text, per process")
     parser.add_argument("--lr", type=float, default=1e-4, help="of the source")
     parser.add_argument("--weight-decay", type=float, default=0.1, help="of the source")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16")
-    parser.add_argument("--lora", nargs="+", help="modules whose adapters alone are trained")
-    parser.add_argument("--cpu", action="store_true", help="also where there is a GPU")
+    parser.add_argument(
+        "--lora", nargs="+", help="modules that get adapters; only these are trained"
+    )
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU")
     given = parser.parse_args(arguments)
 
-    register()  # the DIFF Transformer, so that no code out of the folder runs
+    register()  # the DIFF Transformer: no code from the folder runs
     tokenizer = AutoTokenizer.from_pretrained(given.folder)
     model = AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.float32)
     if given.lora:

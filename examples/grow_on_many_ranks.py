@@ -3,8 +3,8 @@
     torchrun --nproc-per-node=4 examples/grow_on_many_ranks.py recipe.yaml my-larger-llama
 
 The output is a folder of torch.distributed.checkpoint with ``config.json``: ``dcp.load`` reads it
-on any mesh, and growkit takes it as a source. Each rank holds its rows of every tensor, nothing
-else. All ranks must see the source, and the output on a file system that they share.
+on any mesh, and growkit reads it as a source. Each rank holds only its rows of every tensor. All
+ranks must share the file system of the source and of the output.
 """
 
 from __future__ import annotations

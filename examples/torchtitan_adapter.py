@@ -1,10 +1,9 @@
 """torchtitan trains a grown Llama that was never written.
 
-Give this adapter in the model's spec in the place of ``Llama3StateDictAdapter``. Its sizes, the eps
-of its norms (torchtitan's default is another than transformers') and its RoPE are those of
-``GrownStorageReader(recipe).grown.config``. In the job's checkpoint settings give
-``initial_load_in_hf``, ``initial_load_model_only`` and the folder of the small model as
-``initial_load_path``.
+Use this adapter in the model's spec instead of ``Llama3StateDictAdapter``. Take sizes, RoPE and the
+eps of norms (torchtitan's default differs) from ``GrownStorageReader(recipe).grown.config``. In the
+job's checkpoint settings set ``initial_load_in_hf``, ``initial_load_model_only``, and
+``initial_load_path`` to the folder of the small model.
 """
 
 from pathlib import Path
@@ -17,17 +16,17 @@ from growkit.distributed import GrownStorageReader
 
 
 class GrownLlamaAdapter(Llama3StateDictAdapter):
-    """Reads what a recipe makes of the folder that torchtitan is to load."""
+    """Reads the model that a recipe makes from the folder that torchtitan loads."""
 
-    recipe = Path("recipe.yaml")  # or growkit.json of a proved model: no other source is taken
+    recipe = Path("recipe.yaml")  # or growkit.json of a proved model, which accepts only its source
 
     def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
-        """Forget in which files the small model lies: the grown one is saved otherwise."""
+        """Forget the files of the small model: the grown one is saved in others."""
         super().__init__(model_config, hf_assets_path)
         self.fqn_to_index_mapping = None
 
     def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> GrownStorageReader:
-        """What torchtitan hands to ``torch.distributed.checkpoint.load``."""
+        """The reader for ``torch.distributed.checkpoint.load``."""
         if from_quantized:
             raise InputError(f"{path} is quantized and cannot be grown; dequantize it first")
         return GrownStorageReader(self.recipe, source=path)
