@@ -60,9 +60,7 @@ def main(arguments: list[str] | None = None) -> list[float]:
     parser.add_argument("--lr", type=float, default=1e-4, help="of the source")
     parser.add_argument("--weight-decay", type=float, default=0.1, help="of the source")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16")
-    parser.add_argument(
-        "--lora", nargs="+", help="modules that get adapters; only these are trained"
-    )
+    parser.add_argument("--lora", nargs="+", help="modules whose adapters are trained")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU")
     given = parser.parse_args(arguments)
 
