@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from growkit.proof.localisation import Part, cause_of, factor_said
+from growkit.proof.localisation import ComponentOutput, cause_of, factor_said
 
 SPACINGS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-23}
 TOLERANCE = 1e-12
@@ -30,7 +30,7 @@ def told(
     given = torch.randn(tokens, 64, generator=numbers, dtype=torch.float64)
     given *= (spread * torch.randn(64, generator=numbers, dtype=torch.float64)).exp()
     stored = change(weights.double()).to(dtype)
-    part = Part("mlp", "m", given @ weights.double().T, given @ stored.double().T, 1)
+    part = ComponentOutput("mlp", "m", given @ weights.double().T, given @ stored.double().T, 1)
     return cause_of(part, TOLERANCE, SPACINGS[dtype])
 
 

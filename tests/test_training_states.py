@@ -15,7 +15,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
-from growkit.proof.training import places_of
+from growkit.proof.training import state_paths
 from growkit.recipe.manifest import read_record
 from growkit.training import hidden_matrices
 from tests.conftest import save_model, seeded
@@ -98,14 +98,14 @@ def test_states_that_are_not_tried(trained: tuple[Path, Path, Path], tmp_path: P
     before, after = Checkpoint(source), Checkpoint(out)
     recipe = read_record(after).recipe
     assert recipe
-    assert places_of(before, after, recipe, None).source == state
+    assert state_paths(before, after, recipe, None).source == state
     elsewhere = replace(recipe, optimizer=f"../{tmp_path.name}")
-    assert places_of(before, after, elsewhere, None).source is None
-    places = places_of(before, after, elsewhere, None)
+    assert state_paths(before, after, elsewhere, None).source is None
+    places = state_paths(before, after, elsewhere, None)
     assert "was not tried, as that of the source is not in its folder" in places.untried
     bare = tmp_path / "bare"
     growkit.grow(source, bare, hidden="x2", symmetry="keep", verify=False)
-    assert not places_of(
+    assert not state_paths(
         before, Checkpoint(bare), read_record(Checkpoint(bare)).recipe, None
     ).untried
     with pytest.raises(InputError, match="holds no optimizer's state that could be compared"):

@@ -22,7 +22,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.optimizer.optimizer import written_in
 from growkit.planning.updates import law_of
 from growkit.proof.origin import origin_of
-from growkit.proof.training import Places, States, prove_training
+from growkit.proof.training import StatePaths, States, prove_training
 from growkit.recipe.manifest import read_record
 from growkit.results.proof import TrainingProof
 from tests.conftest import load_strict, save_model
@@ -58,7 +58,9 @@ def lineage_of(source: Path, out: Path) -> Any:
 def unlike(source: Path, out: Path, state: Path) -> str:
     """What in the target's state does not grow from the source's."""
     before, after, lineage = Checkpoint(source), Checkpoint(out), lineage_of(source, out)
-    return States(Places(state, written_in(out)), before, after, lineage, law_of(lineage)).unlike
+    return States(
+        StatePaths(state, written_in(out)), before, after, lineage, law_of(lineage)
+    ).unlike
 
 
 def proved(source: Path, out: Path, state: Path, steps: int = 1) -> TrainingProof:
@@ -66,7 +68,9 @@ def proved(source: Path, out: Path, state: Path, steps: int = 1) -> TrainingProo
     before, after = Checkpoint(source), Checkpoint(out)
     lineage = lineage_of(source, out)
     settings, device = Settings(**QUICK, steps=steps), torch.device("cpu")
-    return prove_training(before, after, lineage, settings, device, Places(state, written_in(out)))
+    return prove_training(
+        before, after, lineage, settings, device, StatePaths(state, written_in(out))
+    )
 
 
 Fault = tuple[str, Callable[[Any], None]]

@@ -116,7 +116,7 @@ class Recovered:
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """Where two models first part: a layer's index, a module's name, or neither."""
 
     layer: int | None = None
@@ -190,15 +190,15 @@ class Strict:
         return not within(self.control.distance.relative, self.tolerance)
 
     @property
-    def difference(self) -> Difference:
+    def difference(self) -> FirstDifference:
         """Where the models part, if they should not."""
         if self.kept or not self.exact:
-            return Difference()
+            return FirstDifference()
         layers = self.compared.by_layer
         for index, (name, error) in enumerate(layers):
             if not within(error, self.tolerance):
-                return Difference(index - 1 if index else None, name)
-        return Difference(None, self.compared.head if layers else None)
+                return FirstDifference(index - 1 if index else None, name)
+        return FirstDifference(None, self.compared.head if layers else None)
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ AFTERWARDS = ("max_kl", "training", "trainability")
 """Findings on a target that has kept its promise, which the sentence reports as well."""
 
 
-def judge(
+def judge_function(
     origin: Origin,
     weights: Recovered,
     strict: Strict,

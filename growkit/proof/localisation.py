@@ -42,7 +42,7 @@ GIVEN = "given"
 """Key of the input of the layer itself, next to the outputs of its modules."""
 
 
-def outputs(model: Layerwise, layer: str, ids: Tensor) -> dict[str, Tensor]:
+def module_outputs(model: Layerwise, layer: str, ids: Tensor) -> dict[str, Tensor]:
     """What every module of a layer hands on, each [tokens, rows], and what it is given."""
     found: dict[str, Tensor] = {}
     with _listening(model.model, layer, found, len(ids)):
@@ -207,7 +207,8 @@ class _LayerOutputs:
             inside = models[1].names[number + 1]
             self._inside = self._of_source(inside, source_layer, models[0]), inside
             self._expected, self._found = (
-                outputs(model, name, ids) for model, name in zip(models, self._inside, strict=True)
+                module_outputs(model, name, ids)
+                for model, name in zip(models, self._inside, strict=True)
             )
         self.first = next(iter(self._components(self._inside[1])), None)
 
@@ -217,7 +218,7 @@ class _LayerOutputs:
         same = [name for name in source.names if origin and origin.startswith(f"{name}.")]
         return same[0] if same else compared
 
-    def parts(self, tolerance: float) -> Iterator[Part]:
+    def parts(self, tolerance: float) -> Iterator[ComponentOutput]:
         """What the components of the layer hand on, in the order of computation.
 
         Nothing, if the two layers are given different things: they do not belong together.
@@ -234,7 +235,7 @@ class _LayerOutputs:
             self._copies.of(self._embeddings[1], self._embeddings[0], 1) if self._copies else None
         )
         if hidden and len(hidden.source) == handed.shape[1]:
-            start = Part("given", "", hidden.expected(given), handed, 1)
+            start = ComponentOutput("given", "", hidden.expected(given), handed, 1)
             if not within(start.error, tolerance):
                 return
         for name, output in self._found.items():
@@ -245,7 +246,7 @@ class _LayerOutputs:
                 continue
             rows = self._rows(name, sizes)
             if rows is not None and rows.shape == output.shape:
-                yield Part(component, module, rows, output, sizes.head_dim)
+                yield ComponentOutput(component, module, rows, output, sizes.head_dim)
 
     def _by_size(self, *, adjacent: bool) -> _BySize:
         """Copies of heads may be in one of two orders: the right one explains more modules."""
@@ -343,7 +344,7 @@ def _dimension(pattern: Pattern, role: Role) -> Dimension | None:
 
 
 @dataclass(frozen=True)
-class Part:
+class ComponentOutput:
     """What one component hands on: rows of the source as the target should have them, and has."""
 
     component: str
@@ -365,7 +366,9 @@ def spacing(weights: Weights) -> float:
     return float(torch.finfo(dtype).eps)
 
 
-def cause_of(part: Part, tolerance: float, spacing: float) -> tuple[float | None, str | None]:
+def cause_of(
+    part: ComponentOutput, tolerance: float, spacing: float
+) -> tuple[float | None, str | None]:
     """The most likely cause of a difference, and the factor if it is one.
 
     Weights that were multiplied were rounded, too: to numbers that are ``spacing`` apart.
@@ -468,7 +471,7 @@ def find_fault_before_layers(
     one, other = (next(model.stages([Call(ids)])).after[0] for model in (source, target))
     copied = copied or _in_blocks(one.shape[1], other.shape[1])
     expected = copied.expected(one)
-    part = Part("embedding", target.names[0], expected, other, 1)
+    part = ComponentOutput("embedding", target.names[0], expected, other, 1)
     rows = ~within_each((other - expected).abs().amax(1), tolerance * _scale(expected))
     factor, cause = cause_of(part, tolerance, spacing)
     if factor is None:

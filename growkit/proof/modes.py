@@ -202,23 +202,21 @@ def used(
         with strict_float64(), quiet():
             try:
                 found = run(after)
-            except UnusableError as error:
+            except ModeError as error:
                 yield _unusable(name, error, partial(run, before), exact=exact)
                 continue
             yield judge(found, partial(run, before), exact=exact)
 
 
-class UnusableError(InputError):
+class ModeError(InputError):
     """transformers cannot do this with a model that it loads and runs."""
 
 
-def _unusable(
-    name: str, error: UnusableError, source: Callable[[], Any], *, exact: bool
-) -> ModeResult:
+def _unusable(name: str, error: ModeError, source: Callable[[], Any], *, exact: bool) -> ModeResult:
     """What cannot be done with the target, whose fault it is only if the source can."""
     try:
         source()
-    except UnusableError:
+    except ModeError:
         return result(name, f"{NOT_TRIED}{error}")
     return result(name, str(error), kept=False if exact else None)
 
@@ -296,7 +294,7 @@ def _using(model: Checkpoint, what: str) -> Iterator[None]:
         with foreign(f"transformers cannot {what}", f"that is the class of {model.folder}"):
             yield
     except InputError as error:
-        raise UnusableError(str(error)) from error
+        raise ModeError(str(error)) from error
 
 
 @torch.no_grad()

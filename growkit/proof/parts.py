@@ -109,7 +109,7 @@ ROUNDING_MARGIN = 16
 some times as long, and the largest of many errors is compared."""
 
 
-class Parts:
+class ProofParts:
     """The parts of a proof, which share what they are about."""
 
     def __init__(

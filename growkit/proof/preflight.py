@@ -69,7 +69,7 @@ def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:
     for checkpoint in (before, after):
         check_vocabulary(checkpoint)
     if after.config["vocab_size"] < before.config["vocab_size"]:
-        raise other_vocabulary(
+        raise vocabulary_error(
             before,
             after,
             "only a target may have more tokens (the source comes first; if that is "
@@ -91,7 +91,7 @@ def check_vocabulary(checkpoint: Checkpoint) -> None:
         )
 
 
-def other_vocabulary(before: Checkpoint, after: Checkpoint, why: str) -> InputError:
+def vocabulary_error(before: Checkpoint, after: Checkpoint, why: str) -> InputError:
     """What is said of models that do not answer with the same tokens."""
     sizes = [checkpoint.config["vocab_size"] for checkpoint in (before, after)]
     return InputError(

@@ -125,7 +125,7 @@ def prove_training(
     lineage: Lineage,
     settings: Settings,
     device: torch.device,
-    places: Places,
+    places: StatePaths,
 ) -> TrainingProof:
     """Train source and target side by side.
 
@@ -302,7 +302,7 @@ SETTINGS = ("lr", "weight_decay", "eps")
 
 
 @dataclass(frozen=True)
-class Places:
+class StatePaths:
     """Paths of two optimizers' states.
 
     Attributes:
@@ -324,12 +324,12 @@ class Places:
         )
 
 
-NOWHERE = Places(None, None)
+NO_STATES = StatePaths(None, None)
 
 
-def places_of(
+def state_paths(
     before: Checkpoint, after: Checkpoint, recipe: Recipe | None, given: Path | None
-) -> Places:
+) -> StatePaths:
     """Find the states of two optimizers.
 
     Args:
@@ -349,11 +349,11 @@ def places_of(
                 f"{after.folder} holds no optimizer's state that could be compared with {given}; "
                 "leave --optimizer out, or grow the model with it"
             )
-        return Places(given, target)
+        return StatePaths(given, target)
     if target is None or recipe is None or recipe.optimizer is None:
-        return NOWHERE
+        return NO_STATES
     inside = before.folder / Path(recipe.optimizer).name
-    return Places(inside if inside.exists() else written_in(before.folder), target)
+    return StatePaths(inside if inside.exists() else written_in(before.folder), target)
 
 
 class States:
@@ -375,7 +375,7 @@ class States:
     """
 
     def __init__(
-        self, places: Places, before: Checkpoint, after: Checkpoint, lineage: Lineage, law: Law
+        self, places: StatePaths, before: Checkpoint, after: Checkpoint, lineage: Lineage, law: Law
     ) -> None:
         assert places.source
         assert places.target

@@ -30,7 +30,7 @@ from growkit.proof.findings import (
     Native,
     Origin,
     Strict,
-    judge,
+    judge_function,
     judge_trainability,
     judge_training,
     reason_of,
@@ -40,9 +40,9 @@ from growkit.proof.fingerprint import question
 from growkit.proof.folder import compare_with_plan, compare_with_source, uncovered_notes
 from growkit.proof.modes import Mode, modes, result, used
 from growkit.proof.origin import as_planned, check_order, origin_of
-from growkit.proof.parts import NO_NUMBERS, Parts
-from growkit.proof.preflight import bytes_of, check_vocabularies, other_vocabulary
-from growkit.proof.training import NOWHERE, check_room, places_of, prove_training
+from growkit.proof.parts import NO_NUMBERS, ProofParts
+from growkit.proof.preflight import bytes_of, check_vocabularies, vocabulary_error
+from growkit.proof.training import NO_STATES, check_room, prove_training, state_paths
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
 from growkit.results.advice import failed, name_result
@@ -199,14 +199,16 @@ def _proved(
     before = as_planned(before, origin)
     check_room(settings, after.tensors, place)
     trains = settings.steps is not None
-    states = places_of(before, after, recipe, optimizer) if trains else NOWHERE
+    states = state_paths(before, after, recipe, optimizer) if trains else NO_STATES
     files = (
         compare_with_source(before, after, loads, loaded)
         if origin.unknown
         else compare_with_plan(before, after, origin.plans[-1].config, recipe)
     )
     known = question(before, max(map(len, prompts.windows)))
-    proof = Parts(before, after, place, origin, advance, known, trainability=settings.trainability)
+    proof = ProofParts(
+        before, after, place, origin, advance, known, trainability=settings.trainability
+    )
     files = replace(files, changed=(*files.changed, *proof.changed_layer_settings()))
     notes = uncovered_notes(before, after, loads, loaded, files)
     notes += [UNUSED] if recipe and recipe.family and not stranger(recipe.family) else []
@@ -218,14 +220,14 @@ def _proved(
     native = proof.native(asked, strict)
     in_use = list(used(before, after, prompts.windows[0], place, exact))
     tried = [*_mode_results(asked, strict, native, exact), *in_use]
-    findings = judge(origin, weights, strict, native, tried, settings.max_kl)
+    findings = judge_function(origin, weights, strict, native, tried, settings.max_kl)
     training = None
     if not failed(findings) and origin.lineage and settings.steps is not None:
         training = prove_training(before, after, origin.lineage, settings, place, states)
     findings += judge_training(training)
     findings += judge_trainability(strict.trainability, wanted=settings.trainability)
     if origin.unknown and proof.more_tokens and not strict.kept_within(native.tolerance):
-        raise other_vocabulary(before, after, f"they are {findings[2].sentence}")
+        raise vocabulary_error(before, after, f"they are {findings[2].sentence}")
     verdict = verdict_of(origin.promise, findings, settings.max_kl)
     notes = [*weights.notes, *strict.notes]
     fault, distance = proof.fault(strict, weights, asked), strict.distance
