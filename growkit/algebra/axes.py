@@ -14,17 +14,19 @@ A pattern is written the way data flows, in the tensor's storage order:
 ``experts: hidden -> ffn.two``                         one matrix for each expert: three dimensions
 =====================================================  ==========================================
 
-A dot is a product (the last axis runs fastest), a plus stands for "followed by", a comma separates
-dimensions, and a colon stands behind the dimensions of which there is one of the rest for each.
+A dot is a product (the last axis runs fastest), a plus means "followed by", a comma separates
+dimensions, and a colon follows the dimensions that have one of the rest for each coordinate.
+
+Storage orders are here as well: how a layout arranges the rows that others write head by head.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 
 
@@ -54,45 +56,34 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Product:
-    """For each coordinate of the first factor all of the next; see ``Axis``."""
+class Composite:
+    """Several forms in one dimension; see ``Axis``.
 
-    factors: tuple[Form, ...]
+    Attributes:
+        product: whether all coordinates of the next part come for each of the first, rather than
+            one part after the other.
+        parts: the forms.
+    """
+
+    product: bool
+    parts: tuple[Form, ...]
 
     def size(self, sizes: Mapping[str, int]) -> int:
-        """The product of the factors' lengths."""
-        return prod(factor.size(sizes) for factor in self.factors)
+        """See ``Axis``."""
+        return (prod if self.product else sum)(part.size(sizes) for part in self.parts)
 
     def axes(self) -> Iterator[str]:
         """See ``Axis``."""
-        for factor in self.factors:
-            yield from factor.axes()
+        for part in self.parts:
+            yield from part.axes()
 
     def __str__(self) -> str:
-        inner = (f"({each})" if isinstance(each, Sum) else str(each) for each in self.factors)
-        return ".".join(inner)
+        if not self.product:
+            return " + ".join(map(str, self.parts))
+        return ".".join(f"({p})" if isinstance(p, Composite) else str(p) for p in self.parts)
 
 
-@dataclass(frozen=True)
-class Sum:
-    """One after the other; see ``Axis``."""
-
-    terms: tuple[Form, ...]
-
-    def size(self, sizes: Mapping[str, int]) -> int:
-        """The sum of the terms' lengths."""
-        return sum(term.size(sizes) for term in self.terms)
-
-    def axes(self) -> Iterator[str]:
-        """See ``Axis``."""
-        for term in self.terms:
-            yield from term.axes()
-
-    def __str__(self) -> str:
-        return " + ".join(map(str, self.terms))
-
-
-Form = Axis | Product | Sum
+Form = Axis | Composite
 """How a dimension is composed of axes."""
 
 
@@ -123,14 +114,15 @@ class Pattern:
     notation: str
     dimensions: tuple[Dimension, ...]
 
-    @classmethod
-    def parse(cls, notation: str) -> Pattern:
+    @staticmethod
+    @lru_cache(maxsize=4096)  # a model has as many tensors as layers, and few notations
+    def parse(notation: str) -> Pattern:
         """Read the notation of this module's docstring.
 
         Raises:
             ValueError: it is none; quotes it and says where and why.
         """
-        return _parsed(notation)
+        return Pattern(notation, tuple(_Parser(notation).pattern()))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of the tensor in a model whose axes have these sizes."""
@@ -139,12 +131,6 @@ class Pattern:
     def axes(self, role: Role) -> set[str]:
         """The axes that the tensor reads, or those that it writes."""
         return {axis for d in self.dimensions if d.role is role for axis in d.axes}
-
-
-@lru_cache(maxsize=4096)  # a model has as many tensors as layers, and few notations
-def _parsed(notation: str) -> Pattern:
-    parser = _Parser(notation)
-    return Pattern(notation, tuple(parser.pattern()))
 
 
 class _Parser:
@@ -170,63 +156,56 @@ class _Parser:
         if len(arrows) > 1:
             raise self._error("there are two arrows")
         if ":" in tokens:
-            for form in self._dimensions():
-                yield Dimension(Role.WRITTEN, form)
+            yield from self._dimensions(Role.WRITTEN)
             self._expect(":")
         left, right = Role.WRITTEN, Role.READ
         if arrows == ["->"]:
             left, right = right, left
         if self._next not in ("<-", "->"):
-            for form in self._dimensions():
-                yield Dimension(left, form)
+            yield from self._dimensions(left)
         if arrows:
             self._expect(arrows[0])
-            for form in self._dimensions():
-                yield Dimension(right, form)
+            yield from self._dimensions(right)
         if self._next:
             raise self._error(f"{self._next!r} is not expected")
 
-    def _dimensions(self) -> Iterator[Form]:
-        yield self._sum()
-        while self._next == ",":
-            self._take()
-            yield self._sum()
+    def _dimensions(self, role: Role) -> Iterator[Dimension]:
+        for form in self._series(self._sum, ","):
+            yield Dimension(role, form)
+
+    def _series(self, item: Callable[[], Form], sign: str) -> list[Form]:
+        found = [item()]
+        while self._next == sign:
+            self._expect(sign)
+            found.append(item())
+        return found
 
     def _sum(self) -> Form:
-        terms = [self._product()]
-        while self._next == "+":
-            self._take()
-            terms.append(self._product())
-        return terms[0] if len(terms) == 1 else Sum(tuple(terms))
+        terms = self._series(self._product, "+")
+        return terms[0] if len(terms) == 1 else Composite(False, tuple(terms))
 
     def _product(self) -> Form:
-        factors = [self._factor()]
-        while self._next == ".":
-            self._take()
-            factors.append(self._factor())
-        return factors[0] if len(factors) == 1 else Product(tuple(factors))
+        factors = self._series(self._factor, ".")
+        return factors[0] if len(factors) == 1 else Composite(True, tuple(factors))
 
     def _factor(self) -> Form:
         if self._next == "(":
-            self._take()
+            self._expect("(")
             inner = self._sum()
             self._expect(")")
             return inner
         if not self._next.isidentifier():
             raise self._error("the name of an axis is missing")
-        return Axis(self._take())
+        return Axis(self._tokens.pop(0)[0])
 
     @property
     def _next(self) -> str:
         return self._tokens[0][0] if self._tokens else ""
 
-    def _take(self) -> str:
-        return self._tokens.pop(0)[0]
-
     def _expect(self, token: str) -> None:
         if self._next != token:
             raise self._error(f"{token!r} is missing")
-        self._take()
+        self._tokens.pop(0)
 
     def _error(self, why: str, at: int | None = None) -> ValueError:
         if at is None:
@@ -235,78 +214,71 @@ class _Parser:
 
 
 Order = Callable[[Mapping[str, int]], list[int]]
-"""From the size of every axis to the canonical row of every stored row."""
+"""A storage order: from the size of every axis to the canonical row of every stored row.
+
+Canonically all signal heads come first, then all noise heads, and in a head (if RoPE turns any) the
+halves that it turns come one after the other.
+"""
 
 
 def in_groups(signal: str, noise: str, *width: str, interleaved: bool = False) -> Order:
     """Each noise head right after its signal heads: [s, n, s, n, …] or [s, s, s, n, …].
 
     Args:
-        signal: axis of the signal heads, of which each noise head has the same number.
+        signal: axis of the signal heads; each noise head has the same number of these.
         noise: axis of the noise heads.
         *width: axes of the rows of a head.
         interleaved: whether RoPE turns neighbours inside a head, rather than halves.
     """
 
-    def order(sizes: Mapping[str, int]) -> list[int]:
-        signals, noises = sizes[signal], sizes[noise]
-        ratio = signals // noises
-        heads = [
-            head
-            for group in range(noises)
-            for head in (*range(group * ratio, (group + 1) * ratio), signals + group)
-        ]
-        return _rows(heads, prod(sizes[axis] for axis in width), interleaved)
+    def heads(sizes: Mapping[str, int]) -> Iterator[int]:
+        ratio = sizes[signal] // sizes[noise]
+        for group in range(sizes[noise]):
+            yield from range(group * ratio, (group + 1) * ratio)
+            yield sizes[signal] + group
 
-    return order
+    return partial(_rows, heads, width, interleaved)
 
 
 def head_by_head(heads: str, *width: str, interleaved: bool = False) -> Order:
     """Heads in their canonical order; see ``in_groups`` for the rest."""
-
-    def order(sizes: Mapping[str, int]) -> list[int]:
-        return _rows(list(range(sizes[heads])), prod(sizes[axis] for axis in width), interleaved)
-
-    return order
+    return partial(_rows, lambda sizes: range(sizes[heads]), width, interleaved)
 
 
 def in_halves(heads: str, half: str, *width: str) -> Order:
     """The first half of every head, then the second half of every head."""
 
-    def order(sizes: Mapping[str, int]) -> list[int]:
-        count, halves = sizes[heads], sizes[half]
-        blocks = [head * halves + part for part in range(halves) for head in range(count)]
-        return _rows(blocks, prod(sizes[axis] for axis in width), interleaved=False)
+    def blocks(sizes: Mapping[str, int]) -> Iterator[int]:
+        for part in range(sizes[half]):
+            yield from (head * sizes[half] + part for head in range(sizes[heads]))
 
-    return order
+    return partial(_rows, blocks, width, False)
 
 
 def with_keys_and_values(heads: str, kv_heads: str, *width: str) -> Order:
     """The query heads of a group, then the key and the value that serve them, group by group.
 
-    Canonically all queries stand first, then all keys, then all values.
+    Canonically all queries come first, then all keys, then all values.
     """
 
-    def order(sizes: Mapping[str, int]) -> list[int]:
+    def stored(sizes: Mapping[str, int]) -> Iterator[int]:
         queries, groups = sizes[heads], sizes[kv_heads]
-        each = queries // groups
-        stored = [
-            head
-            for group in range(groups)
-            for head in (
-                *range(group * each, (group + 1) * each),
-                queries + group,
-                queries + groups + group,
-            )
-        ]
-        return _rows(stored, prod(sizes[axis] for axis in width), interleaved=False)
+        for group in range(groups):
+            yield from range(group * (queries // groups), (group + 1) * (queries // groups))
+            yield from (queries + group, queries + groups + group)
 
-    return order
+    return partial(_rows, stored, width, False)
 
 
-def _rows(heads: list[int], width: int, interleaved: bool) -> list[int]:
+def _rows(
+    heads: Callable[[Mapping[str, int]], Iterable[int]],
+    axes: tuple[str, ...],
+    interleaved: bool,
+    sizes: Mapping[str, int],
+) -> list[int]:
     """The rows of heads; neighbours that RoPE turns as pairs come from halves."""
+    width = prod(sizes[axis] for axis in axes)
     inside = list(range(width))
     if interleaved:
         inside = [part * (width // 2) + pair for pair in range(width // 2) for part in range(2)]
-    return [head * width + row for head in heads for row in inside]
+    return [head * width + row for head in heads(sizes) for row in inside]

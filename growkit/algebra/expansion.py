@@ -14,11 +14,12 @@ from itertools import cycle
 import numpy as np
 from numpy.typing import NDArray
 
-from growkit.algebra.axes import Axis, Dimension, Form, Role, Sum
+from growkit.algebra.axes import Axis, Dimension, Form, Role
 from growkit.algebra.shares import even_shares, uneven_shares
 
 Index = NDArray[np.int64]
 Factors = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 NOTHING = -1
 """The source coordinate of what copies none: zero."""
@@ -34,11 +35,11 @@ class Expansion:
     Attributes:
         size: number of coordinates in the source.
         source: for each target coordinate the source coordinate that it copies, or ``NOTHING``.
-        share: for each target coordinate what reads it: ``SPLIT``, or a factor of the weight (1 for
-            all of it, 0 for none).
+        share: for each target coordinate how it is read: ``SPLIT``, or a factor of the weight (1
+            for all of it, 0 for none).
         like: for each target coordinate that copies nothing, the source coordinate whose readers
-            are copied for it, so that what comes to stand there can be learned; ``NOTHING`` for no
-            reader. None where nothing is read like that.
+            are copied for it, so that it can learn; ``NOTHING`` for no reader. None where nothing
+            is read like that.
     """
 
     size: int
@@ -65,14 +66,12 @@ class Expansion:
         return int(self.counts[0]) if even and len(self.source) == self.counts.sum() else None
 
 
-def in_blocks(size: int, copies: int) -> Expansion:
-    """The whole space again and again: copy c of coordinate i stands at size · c + i."""
-    return _split(size, np.tile(np.arange(size), copies))
-
-
-def side_by_side(size: int, copies: int) -> Expansion:
-    """Copy c of coordinate i stands at copies · i + c, so that neighbours stay together."""
-    return _split(size, np.repeat(np.arange(size), copies))
+def placed(
+    size: int, source: Sequence[int] | Index, share: Sequence[float] | None = None
+) -> Expansion:
+    """Every coordinate in its given place."""
+    shares = np.full(len(source), SPLIT) if share is None else np.asarray(share, np.float64)
+    return Expansion(size, np.asarray(source, np.int64), shares)
 
 
 def uneven(size: int, target: int, *, groups: bool) -> Expansion:
@@ -81,10 +80,20 @@ def uneven(size: int, target: int, *, groups: bool) -> Expansion:
     Args:
         size: number of coordinates in the source.
         target: number of coordinates that there are to be, at least as many.
-        groups: whether copies stand side by side.
+        groups: whether copies are side by side.
     """
     source = np.arange(target) % size
-    return _split(size, np.sort(source) if groups else source)
+    return placed(size, np.sort(source) if groups else source)
+
+
+def in_blocks(size: int, copies: int) -> Expansion:
+    """The whole space again and again: copy c of coordinate i is at size · c + i."""
+    return uneven(size, size * copies, groups=False)
+
+
+def side_by_side(size: int, copies: int) -> Expansion:
+    """Copy c of coordinate i is at copies · i + c, so that neighbours stay together."""
+    return uneven(size, size * copies, groups=True)
 
 
 def padded(size: int, target: int) -> Expansion:
@@ -96,12 +105,12 @@ def filled_up(size: int, target: int) -> Expansion:
     """As many whole copies as fit, followed by zeros that are read like the first coordinates."""
     place = np.arange(target)
     copied = place < target // size * size
-    source = np.where(copied, place % size, NOTHING)
-    return replace(_split(size, source), like=np.where(copied, NOTHING, place % size))
+    expansion = placed(size, np.where(copied, place % size, NOTHING))
+    return replace(expansion, like=np.where(copied, NOTHING, place % size))
 
 
 def following(groups: Expansion, size: int, target: int) -> Expansion:
-    """Members of groups, copied beside their group: query heads with their key-value head.
+    """Members of groups, copied next to their group: query heads with their key-value head.
 
     Every copy of a group is served by copies of the group's own members, taken in turn.
 
@@ -115,25 +124,17 @@ def following(groups: Expansion, size: int, target: int) -> Expansion:
     assert wanted * len(groups.source) == target
     copy = _running(groups.source, groups.source != NOTHING)
     member = (copy[:, None] * wanted + np.arange(wanted)) % each
-    source = np.where(groups.source[:, None] == NOTHING, NOTHING, groups.source[:, None] * each)
-    return _split(size, np.where(source == NOTHING, NOTHING, source + member).ravel())
+    source = np.where(
+        groups.source[:, None] == NOTHING, NOTHING, groups.source[:, None] * each + member
+    )
+    return placed(size, source.ravel())
 
 
 def in_places(size: int, wanted: Sequence[int | None]) -> Expansion:
     """Every coordinate once where it is wanted, and copies that nothing reads everywhere else."""
-    others = cycle(range(size))
-    source = [next(others) if each is None else each for each in wanted]
+    spare = cycle(range(size))
+    source = [next(spare) if each is None else each for each in wanted]
     return placed(size, source, [float(each is not None) for each in wanted])
-
-
-def placed(size: int, source: Sequence[int], share: Sequence[float] | None = None) -> Expansion:
-    """Every coordinate where it is said to stand."""
-    shares = np.full(len(source), SPLIT) if share is None else np.asarray(share, np.float64)
-    return Expansion(size, np.asarray(source, np.int64), shares)
-
-
-def _split(size: int, source: Index) -> Expansion:
-    return Expansion(size, source.astype(np.int64), np.full(len(source), SPLIT))
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +155,7 @@ class IndexMap:
     size: int
     source: Index
     share: Factors
-    fresh: NDArray[np.bool_] | None = None
+    fresh: Mask | None = None
     uneven: bool = False
 
     def __len__(self) -> int:
@@ -196,17 +197,15 @@ class IndexMap:
         return np.where(self.source == NOTHING, 0.0, given)
 
     @cached_property
-    def later(self) -> NDArray[np.bool_]:
-        """Where a copy stands that is not the first one of its source coordinate."""
-        found: NDArray[np.bool_] = _running(self.source, self.source != NOTHING) > 0
-        return found
+    def later(self) -> Mask:
+        """Whether a coordinate is a copy, and not the first one of its source coordinate."""
+        return np.asarray(_running(self.source, self.source != NOTHING) > 0)
 
     @property
-    def nothing(self) -> NDArray[np.bool_]:
-        """Where nothing of the source stands."""
+    def nothing(self) -> Mask:
+        """Whether a coordinate holds nothing of the source."""
         unread = (self.role is Role.READ) & (self.share == 0)
-        found: NDArray[np.bool_] = unread | (self.source == NOTHING)
-        return found
+        return np.asarray(unread | (self.source == NOTHING))
 
     def in_wholes(self, count: int) -> IndexMap:
         """The same copies, of which the first ones are read as a whole, and the others not at all.
@@ -220,9 +219,8 @@ class IndexMap:
         return replace(self, share=share)
 
     @property
-    def _is_split(self) -> NDArray[np.bool_]:
-        split: NDArray[np.bool_] = np.isnan(self.share) & (self.source != NOTHING)
-        return split
+    def _is_split(self) -> Mask:
+        return np.asarray(np.isnan(self.share) & (self.source != NOTHING))
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -261,7 +259,7 @@ class Group:
     shares: tuple[float | None, ...]
 
 
-def _running(source: Index, chosen: NDArray[np.bool_]) -> Index:
+def _running(source: Index, chosen: Mask) -> Index:
     """For each chosen coordinate, how many before it have the same source; 0 for the others."""
     found = np.zeros(len(source), np.int64)
     places = np.flatnonzero(chosen)
@@ -321,16 +319,16 @@ def _composed(
             return grown.source, grown.share
         like = grown.like != NOTHING
         return np.where(like, grown.like, grown.source), np.where(like, 1.0, grown.share)
-    if isinstance(form, Sum):
+    if not form.product:
         sources, shares, offset = [], [], 0
-        for term in form.terms:
+        for term in form.parts:
             source, share = _composed(term, sizes, expansions, reads=reads)
             sources.append(np.where(source == NOTHING, NOTHING, source + offset))
             shares.append(share)
             offset += term.size(sizes)
         return np.concatenate(sources), np.concatenate(shares)
     source, share = np.zeros(1, np.int64), np.ones(1)
-    for factor in form.factors:
+    for factor in form.parts:
         inner, inner_share = _composed(factor, sizes, expansions, reads=reads)
         nothing = (source == NOTHING)[:, None] | (inner == NOTHING)
         both = source[:, None] * factor.size(sizes) + inner

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
-from math import prod
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,18 +23,24 @@ from growkit.algebra.expansion import NOTHING, Group, Index, IndexMap
 from growkit.algebra.shares import Shares, uneven_first
 from growkit.algebra.splits import join, noise, split, split_apart
 
+Rows = Callable[[slice], Tensor]
+"""Reads some rows of a tensor."""
+
+Read = Callable[..., Tensor]
+"""Reads some rows of a tensor, and of these all columns or some, each as a slice."""
+
 FEW = 256
-"""Runs of neighbours, at most, that are copied one by one; more are gathered at once."""
+"""The most runs of neighbours that are copied one by one; more are gathered at once."""
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How a dimension is put together from pieces.
+    """How a dimension is assembled from pieces.
 
     Attributes:
         piece: for each coordinate the piece that it comes from.
         place: its place there, or ``NOTHING``.
-        runs: begin and end of neighbours that lie side by side in one piece, or hold nothing.
+        runs: begin and end of coordinates that are neighbours in one piece, or hold nothing.
     """
 
     piece: Index
@@ -53,7 +57,7 @@ class Arrangement:
         return cls(piece, place, runs)
 
     def places(self, found: Tensor, position: int, length: int, pieces: range) -> list[Tensor]:
-        """Where pieces stand in what is put together, if each stands there whole and once."""
+        """The places of pieces in the result, if each appears there whole and once."""
         if len(self.runs) > FEW:
             return []
         at = {self.piece[begin]: (begin, end) for begin, end in self.runs if end - begin == length}
@@ -65,11 +69,16 @@ class Arrangement:
     def __call__(
         self, pieces: Sequence[Tensor], position: int, found: Tensor | None = None
     ) -> Tensor:
-        """Put a dimension of tensors together; in ``found`` some may have their place already."""
+        """Assemble a dimension of tensors; some may already have their place in ``found``."""
         if self.runs == [(0, pieces[0].shape[position])] and self.place[0] == self.piece[0] == 0:
             return pieces[0]
         if len(self.runs) > FEW:
-            return self._gathered(pieces, position)
+            begins = np.cumsum([0, *(piece.shape[position] for piece in pieces)])
+            joined = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), position)
+            index = np.maximum(begins[self.piece] + self.place, 0)
+            gathered = joined.index_select(position, torch.from_numpy(index))
+            nothing = torch.from_numpy(np.flatnonzero(self.place == NOTHING))
+            return gathered.index_fill_(position, nothing, 0) if len(nothing) else gathered
         if found is None:
             found = self.room(pieces[0], position)
         for begin, end in self.runs:
@@ -83,30 +92,10 @@ class Arrangement:
         return found
 
     def room(self, piece: Tensor, position: int) -> Tensor:
-        """Room for what is put together of pieces like this one."""
+        """Room for the result of pieces like this one."""
         shape = list(piece.shape)
         shape[position] = len(self.place)
         return piece.new_empty(shape)
-
-    def _gathered(self, pieces: Sequence[Tensor], position: int) -> Tensor:
-        begins = np.cumsum([0, *(piece.shape[position] for piece in pieces)])
-        joined = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), position)
-        index = np.maximum(begins[self.piece] + self.place, 0)
-        found = joined.index_select(position, torch.from_numpy(index))
-        nothing = np.flatnonzero(self.place == NOTHING)
-        return found.index_fill_(position, torch.from_numpy(nothing), 0) if len(nothing) else found
-
-
-Rows = Callable[[slice], Tensor]
-"""Reads some rows of a tensor."""
-
-
-class Read(Protocol):
-    """Reads some rows of a tensor, and of these all columns or some."""
-
-    def __call__(self, rows: slice, columns: slice | None = None) -> Tensor:
-        """The part of the tensor; columns are those of the second dimension."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -118,12 +107,14 @@ class Slice:
         needed: coordinates of the source, in ascending order.
         place: for each coordinate of the slice the place in ``needed``, or ``NOTHING``.
         whole: whether all coordinates of the source are needed.
+        copied: puts copies of what is needed in their places.
     """
 
     begin: int
     needed: Index
     place: Index
     whole: bool
+    copied: Arrangement
 
 
 @lru_cache(maxsize=256)  # of all blocks of a tensor, the columns are the same
@@ -131,7 +122,8 @@ def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
     source = mapped.source[begin:end]
     needed = np.unique(source[source != NOTHING])
     place = np.where(source == NOTHING, NOTHING, np.searchsorted(needed, source))
-    return Slice(begin, needed, place, len(needed) == mapped.size)
+    copied = Arrangement.of(np.zeros_like(place), place)
+    return Slice(begin, needed, place, len(needed) == mapped.size, copied)
 
 
 def grow(
@@ -140,15 +132,19 @@ def grow(
     """A slice of a grown tensor.
 
     Args:
-        read: reads the source tensor, of which it asks for what is copied and nothing else.
-        maps: of every dimension, of which at most one that is read grows.
+        read: reads the source tensor, only the coordinates that are copied.
+        maps: of every dimension; at most one that is read grows.
         name: the tensor's name, which seeds its random splits.
         shares: how read weights are split over the copies.
         where: the slice, with begin and end for each dimension of the target.
     """
     slices = [_slice(m, w.start, w.stop) for m, w in zip(maps, where, strict=True)]
-    narrow = len(slices) > 1 and not slices[1].whole
-    rows = partial(_columns, read, slices[1].needed) if narrow else read
+    rows: Rows = read
+    if len(slices) > 1 and not slices[1].whole:
+
+        def rows(rows: slice) -> Tensor:
+            return _joined(partial(read, rows), slices[1].needed, 1)
+
     tensor = _joined(rows, slices[0].needed, 0)
     for position, each in enumerate(slices):
         if position > 1 and not each.whole:
@@ -159,16 +155,10 @@ def grow(
             assert split_at is None, f"{name} reads two spaces that grow"
             split_at = position
         else:
-            end = each.begin + len(each.place)
-            tensor = _arrangement(mapped, each.begin, end)([tensor], position)
+            tensor = each.copied([tensor], position)
     if split_at is None:
         return tensor
     return _spread(tensor, split_at, maps, slices, name, shares)
-
-
-def _columns(read: Read, needed: Index, rows: slice) -> Tensor:
-    """Some columns of rows of the source."""
-    return _joined(partial(read, rows), needed, 1)
 
 
 def _joined(read: Rows, needed: Index, position: int) -> Tensor:
@@ -181,27 +171,18 @@ def _joined(read: Rows, needed: Index, position: int) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found, position)
 
 
-@lru_cache(maxsize=256)
-def _arrangement(mapped: IndexMap, begin: int, end: int) -> Arrangement:
-    place = _slice(mapped, begin, end).place
-    return Arrangement.of(np.zeros_like(place), place)
-
-
 @dataclass(frozen=True)
 class Reading:
-    """What a slice of a read dimension is made of.
+    """How a slice of a read dimension is made.
 
     Attributes:
-        columns: for each kind of reading the places, in what is needed of the source, that it is
-            for; None for all of them.
-        parts: for each kind, into how many parts the weight is split; 0 for given factors.
-        factors: for each kind, the factors that are given.
+        kinds: for each kind of reading the places in the needed coordinates (None for all of
+            them), the number of parts into which the weight is split (0 for given factors), and the
+            factors.
         arrangement: of all parts and products, in order.
     """
 
-    columns: list[Index | None]
-    parts: list[int]
-    factors: list[list[float]]
+    kinds: list[tuple[Index | None, int, list[float]]]
     arrangement: Arrangement
 
 
@@ -210,7 +191,7 @@ def _reading(mapped: IndexMap, begin: int, end: int) -> Reading:
     sliced, here = _slice(mapped, begin, end), slice(begin, end)
     parts, which, share = mapped.parts[here], mapped.part[here], mapped.share[here]
     some = sliced.place != NOTHING
-    found = Reading([], [], [], Arrangement.of(sliced.place, sliced.place))
+    kinds: list[tuple[Index | None, int, list[float]]] = []
     piece, place, pieces = np.zeros_like(sliced.place), sliced.place.copy(), 0
     for count in np.unique(parts[some]).tolist():
         chosen = np.flatnonzero((parts == count) & some)
@@ -219,10 +200,9 @@ def _reading(mapped: IndexMap, begin: int, end: int) -> Reading:
         piece[chosen] = pieces + (which[chosen] if count else number)
         pieces += count or len(factors)
         place[chosen] = np.searchsorted(columns, sliced.place[chosen])
-        found.columns.append(None if len(columns) == len(sliced.needed) else columns)
-        found.parts.append(count)
-        found.factors.append([] if count else factors.tolist())
-    return replace(found, arrangement=Arrangement.of(piece, place))
+        every = len(columns) == len(sliced.needed)
+        kinds.append((None if every else columns, count, [] if count else factors.tolist()))
+    return Reading(kinds, Arrangement.of(piece, place))
 
 
 def _spread(
@@ -236,90 +216,64 @@ def _spread(
     """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
     begin = slices[position].begin
     reading = _reading(maps[position], begin, begin + len(slices[position].place))
-    draws = _Draws(maps, slices, position, name, shares)
     found = reading.arrangement.room(tensor, position)
     pieces: list[Tensor] = []
-    for columns, count, factors in zip(
-        reading.columns, reading.parts, reading.factors, strict=True
-    ):
+    for columns, count, factors in reading.kinds:
         weight = tensor
         if columns is not None:
             weight = tensor.index_select(position, torch.from_numpy(columns))
-        if count:
+        if not count:
+            pieces += [_multiplied(weight, factor) for factor in factors]
+            continue
+        draw = partial(_share, maps, slices, position, name, shares, columns, count)
+        if len(maps) == 1 and shares.amplitude:
+            pieces += split_apart(weight, count, draw)
+        else:
             numbers = range(len(pieces), len(pieces) + count)
             length = weight.shape[position]
             places = reading.arrangement.places(found, position, length, numbers)
-            pieces += draws.split(weight, count, columns, places)
-        else:
-            pieces += [_multiplied(weight, factor) for factor in factors]
+            pieces += split(weight, count, draw, places=places)
     return reading.arrangement(pieces or [tensor], position, found)
 
 
-class _Draws:
-    """The random shares of a slice: a field of noise for every node of the tree of splits.
+def _share(
+    maps: Sequence[IndexMap],
+    slices: Sequence[Slice],
+    position: int,
+    name: str,
+    shares: Shares,
+    columns: Index | None,
+    count: int,
+    node: int,
+    number: int = 0,
+) -> Tensor | None:
+    """The share of first parts at one node of the tree of splits; see ``Draw``.
 
-    A field has a number for each coordinate of the target, but of the split dimension for each
-    coordinate of the source.
+    Random shares come from a field of noise, with a number for each coordinate of the target, but
+    of the split dimension for each coordinate of the source.
     """
-
-    def __init__(
-        self,
-        maps: Sequence[IndexMap],
-        slices: Sequence[Slice],
-        position: int,
-        name: str,
-        shares: Shares,
-    ) -> None:
-        self._maps, self._slices, self._position = maps, slices, position
-        self._name, self._shares = name, shares
-
-    def split(
-        self, weight: Tensor, count: int, columns: Index | None, places: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Parts of a weight.
-
-        Args:
-            weight: what is split.
-            count: number of parts.
-            columns: places in what the slice needs of the source; None for all of it.
-            places: where the parts may be put.
-        """
-        if self._maps[self._position].uneven:
-            return split(
-                weight,
-                count,
-                lambda node: torch.full(weight.shape, uneven_first(count, node)),
-                places=places if len(self._maps) > 1 else (),
-            )
-        if not self._shares.amplitude:
-            return split(weight, count, lambda node: None)
-
-        def draw(node: int, number: int = 0) -> Tensor:
-            return self._share(self._shares.key(self._name, node, number), columns)
-
-        if len(self._maps) == 1:
-            return split_apart(weight, count, draw)
-        return split(weight, count, draw, places=places)
-
-    def _share(self, key: str, columns: Index | None) -> Tensor:
-        coordinates, lengths = [], []
-        for position, (mapped, each) in enumerate(zip(self._maps, self._slices, strict=True)):
-            if position == self._position:
-                coordinates.append(each.needed if columns is None else each.needed[columns])
-                lengths.append(mapped.size)
-            else:
-                coordinates.append(np.arange(each.begin, each.begin + len(each.place)))
-                lengths.append(len(mapped))
-        *leading, last = coordinates
-        rows = np.zeros(1, np.int64)
-        for coordinate, length in zip(leading, lengths, strict=False):
-            rows = (rows[:, None] * length + coordinate).ravel()
-        field = noise(key, rows, lengths[-1])
-        if len(last) < lengths[-1]:
-            field = field[:, last]
-        numbers, step = torch.from_numpy(np.ascontiguousarray(field)), self._shares.step
-        share = torch.add(torch.tensor(0.5 + step / 2), numbers, alpha=step)
-        return share.view([len(each) for each in coordinates])
+    coordinates, lengths = [], []
+    for dimension, (mapped, each) in enumerate(zip(maps, slices, strict=True)):
+        if dimension == position:
+            coordinates.append(each.needed if columns is None else each.needed[columns])
+            lengths.append(mapped.size)
+        else:
+            coordinates.append(np.arange(each.begin, each.begin + len(each.place)))
+            lengths.append(len(mapped))
+    shape = [len(each) for each in coordinates]
+    if maps[position].uneven:
+        return torch.full(shape, uneven_first(count, node))
+    if not shares.amplitude:
+        return None
+    *leading, last = coordinates
+    rows = np.zeros(1, np.int64)
+    for coordinate, length in zip(leading, lengths, strict=False):
+        rows = (rows[:, None] * length + coordinate).ravel()
+    field = noise(shares.key(name, node, number), rows, lengths[-1])
+    if len(last) < lengths[-1]:
+        field = field[:, last]
+    numbers, step = torch.from_numpy(np.ascontiguousarray(field)), shares.step
+    return torch.add(torch.tensor(0.5 + step / 2), numbers, alpha=step).view(shape)
 
 
 def grow_moments(
@@ -338,11 +292,21 @@ def grow_moments(
     Args:
         read: reads the moments of the source's tensor.
         maps: of every dimension of the tensor.
-        order: the power in which gradients stand in the moments.
+        order: the power of gradients in the moments.
         where: see ``grow``.
         resets: whether copies begin with none, and only the first of each has its source's.
     """
-    copied = [replace(each, role=Role.WRITTEN, source=_gathering(each)) for each in maps]
+    copied = [
+        replace(
+            each,
+            role=Role.WRITTEN,
+            # Where nothing was so far, no gradients were gathered.
+            source=each.source
+            if each.fresh is None
+            else np.where(each.fresh, NOTHING, each.source),
+        )
+        for each in maps
+    ]
     grown = grow(read, copied, "", Shares(None), where)
     for position, (mapped, each) in enumerate(zip(maps, where, strict=True)):
         if mapped.role is Role.WRITTEN:
@@ -353,12 +317,6 @@ def grow_moments(
             later = np.flatnonzero(mapped.later[each])
             grown = grown.index_fill(position, torch.from_numpy(later), 0)
     return grown
-
-
-def _gathering(mapped: IndexMap) -> Index:
-    """Whose gradients each coordinate would have gathered: none, where nothing stood so far."""
-    fresh = mapped.fresh
-    return mapped.source if fresh is None else np.where(fresh, NOTHING, mapped.source)
 
 
 def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
@@ -374,18 +332,18 @@ def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
         sum to a number of the dtype, or if there is something where there should be nothing.
     """
     groups = [_between(group, of) for group in maps[0].groups]
-    standing = np.concatenate([group.targets.ravel() for group in groups])
+    needed = np.concatenate([group.targets.ravel() for group in groups])
     if of.start == 0:
-        standing = np.concatenate([standing, np.flatnonzero(maps[0].source == NOTHING)])
-    standing.sort()
-    found: Tensor | None = _joined(rows, standing, 0)
+        needed = np.concatenate([needed, np.flatnonzero(maps[0].source == NOTHING)])
+    needed.sort()
+    found: Tensor | None = _joined(rows, needed, 0)
     # Parts first: copies of a row are the same only when their parts are added up.
     for role in (Role.READ, Role.WRITTEN):
         for position, mapped in enumerate(maps):
             if found is None or mapped.role is not role:
                 continue
             if position == 0:
-                found = _undone(found, position, mapped, of, standing)
+                found = _undone(found, position, mapped, of, needed)
             elif not mapped.identity:
                 every = slice(0, mapped.size)
                 found = _undone(found, position, mapped, every, np.arange(len(mapped)))
@@ -393,25 +351,25 @@ def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
 
 
 def _undone(
-    tensor: Tensor, position: int, mapped: IndexMap, of: slice, standing: Index
+    tensor: Tensor, position: int, mapped: IndexMap, of: slice, held: Index
 ) -> Tensor | None:
     """One dimension as the source has it; see ``undo``.
 
     Args:
-        tensor: what is grown in this dimension.
+        tensor: grown in this dimension.
         position: of the dimension.
         mapped: of the dimension.
         of: the coordinates of the source that are wanted.
-        standing: the target's coordinates that ``tensor`` holds, in order.
+        held: the target's coordinates that ``tensor`` holds, in order.
     """
 
     def at(targets: Index) -> Tensor:
-        places = np.searchsorted(standing, targets)
+        places = np.searchsorted(held, targets)
         if len(places) == tensor.shape[position] and bool((np.diff(places) > 0).all()):
             return tensor
         return _taken(tensor, position, places)
 
-    nothing = standing[mapped.source[standing] == NOTHING]
+    nothing = held[mapped.source[held] == NOTHING]
     if len(nothing) and bool(at(nothing).any()):
         return None
     backs, sources = [], []
@@ -433,14 +391,14 @@ def _taken(tensor: Tensor, position: int, places: Index) -> Tensor:
 
 
 def _original(copies: Sequence[Tensor], shares: Sequence[float | None]) -> Tensor | None:
-    """What all of these were made from; None if they were not made from one tensor."""
+    """The tensor from which all of these were made; None if there is none."""
     parts = [copy for copy, share in zip(copies, shares, strict=True) if share is None]
     given = [(c, share) for c, share in zip(copies, shares, strict=True) if share is not None]
     if parts:
         found = join(parts)
     else:
-        told, share = next((copy, share) for copy, share in given if share)
-        found = _multiplied(told, 1 / share)
+        copy, share = next((copy, share) for copy, share in given if share)
+        found = _multiplied(copy, 1 / share)
     agree = all(_same(_multiplied(found, share), copy) for copy, share in given)
     return found if agree else None
 
@@ -482,9 +440,9 @@ def copies_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[list[Tensor]
 
 
 def zeros_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[tuple[IndexMap, Tensor]]:
-    """What stands where a grown tensor has zeros because nothing is copied there.
+    """The values of a tensor where its growth has zeros because nothing is copied there.
 
-    Only what is written has such zeros; those that are read stand for what is never there.
+    Only what is written has such zeros; those that are read belong to what is never there.
 
     Args:
         tensor: see ``copies_in``.
@@ -498,13 +456,3 @@ def zeros_in(tensor: Tensor, maps: Sequence[IndexMap]) -> Iterator[tuple[IndexMa
         if mapped.role is Role.WRITTEN and len(places):
             zeros = _taken(tensor.movedim(position, 0), 0, places)
             yield mapped, zeros.reshape(len(places), -1)
-
-
-def shape_of(maps: Sequence[IndexMap]) -> tuple[int, ...]:
-    """The shape of the target."""
-    return tuple(len(each) for each in maps)
-
-
-def elements(where: Sequence[slice]) -> int:
-    """Number of elements of a slice."""
-    return prod(each.stop - each.start for each in where)

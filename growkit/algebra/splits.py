@@ -6,8 +6,8 @@ Two parts of w come from three rounded operations, with any u in [-½, ½]:
     second = w - first
     first = w - second
 
-If the first lies in [w/2, w], Sterbenz' lemma makes the second exact, and the last line repeats the
-first. If it lies in [0, w/2], the second lies in [w/2, w], and the same lemma makes the last line
+If the first is in [w/2, w], Sterbenz' lemma makes the second exact, and the last line repeats the
+first. If it is in [0, w/2], the second is in [w/2, w], and the same lemma makes the last line
 exact. In the subnormal range every difference is exact. Either way ``first + second = w`` in real
 arithmetic: with a random u, which lets the copies part, and with u = 0, plain halves, even where
 w/2 has no representation. More parts come from splitting the parts again: three are ¼, ¼, ½.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -26,12 +27,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 IN_CACHE = 1 << 17
-"""Elements that are added at a time: what comes in between stays in a processor's cache."""
+"""Elements that are added at a time: intermediate results stay in a processor's cache."""
+
+LANES = 16
+"""Numbers of 16 bits that one step of the counter gives: four words of 64 bits."""
 
 DRAWS = 32
 """How often an element is drawn again whose parts are equal."""
 
-Draw = Callable[[int], Tensor | None]
+Draw = Callable[..., Tensor | None]
 """For a node of the tree of splits (1 is the root, 2n and 2n + 1 are the halves of n) the share of
 the first part of every element, in [0, 1] and float32; None for plain halves."""
 
@@ -50,7 +54,8 @@ def split(
         parts: at least 1. Two parts are about ½ each, three ¼, ¼, ½, four ¼ each.
         draw: the shares of first parts, of the shape of ``weight``.
         node: of the tree.
-        places: where parts may be put at once, for those that have a place; it is not copied then.
+        places: tensors that parts may be written to, for those that have one; it is not copied
+            then.
 
     Returns:
         ``parts`` tensors of the shape and dtype of ``weight``.
@@ -59,8 +64,8 @@ def split(
         return [weight]
     share = draw(node)
     if share is not None:
-        arithmetic = _arithmetic(weight.dtype)
-        wide = share.to(arithmetic)  # nobody else needs the shares
+        arithmetic = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        wide = share.to(arithmetic)  # may be overwritten
         first = wide.mul_(weight.to(arithmetic)).to(weight.dtype)
     else:
         equal = _equal_parts(weight, parts, places[0] if places else None)
@@ -77,31 +82,31 @@ def split(
     ]
 
 
-def split_apart(weight: Tensor, parts: int, draw: Callable[[int, int], Tensor]) -> list[Tensor]:
+def split_apart(weight: Tensor, parts: int, draw: Draw) -> list[Tensor]:
     """Split a vector so that the parts of an element differ, where its dtype allows it.
 
     In a vector one number is all that tells two copies apart. In a short format two parts may be
-    drawn equal, and such elements are drawn again; each split is exact, whichever draw it is from.
+    drawn equal, and such elements are drawn again; each split is exact, from any draw.
 
     Args:
         weight: any floating dtype.
         parts: see ``split``.
         draw: takes the node and the number of the draw, and gives the shares.
     """
-    drawn = split(weight, parts, lambda node: draw(node, 0))
+    drawn = split(weight, parts, draw)
     for number in range(1, DRAWS + 1):
         tied = torch.zeros_like(weight, dtype=torch.bool)
         for first, second in combinations(drawn, 2):
             tied |= first.eq(second) & first.ne(0)
         if not bool(tied.any()):
             break
-        again = split(weight, parts, lambda node: draw(node, number))  # noqa: B023
+        again = split(weight, parts, partial(draw, number=number))
         drawn = [torch.where(tied, new, old) for new, old in zip(again, drawn, strict=True)]
     return drawn
 
 
 def _equal_parts(weight: Tensor, parts: int, place: Tensor | None) -> Tensor | None:
-    """What every part is if halving again and again rounds nothing; None if it does."""
+    """One of equal parts, if halving again and again rounds nothing; None if it does."""
     if parts & (parts - 1):
         return None
     part = _times(weight, 1 / parts, place)
@@ -111,10 +116,6 @@ def _equal_parts(weight: Tensor, parts: int, place: Tensor | None) -> Tensor | N
         return part
     least, most = torch.sub(weight, part, alpha=parts).aminmax()  # faster than to compare
     return part if bool((least == 0) & (most == 0)) else None
-
-
-def _arithmetic(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _times(weight: Tensor, factor: float, place: Tensor | None = None) -> Tensor:
@@ -171,35 +172,33 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return total.to(dtype)
 
 
-LANES = 16
-"""Numbers of 16 bits that one step of the counter gives: four words of 64 bits."""
-
-
 def noise(key: str, rows: NDArray[np.int64], columns: int) -> NDArray[np.int16]:
-    """Whole numbers from -2¹⁵ to 2¹⁵ - 1, all equally likely.
+    """Noise by counter: a number for each place of a tensor that depends on the place alone.
+
+    Philox4×64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a key
+    and a counter into random words. The key comes from seed, tensor and purpose, the counter from
+    the place. So no order, block size, thread or rank changes a bit, and any part of the noise is
+    had without the rest. Only raw words are used: these, unlike numpy's distributions, never
+    change.
 
     Args:
-        key: what tells one field of noise from another.
+        key: identifies a field of noise.
         rows: which rows of the field, in ascending order.
-        columns: how many columns it has.
+        columns: number of columns of the field.
 
     Returns:
-        The noise of these rows, [rows, columns].
+        Whole numbers from -2¹⁵ to 2¹⁵ - 1, all equally likely, [rows, columns].
     """
     steps = -(-columns // LANES)
     digest = hashlib.sha256(key.encode()).digest()
     words = np.frombuffer(digest[:16], "<u8").astype(np.uint64)
-    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
-    drawn = [_neighbours(words, run, steps) for run in runs]
+    drawn = []
+    for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+        generator = Philox(key=words)
+        generator.advance(int(run[0]) * steps if len(run) else 0)
+        raw = generator.random_raw(len(run) * steps * 4)
+        # Little-endian words, so that the four numbers of a word have their places everywhere.
+        numbers = np.asarray(raw, "<u8").view("<i2").astype(np.int16, copy=False)
+        drawn.append(numbers.reshape(len(run), steps * LANES))
     field = drawn[0] if len(drawn) == 1 else np.concatenate(drawn)
     return field[:, :columns]
-
-
-def _neighbours(key: NDArray[np.uint64], rows: NDArray[np.int64], steps: int) -> NDArray[np.int16]:
-    """The noise of rows that follow each other, of so many steps of the counter each."""
-    generator = Philox(key=key)
-    generator.advance(int(rows[0]) * steps if len(rows) else 0)
-    raw = generator.random_raw(len(rows) * steps * 4)
-    # Little-endian words, so that the four numbers of a word have their places everywhere.
-    numbers = np.asarray(raw, "<u8").view("<i2").astype(np.int16, copy=False)
-    return numbers.reshape(len(rows), steps * LANES)
