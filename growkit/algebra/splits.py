@@ -41,11 +41,7 @@ the first part of every element, in [0, 1] and float32; None for plain halves.""
 
 
 def split(
-    weight: Tensor,
-    parts: int,
-    draw: Draw,
-    node: int = 1,
-    places: Sequence[Tensor | None] = (),
+    weight: Tensor, parts: int, draw: Draw, node: int = 1, places: Sequence[Tensor | None] = ()
 ) -> list[Tensor]:
     """Split every element into ``parts`` numbers of the same dtype that sum to it exactly.
 

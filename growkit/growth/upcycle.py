@@ -30,15 +30,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.families.experts import NEW, Dense, Experts
 from growkit.families.family import Family, families, stored_family
-from growkit.growth.experts import (
-    EXPERTS,
-    NUMBER,
-    TOP_K,
-    Place,
-    is_count,
-    places,
-    wanted_experts,
-)
+from growkit.growth.experts import EXPERTS, NUMBER, TOP_K, Place, is_count, places, wanted_experts
 from growkit.planning.operation import Change, Operation, Option, is_number
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Section, Stacked, Transform
