@@ -49,9 +49,6 @@ ENTRY = re.compile(r"(?P<before>(?:\w+\.)?)(?P<part>state|param_groups)\.(?P<of>
 MOST_VALUE = 1 << 20
 """Bytes of an entry that is no tensor."""
 
-Entries = Mapping[str, Listed]
-"""The list of entries, by their names."""
-
 
 @dataclass(frozen=True)
 class _Rest:
@@ -59,11 +56,11 @@ class _Rest:
 
     Attributes:
         before: what the names of entries begin with.
-        others: values of entries that are neither the optimizer's nor a schedule's.
+        carried: values of entries that are neither the optimizer's nor a schedule's.
     """
 
     before: str
-    others: Mapping[str, Any]
+    carried: Mapping[str, Any]
 
 
 class _Distributed:
@@ -76,14 +73,12 @@ class _Distributed:
 
     def open(self, path: Path, parameters: Parameters) -> State:
         """See ``Format``."""
-        folder = Folder(path)
-        entries = read_list(folder)
-        files = {LIST} | {part.file for each in entries.values() for part in each.parts}
+        entries = _Entries(path)
         options: dict[str, dict[str, Any]] = {}
         steps: dict[str, float] = {}
         tensors: dict[str, Listed] = {}
         befores, others = set(), []
-        for entry, of in entries.items():
+        for entry, of in entries.listed.items():
             found = ENTRY.fullmatch(entry)
             if not found:
                 others.append(entry)
@@ -91,9 +86,9 @@ class _Distributed:
             befores.add(found["before"])
             name, key = found["of"], found["key"]
             if found["part"] == "param_groups":
-                options.setdefault(name, {})[key] = _option(folder, entries, entry)
+                options.setdefault(name, {})[key] = entries.option(entry)
             elif key == STEP:
-                steps[name] = _number(folder, entries, entry)
+                steps[name] = entries.number(entry)
             elif of.shape is not None:
                 tensors[f"{name}.{key}"] = of
         if len(befores) == 1 and not tensors:
@@ -104,16 +99,15 @@ class _Distributed:
                 "its state flat (StateDictOptions(flatten_optimizer_state_dict=True))"
             )
         groups = _groups(options, parameters)
-        numbers = DistributedFile(folder, tensors)
-        paths = tuple(path / name for name in sorted(files))
-        carried, beside = _others(folder, entries, others, parameters)
+        numbers = DistributedFile(entries.folder, tensors)
+        carried, beside = entries.carried(others, parameters)
         schedules = _schedules(path, carried, groups)
         for parent, kept in schedules.items():
             beside[f"{parent}{min(kept)}".partition(".")[0]] = SCALED
             carried = {k: v for k, v in carried.items() if _parent(k) != parent}
         rest = _Rest(befores.pop(), carried)
         of_path = {str(path): schedules} if schedules else {}
-        return State(self, path, paths, groups, steps, numbers, rest, beside, of_path)
+        return State(self, path, entries.files, groups, steps, numbers, rest, beside, of_path)
 
     def write(
         self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
@@ -128,11 +122,11 @@ class _Distributed:
             entries[f"state.{key}"] = torch.empty(info.shape, dtype=dtype, device="meta")
         for group in grown.groups:
             for name in group.parameters:
-                for key, value in group.options.items():
-                    entries[f"param_groups.{name}.{key}"] = value
+                options = group.options.items()
+                entries |= {f"param_groups.{name}.{key}": value for key, value in options}
         before = rest.before.removesuffix(".")
         content: dict[str, Any] = {before: entries} if before else entries
-        content |= rest.others
+        content |= rest.carried
         for where, schedules in state.schedules.items():
             for parent, kept in schedules.items():
                 made = grown_schedule(kept, where, len(state.groups), grown.groups)
@@ -148,6 +142,75 @@ class _Distributed:
 
 
 FORMAT = _Distributed()
+
+
+class _Entries:
+    """The entries of a checkpoint.
+
+    Attributes:
+        folder: that has it.
+        listed: all entries, by name.
+        files: all files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.folder = Folder(path)
+        self.listed = read_list(self.folder)
+        names = {LIST} | {part.file for each in self.listed.values() for part in each.parts}
+        self.files = tuple(path / name for name in sorted(names))
+
+    def value(self, entry: str) -> Any:
+        """A plain value or a small tensor."""
+        of = self.listed[entry]
+        if of.shape is not None:
+            return DistributedFile(self.folder, {entry: of}).read(entry)
+        with refusing(self.folder, entry):
+            (place,) = of.parts
+            if place.length > MOST_VALUE:
+                raise ValueError(f"it has more than {MOST_VALUE:,} bytes")
+            with self.folder.open(place.file) as stream:
+                stream.seek(place.begin)
+                return torch.load(io.BytesIO(stream.read(place.length)), weights_only=True)
+
+    def option(self, entry: str) -> Any:
+        """An option of a group, which is compared with those of other groups."""
+        if self.listed[entry].shape is not None:
+            return self.number(entry)
+        found = self.value(entry)
+        if isinstance(found, Tensor):
+            raise InputError(f"{entry} in {self.folder.path} is a tensor, no option; {REMEDY}")
+        return found
+
+    def number(self, entry: str) -> float:
+        """A number, which may be saved as a tensor."""
+        shape, where = self.listed[entry].shape, self.folder.path
+        if shape is not None and prod(shape) != 1:
+            raise InputError(f"{entry} in {where} has shape {list(shape)}; {REMEDY}")
+        found = self.value(entry)
+        if isinstance(found, Tensor) and found.numel() == 1:
+            return float(found)
+        if not isinstance(found, int | float):
+            raise InputError(f"{entry} in {where} is no number; {REMEDY}")
+        return as_float(found)
+
+    def carried(
+        self, names: list[str], parameters: Parameters
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Values of entries that are carried over, and what becomes of all entries."""
+        values: dict[str, Any] = {}
+        becomes: dict[str, str] = {}
+        for entry in names:
+            shape, first = self.listed[entry].shape, entry.partition(".")[0]
+            known = entry in parameters.shapes or entry.removeprefix("model.") in parameters.shapes
+            if known or (shape is not None and prod(shape) > 1):
+                becomes.setdefault(WEIGHTS, "left: they are in the files of the model")
+                continue
+            try:
+                values[entry] = self.value(entry)
+                becomes.setdefault(first, CARRIED)
+            except InputError:
+                becomes[first] = "left: it holds more than plain values"
+        return values, becomes
 
 
 class _Planner(DefaultSavePlanner):
@@ -183,8 +246,11 @@ class _Writer(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         """Write all entries; see ``StorageWriter``."""
-        alone = [each for each in plan.items if _elements(each) > 1]
-        small = [each for each in plan.items if _elements(each) <= 1]
+        small: list[WriteItem] = []
+        alone: list[WriteItem] = []
+        for item in plan.items:
+            large = item.tensor_data is not None and item.tensor_data.size.numel() > 1
+            (alone if large else small).append(item)
         files: Queue[Any] = Queue()
         for number, items in enumerate([small, *([each] for each in alone)]):
             name = f"{plan.storage_data.prefix}{number}.distcp"
@@ -194,69 +260,6 @@ class _Writer(FileSystemWriter):
     def storage_meta(self) -> StorageMeta:
         """Of the checkpoint."""
         return StorageMeta()
-
-
-def _elements(item: WriteItem) -> int:
-    return item.tensor_data.size.numel() if item.tensor_data else 0
-
-
-def _plain(folder: Folder, entries: Entries, entry: str) -> Any:
-    """The value of an entry that is no tensor, or a tensor of one number."""
-    of = entries[entry]
-    if of.shape is not None:
-        return _number(folder, entries, entry)
-    with refusing(folder, entry):
-        (place,) = of.parts
-        if place.length > MOST_VALUE:
-            raise ValueError(f"it has more than {MOST_VALUE:,} bytes")
-        with folder.open(place.file) as stream:
-            stream.seek(place.begin)
-            return torch.load(io.BytesIO(stream.read(place.length)), weights_only=True)
-
-
-def _option(folder: Folder, entries: Entries, entry: str) -> Any:
-    """An option of a group, which is compared with those of others."""
-    found = _plain(folder, entries, entry)
-    if isinstance(found, Tensor):
-        raise InputError(f"{entry} in {folder.path} is a tensor, no option; {REMEDY}")
-    return found
-
-
-def _number(folder: Folder, entries: Entries, entry: str) -> float:
-    of = entries[entry]
-    if of.shape is not None and prod(of.shape) != 1:
-        raise InputError(f"{entry} in {folder.path} has shape {list(of.shape)}; {REMEDY}")
-    read = _plain if of.shape is None else _tensor
-    found = read(folder, entries, entry)
-    if not isinstance(found, int | float) and not (
-        isinstance(found, Tensor) and found.numel() == 1
-    ):
-        raise InputError(f"{entry} in {folder.path} is no number; {REMEDY}")
-    return as_float(found) if isinstance(found, int | float) else float(found)
-
-
-def _tensor(folder: Folder, entries: Entries, entry: str) -> Tensor:
-    return DistributedFile(folder, {entry: entries[entry]}).read(entry, None)
-
-
-def _others(
-    folder: Folder, entries: Entries, others: list[str], parameters: Parameters
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """What else a checkpoint holds: the values that are carried over, and what is said of all."""
-    values: dict[str, Any] = {}
-    said: dict[str, str] = {}
-    for entry in others:
-        shape, first = entries[entry].shape, entry.partition(".")[0]
-        known = entry in parameters.shapes or entry.removeprefix("model.") in parameters.shapes
-        if known or (shape is not None and prod(shape) > 1):
-            said.setdefault(WEIGHTS, "left: they lie in the files of the model")
-            continue
-        try:
-            values[entry] = (_plain if shape is None else _tensor)(folder, entries, entry)
-            said.setdefault(first, CARRIED)
-        except InputError:
-            said[first] = "left: it holds more than plain values"
-    return values, said
 
 
 def _parent(entry: str) -> str:
@@ -291,9 +294,8 @@ def _schedules(
 
 def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> list[Group]:
     """Parameters with the same options are a group."""
-    order = [*parameters.shapes, *(name for name in options if name not in parameters.shapes)]
     found: list[tuple[dict[str, Any], list[str]]] = []
-    for name in order:
+    for name in dict.fromkeys((*parameters.shapes, *options)):
         if name in options:
             alike = next((names for each, names in found if each == options[name]), None)
             if alike is None:
