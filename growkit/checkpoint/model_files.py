@@ -56,6 +56,12 @@ TOKENIZER_FILES = (
 )
 """Everything that a tokenizer of transformers is made of."""
 
+NAMES_FILES = ("vocab", "merges")
+"""Settings of tokenizers that are a vocabulary, or the path of one."""
+
+OVERRULED = ("special_tokens_map_file", "tokenizer_config_file", "added_tokens_file")
+"""Settings of tokenizers that name files, which transformers overrules."""
+
 FOLLOWED = {
     "configuration_files": "other configs",
     "transformers_weights": "other files of weights",
@@ -168,6 +174,32 @@ def check_files(folder: Folder) -> None:
         folder.check_small(name)
     for name in folder.names(*LOADED):
         folder.find(name)
+
+
+def check_loaded(folder: Folder) -> None:
+    """Refuse what a loader of transformers would follow, in files and in a tokenizer's settings.
+
+    Raises:
+        InputError: names the file, or the key of the settings that names one elsewhere.
+    """
+    check_files(folder)
+    name = "tokenizer_config.json"
+    settings = folder.json(name) if folder.has(name) else {}
+    for key, value in settings.items():
+        named = key in NAMES_FILES or (key.endswith("_file") and key not in OVERRULED)
+        if named and isinstance(value, str) and _leads_elsewhere(folder, value):
+            raise InputError(
+                f"{key} in {folder.path / name} is {value!r}, a file outside of the folder; "
+                "remove the key"
+            )
+
+
+def _leads_elsewhere(folder: Folder, value: str) -> bool:
+    try:
+        inside = (folder.path / value).resolve().is_relative_to(folder.path.resolve())
+    except (OSError, ValueError, RuntimeError):
+        return True
+    return not inside
 
 
 def check_names(where: str, names: Iterable[str]) -> None:

@@ -23,14 +23,10 @@ from torch import nn
 
 from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import check_files
+from growkit.checkpoint.model_files import check_loaded
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
-from growkit.engine.inert import (
-    check_config_runs_nothing,
-    check_tokenizer_reads_nothing_else,
-)
-from growkit.engine.oracle import lacks_class, parsed, quiet
+from growkit.engine.oracle import inert, lacks_class, parsed, quiet
 from growkit.planning.layouts import as_diff_transformer
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
@@ -112,9 +108,8 @@ def loading(checkpoint: Checkpoint) -> Loading:
 
 
 def _asked(checkpoint: Checkpoint) -> Loading:
-    check_files(checkpoint.opened)
-    check_tokenizer_reads_nothing_else(checkpoint.opened)
-    check_config_runs_nothing(checkpoint.config, str(checkpoint.folder / "config.json"))
+    check_loaded(checkpoint.opened)
+    inert(checkpoint.config, str(checkpoint.folder / "config.json"))
     for key in LAYERS:
         count = checkpoint.config.get(key)
         if isinstance(count, int) and count > max(len(checkpoint.tensors), 1):

@@ -7,6 +7,7 @@ into, ``growkit.modeling``.
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,13 +22,30 @@ from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.tensors import Config, Weights
-from growkit.engine.inert import check_config_runs_nothing, without_kernels
 from growkit.families.family import families, family_of
 from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer, read_layout
 from growkit.planning.plan import Planned
 
 CPU = torch.device("cpu")
+
+KERNELS = ("attn_implementation", "experts_implementation")
+"""How keys end that choose the code of attention or of experts."""
+
+BUILT_IN = ("batched_mm", "eager", "flex_attention", "grouped_mm", "sdpa")
+"""What transformers computes with torch alone."""
+
+DEPTH = 64
+"""How deep configs are nested, at most."""
+
+REFUSED = {
+    "quantization_config": "the model is quantised; dequantise it first",
+    "fusion_config": "it replaces modules of the class while it is built; remove the key",
+    "configuration_files": "another file may take the place of config.json; remove the key",
+    "kernel_config": "it loads code from the hub; remove the key",
+    "use_kernels": "it loads code from the hub; remove the key",
+}
+"""Keys that have transformers build another model than the class's own, and what to do."""
 
 
 def load(
@@ -151,18 +169,54 @@ def _from_pretrained(folder: Path, weights: Weights | None, **options: Any) -> A
 
 
 def parsed(config: Config, name: str = "config.json") -> Any:
-    """What transformers makes of a config, as if it lay in a folder.
+    """What transformers makes of a config, as if it were in a folder.
 
     Raises:
         InputError: it names code or kernels.
     """
     from transformers import AutoConfig
 
-    check_config_runs_nothing(config, name)
-    plain = without_kernels({key: value for key, value in config.items() if key != "auto_map"})
+    plain = inert({key: value for key, value in config.items() if key != "auto_map"}, name)
     with temporary("config") as scratch:
         (scratch / "config.json").write_text(json.dumps(plain), encoding="utf-8")
         return AutoConfig.from_pretrained(scratch, local_files_only=True, trust_remote_code=False)
+
+
+def inert(config: Any, where: str, depth: int = 0) -> Any:
+    """A config that names no code: what torch has serves as kernels, and anything else is refused.
+
+    Args:
+        config: contents of a ``config.json``, or a part of it.
+        where: what to call it.
+        depth: of the part.
+
+    Raises:
+        InputError: names the key.
+    """
+    if depth > DEPTH:
+        raise InputError(f"{where} is nested more than {DEPTH} times; copy it again")
+    if isinstance(config, list):
+        return [inert(each, where, depth + 1) for each in config]
+    if not isinstance(config, dict):
+        return config
+    kept = {}
+    for key, value in config.items():
+        if key in REFUSED and value not in (None, False, [], {}):
+            raise InputError(f"{where} has {key}: {REFUSED[key]}")
+        if not str(key).endswith(KERNELS):
+            kept[key] = inert(value, where, depth + 1)
+            continue
+        for named in value.values() if isinstance(value, dict) else [value]:
+            # Flash attention is replaced by what torch has: the proof needs no other package.
+            flash = isinstance(named, str) and re.fullmatch(r"flash_attention_[^/]*", named)
+            if named is not None and not flash and named not in BUILT_IN:
+                raise InputError(
+                    f"{where} has {key} {named!r}, which is code that growkit does not load; "
+                    f"choose one of {', '.join(BUILT_IN)}, or remove the key"
+                )
+        if value in BUILT_IN:
+            kept[key] = value
+    return kept
 
 
 def experts_implementation(dtype: torch.dtype) -> str | None:

@@ -19,9 +19,8 @@ from torch import Tensor
 from growkit.base.errors import InputError, foreign
 from growkit.base.settings import Settings
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import check_files
+from growkit.checkpoint.model_files import check_loaded
 from growkit.checkpoint.tensors import Config
-from growkit.engine.inert import check_tokenizer_reads_nothing_else
 from growkit.engine.oracle import longest_context, quiet
 from growkit.engine.texts import documents, read_text
 
@@ -151,8 +150,7 @@ def load_tokenizer(folder: Folder | Path) -> Any:
     from transformers import AutoTokenizer
 
     opened = folder if isinstance(folder, Folder) else Folder(folder)
-    check_files(opened)
-    check_tokenizer_reads_nothing_else(opened)
+    check_loaded(opened)
     failure = foreign(f"{opened.path} has no tokenizer that loads", "add or repair tokenizer.json")
     with quiet(), _silent(), failure:
         return AutoTokenizer.from_pretrained(
