@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from growkit.recipe.manifest import check
     from growkit.recipe.operations import ConvertStep, GrowStep
     from growkit.recipe.recipe import Recipe
-    from growkit.report.terminal import Bars
+    from growkit.report.saving import save_report
+    from growkit.report.terminal import Bars, show
     from growkit.results.inspection import CheckResult, Inference, Inspection
     from growkit.results.operation import GrowResult
     from growkit.results.probe import ProbeResult
@@ -58,7 +59,8 @@ _HOMES = {
     "recipe.manifest": "check",
     "recipe.operations": "ConvertStep GrowStep",
     "recipe.recipe": "Recipe",
-    "report.terminal": "Bars",
+    "report.saving": "save_report",
+    "report.terminal": "Bars show",
     "results.inspection": "CheckResult Inference Inspection",
     "results.operation": "GrowResult",
     "results.probe": "ProbeResult",
@@ -70,7 +72,8 @@ __all__ = ["InputError", "Progress", "__version__", "distributed", "results", "t
 __all__ += ["Bars", "CheckResult", "ConvertStep", "DiffTransformerConfig", "GrowResult", "GrowStep"]
 __all__ += ["DiffTransformerForCausalLM", "Inference", "Inspection", "ProbeResult", "Recipe"]
 __all__ += ["ProbeSettings", "Settings", "VerifyResult", "check", "convert", "grow", "infer"]
-__all__ += ["inspect", "load", "load_recipe", "plan", "probe", "run", "verify"]
+__all__ += ["inspect", "load", "load_recipe", "plan", "probe", "run", "save_report"]
+__all__ += ["show", "verify"]
 
 
 def __getattr__(name: str) -> "Any":

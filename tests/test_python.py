@@ -11,12 +11,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 import growkit
@@ -24,12 +22,10 @@ from growkit.base.errors import InputError
 from growkit.base.progress import Advance
 from growkit.cli.app import app
 from growkit.proof.verdict import proof_bytes
-from growkit.report.terminal import show_result
 from growkit.results.inspection import Attention
 from growkit.results.operation import PlannedTensor, Story
 from growkit.results.result import Result, fields
 from tests.conftest import save_model
-from tests.test_report import contrast
 
 QUICK = growkit.Settings(prompts=1, length=8)
 HOSTILE = "<script>alert('x')</script> & \"more\""
@@ -212,96 +208,25 @@ def test_a_log_has_lines_of_long_work(
             assert line.endswith(" s left")
 
 
-class Tags(HTMLParser):
-    """What a piece of HTML holds."""
-
-    EMPTY: ClassVar = {"br"}
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def checked(html: str) -> str:
-    """The text of a result in a notebook, which loads nothing and sets no paper."""
-    tags = Tags(html)
-    assert len(html) < 20_000
-    assert {tag for tag, _ in tags.found} <= {"pre", "span"}
-    for _, attributes in tags.found:
-        assert attributes.keys() <= {"style"}
-        style = attributes.get("style") or ""
-        assert "background" not in style
-        assert "url" not in style
-        for colour in re.findall(r"color: (#\w+)", style):
-            for paper in ("#ffffff", "#000000", "#111111", "#1f1f1f"):
-                assert contrast(colour, paper) >= 3, (colour, paper)
-    return " ".join(tags.text.split())
-
-
-def test_results_are_shown_in_notebooks(
-    grown: growkit.GrowResult, proof: growkit.VerifyResult, place: Path
+def test_results_are_printed_as_by_the_command(
+    grown: growkit.GrowResult, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the command line prints them."""
-    text = checked(proof._repr_html_())
-    assert text.startswith("preserved: ")
-    assert proof.reason in text
-    assert f"{proof.source_parameters:,} → {proof.parameters:,}" in text
-    both = checked(grown._repr_html_())
-    assert f"promise: {grown.promise}" in both
-    assert grown.verification.reason in both
-    dry = growkit.grow(place / "source", place / "dry", ffn="x2", dry_run=True)
-    assert "dry run: nothing was written" in checked(dry._repr_html_())
+    growkit.show(grown)
+    printed = capsys.readouterr().out
+    assert f"promise: {grown.promise}" in printed
+    assert grown.verification.reason[:60] in printed
     seen = growkit.inspect(place / "source")
-    text = checked(seen._repr_html_())
-    console = Console(width=200)
-    with console.capture() as printed:
-        show_result(console, seen)
-    for word in printed.get().split():
-        assert word.strip("│") in text
-    assert proof.modes[0]._repr_html_() is None
-
-
-def test_a_failure_says_what_to_do_in_a_notebook(proof: growkit.VerifyResult) -> None:
-    broken = copy.deepcopy(proof)
-    broken.kept, broken.reason = False, f"not preserved: {HOSTILE}"
-    broken.findings[0].kept, broken.findings[0].advice = False, "copy it again"
-    text = checked(broken._repr_html_())
-    assert text.startswith(f"not preserved: {HOSTILE}")
-    assert "next: copy it again" in text
-
-
-def test_text_from_files_is_escaped_in_notebooks(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = growkit.inspect(place / "source")
-    seen.folder = seen.family = HOSTILE
-    assert HOSTILE in checked(seen._repr_html_())
-    monkeypatch.setattr("html.escape", str)
-    with pytest.raises(AssertionError):  # the control
-        checked(seen._repr_html_())
+    seen.family = "\x1b[31mred"
+    growkit.show(seen)
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_a_report_is_that_of_the_command(
     grown: growkit.GrowResult, proof: growkit.VerifyResult, place: Path
 ) -> None:
-    proof.save_report(place / "proof.json")
+    growkit.save_report(proof, place / "proof.json")
     assert json.loads((place / "proof.json").read_text()) == proof
-    grown.save_report(place / "proof.html")
+    growkit.save_report(grown, place / "proof.html")
     assert "<title>Preserved: source → out" in (place / "proof.html").read_text()
     arguments = ["grow", str(place / "source"), str(place / "other"), "--ffn", "x2"]
     arguments += ["--prompts", "1", "--length", "8", "--report", str(place / "command.html")]
@@ -316,12 +241,12 @@ def test_a_report_of_what_is_gone_or_was_not_proved(
 ) -> None:
     gone = copy.deepcopy(proof)
     gone.target = str(tmp_path / "gone")
-    gone.save_report(tmp_path / "proof.html")
+    growkit.save_report(gone, tmp_path / "proof.html")
     assert "Preserved" in (tmp_path / "proof.html").read_text()
     for name, folder in (("proof.html", place / "out"), ("proof.txt", tmp_path)):
         with pytest.raises(InputError):
-            proof.save_report(folder / name)
+            growkit.save_report(proof, folder / name)
     assert not (place / "out" / "proof.html").exists()
     dry = growkit.grow(place / "source", place / "dry", ffn="x2", dry_run=True)
     with pytest.raises(InputError, match="was not proved"):
-        dry.save_report(tmp_path / "dry.html")
+        growkit.save_report(dry, tmp_path / "dry.html")

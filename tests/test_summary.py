@@ -266,7 +266,7 @@ def test_a_rejected_output_has_its_own_name(place: Path, tmp_path: Path) -> None
         assert made.output == made.verification.target == str(tmp_path / name)
         manifest = json.loads((tmp_path / name / "growkit.json").read_text())
         assert manifest["verification"]["target"] == name
-        made.save_report(tmp_path / "report.html")
+        growkit.save_report(made, tmp_path / "report.html")
         assert f"<p>{name}, made from" in (tmp_path / "report.html").read_text()
 
 
@@ -278,7 +278,9 @@ def test_warnings_are_kept_beside_the_weights(place: Path, tmp_path: Path) -> No
         )
         assert ("makes the model larger" in " ".join(made.warnings)) == larger
         assert json.loads((out / "growkit.json").read_text())["warnings"] == made.warnings
-        growkit.verify(place / "source", out, **QUICK).save_report(tmp_path / f"{rank}.html")
+        growkit.save_report(
+            growkit.verify(place / "source", out, **QUICK), tmp_path / f"{rank}.html"
+        )
         page = (tmp_path / f"{rank}.html").read_text()
         assert (f"! Rank {rank} makes the model larger" in page) == larger
 

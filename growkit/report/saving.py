@@ -19,6 +19,9 @@ from growkit.report.drawing import escape, style_rules
 from growkit.report.probe import probe_view
 from growkit.report.proof import proof_view
 from growkit.report.view import View, figure, render
+from growkit.results.operation import GrowResult
+from growkit.results.probe import ProbeResult
+from growkit.results.proof import VerifyResult
 
 BEGINNINGS = {".html": '<!DOCTYPE html>\n<html lang="en">', ".json": '{\n  "'}
 """How reports begin."""
@@ -111,15 +114,25 @@ def write_probe(
         _write(result, probe_view(result), file, inputs)
 
 
-def save_report(result: Mapping[str, Any], file: str | Path, target: str | Path) -> None:
-    """Write the report of a proof that is over; see ``write_report``."""
-    inputs = Inputs([*filter(None, [result["source"], result["target"], result["text"]]), target])
-    write_report(result, Path(target), Path(file), inputs)
+def save_report(result: GrowResult | VerifyResult | ProbeResult, file: str | Path) -> None:
+    """Write the report of a growth, a proof or a probe, as ``--report`` does.
 
+    Args:
+        result: the result.
+        file: one HTML page (.html), or .json.
 
-def save_probe(result: Mapping[str, Any], file: str | Path) -> None:
-    """Write the report of a probe that is over; see ``write_probe``."""
-    write_probe(result, Path(file), Inputs([result["source"], result["text"]]))
+    Raises:
+        InputError: it cannot be written there, or there was no proof.
+    """
+    if isinstance(result, ProbeResult):
+        write_probe(result, Path(file), Inputs([result.source, result.text]))
+        return
+    proof = result.verification if isinstance(result, GrowResult) else result
+    target = result.output if isinstance(result, GrowResult) else result.target
+    if proof is None:
+        raise InputError(f"{target} was not proved, so there is no report; verify it first")
+    inputs = Inputs([*filter(None, [proof.source, proof.target, proof.text]), target])
+    write_report(proof, Path(target), Path(file), inputs)
 
 
 def _write(result: Mapping[str, Any], view: View, file: Path, inputs: Inputs) -> None:

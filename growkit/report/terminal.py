@@ -1,17 +1,15 @@
-"""Results and progress on the terminal, and results in notebooks."""
+"""Results and progress on the terminal."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from io import StringIO
 from typing import Any
 
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
-from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from growkit.base.errors import plain
@@ -21,6 +19,7 @@ from growkit.report import operation
 from growkit.report.probe import probe_view
 from growkit.report.proof import proof_view
 from growkit.report.view import Entry, Facts, Paragraph, Part, figure
+from growkit.results.result import Result
 
 SHOWN: dict[str, Callable[[Any], Iterable[Part]]] = {
     "VerifyResult": lambda result: proof_view(result).brief(),
@@ -34,12 +33,6 @@ SHOWN: dict[str, Callable[[Any], Iterable[Part]]] = {
 """What is shown of results, by the name of their class."""
 
 STYLES = {"good": "bold green", "warn": "yellow", "bad": "bold red", "heading": "bold"}
-GOOD, WARN, BAD, GREY = (46, 158, 87), (176, 122, 16), (224, 72, 62), (128, 128, 128)
-NOTEBOOK = TerminalTheme((255, 255, 255), GREY, [GREY, BAD, GOOD, WARN, GREY, GREY, GREY, GREY])
-"""The colours of a notebook, each with a contrast of 3 to white and to black."""
-
-NOTEBOOK_WIDTH = 120
-"""Columns, in a box that scrolls."""
 
 
 class PlainConsole(Console):
@@ -84,17 +77,9 @@ def _show_part(console: Console, part: Part) -> None:
         console.print(table)
 
 
-def as_html(result: Any) -> str | None:
-    """What is printed of a result, for notebooks; None for parts of results.
-
-    No background is set, and the colours can be read on white and on black: notebooks are light or
-    dark without saying so.
-    """
-    if type(result).__name__ not in SHOWN:
-        return None
-    console = PlainConsole(width=NOTEBOOK_WIDTH, file=StringIO(), record=True)
-    show_result(console, result)
-    return console.export_html(theme=NOTEBOOK, inline_styles=True, code_format="<pre>{code}</pre>")
+def show(result: Result) -> None:
+    """Print a result as the command line does."""
+    show_result(PlainConsole(), result)
 
 
 class Bars:

@@ -178,7 +178,7 @@ class View:
     lossy: bool = False
 
     def brief(self) -> Iterator[Part]:
-        """What terminals and notebooks show."""
+        """The part that the terminal shows."""
         yield Paragraph(self.reason, self.kind)
         for name, value in self.advice.items():
             yield Paragraph(f"{name.lower()}: {value}")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from growkit.base.errors import InputError
 from growkit.results.proof import VerifyResult
 from growkit.results.result import Result
 
@@ -245,20 +242,6 @@ class GrowResult(Result):
     updates: Updates | None
     verification: VerifyResult | None
     optimizer: OptimizerResult | None
-
-    def save_report(self, file: str | Path) -> None:
-        """Write the proof as a report; see ``VerifyResult.save_report``.
-
-        Raises:
-            InputError: see there; or there was no proof.
-        """
-        from growkit.report.saving import save_report
-
-        if self.verification is None:
-            raise InputError(
-                f"{self.output} was not proved, so there is no report; verify it first"
-            )
-        save_report(self.verification, file, self.output)
 
 
 class Story(Result):

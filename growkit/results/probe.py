@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from growkit.results.result import Result
@@ -151,19 +150,6 @@ class ProbeResult(Result):
     created: str
     seconds: float
     versions: dict[str, str]
-
-    def save_report(self, file: str | Path) -> None:
-        """Write the result as a report, as ``growkit probe --report`` does.
-
-        Args:
-            file: one HTML page (.html), or .json.
-
-        Raises:
-            InputError: it cannot be written there; says what would do.
-        """
-        from growkit.report.saving import save_probe
-
-        save_probe(self, file)
 
 
 def difference_between(result: Mapping[str, Any], one: str, other: str) -> ProbeDifference | None:

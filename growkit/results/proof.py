@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from growkit.results.result import Result
 
 
@@ -406,16 +404,3 @@ class VerifyResult(Result):
     created: str
     seconds: float | None
     versions: dict[str, str]
-
-    def save_report(self, file: str | Path) -> None:
-        """Write the verdict as a report, as ``growkit verify --report`` does.
-
-        Args:
-            file: one HTML page (.html), or .json.
-
-        Raises:
-            InputError: it cannot be written there; says what would do.
-        """
-        from growkit.report.saving import save_report
-
-        save_report(self, file, self.target)

@@ -45,12 +45,6 @@ class Result(dict[str, Any]):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             self[name] = value
 
-    def _repr_html_(self) -> str | None:
-        """For notebooks, what the command line prints of the result."""
-        from growkit.report.terminal import as_html
-
-        return as_html(self)
-
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self})
 
