@@ -221,16 +221,6 @@ class Malicious:
         return open, ("touched", "w")
 
 
-class Setting:
-    """Sets an attribute of a class of torch, which needs no call."""
-
-    def __init__(self, kind: type, name: str) -> None:
-        self.kind, self.name = kind, name
-
-    def __reduce__(self) -> Any:
-        return self.kind, (), (None, {self.name: 5})
-
-
 def listed(folder: Path) -> Metadata:
     found: Metadata = pickle.loads((folder / ".metadata").read_bytes())
     return found
@@ -393,18 +383,6 @@ def test_no_list_takes_for_ever(bomb: str, whole: Path, tmp_path: Path) -> None:
         Checkpoint(folder)
 
 
-def test_what_an_entry_lies_below_has_a_name(whole: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(whole, tmp_path / "folder")
-
-    def change(found: Metadata) -> None:
-        found.planner_data = {**found.planner_data, UP: ((UP,),)}
-
-    Checkpoint(folder)  # the control
-    write_list(folder, change)
-    with pytest.raises(InputError, match="below something that has no name"):
-        Checkpoint(folder)
-
-
 def test_parts_make_up_a_tensor_or_do_not() -> None:
     """Counted element by element; empty parts, which small tensors have on large meshes, do not."""
     choose, found = seeded(0), [0, 0]
@@ -467,14 +445,6 @@ def test_what_is_written_is_loaded_by_torch(tmp_path: Path) -> None:
         content = file.read_bytes()
         file.write_bytes(content.replace(place, bytes([place[0] ^ 1]) + place[1:]))
     assert not growkit.verify(source, tmp_path / "out", recipe.verify or growkit.Settings())["kept"]
-
-
-def test_another_format_is_refused(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama")
-    words = ["grow", str(source), str(tmp_path / "out"), "--hidden", "x2", "--format", "dpc"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 2
-    assert "there is no format 'dpc' of weights; did you mean 'dcp'?" in done.stderr
 
 
 def test_what_is_read_leaves_no_cycle(whole: Path) -> None:

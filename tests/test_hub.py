@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import growkit
@@ -174,18 +173,6 @@ def test_only_the_cache(
     told = refused("org/small")
     assert "is not whole in the cache" in told
     assert "model-00002-of-00003.safetensors" in told
-
-
-def test_what_transformers_has_fetched_is_taken(
-    hub: StandIn, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.add("org/small", models / "one")
-    model = AutoModelForCausalLM.from_pretrained("org/small")
-    hub.asked.clear()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    read = load_file(find("org/small").folder / "model.safetensors")
-    assert all(read[name].equal(tensor) for name, tensor in model.state_dict().items())
-    assert hub.asked == []
 
 
 def test_what_cannot_be_had(hub: StandIn, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -23,8 +21,6 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import slabs
 from growkit.distributed import GrownStorageReader
 from growkit.distributed.grown import Grown
-from growkit.pipeline import running
-from growkit.sources import hub
 from tests.conftest import save_model
 from tests.loading import differing
 from tests.manifests import record
@@ -61,14 +57,6 @@ def test_a_model_loads_in_one_process(tmp_path: Path) -> None:
     assert not differing(growkit.load(recipe).state_dict(), expected)
     wide = growkit.load(recipe, dtype=torch.float32).state_dict()
     assert not differing(wide, {name: each.float() for name, each in expected.items()})
-
-
-def test_a_source_is_given_to_a_recipe_without_one(tmp_path: Path) -> None:
-    file, source = tmp_path / "recipe.yaml", save_model(tmp_path / "source", "llama")
-    file.write_text("steps: [{grow: hypercloning, ffn: x2}]\noutput: out\n")
-    assert growkit.load(file, source=source).config.intermediate_size == 2 * 24
-    with pytest.raises(InputError, match=r"has no source; a recipe needs source"):
-        growkit.load(file)
 
 
 def test_a_proof_without_weights(tmp_path: Path) -> None:
@@ -210,25 +198,6 @@ def test_the_proof_alone_is_kept(form: str, tmp_path: Path) -> None:
             opened(out)
 
 
-def test_of_a_broken_promise_the_weights_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = save_model(tmp_path / "source", "llama")
-    quick = growkit.Settings(prompts=1, length=8)
-    write = running._write_config
-
-    def spoil(source: Any, grown: Any, folder: Path) -> None:
-        write(source, grown, folder)
-        content = bytearray((folder / "model.safetensors").read_bytes())
-        content[-2] ^= 1
-        (folder / "model.safetensors").write_bytes(content)
-
-    monkeypatch.setattr(running, "_write_config", spoil)
-    recipe = replace(recipe_of(tmp_path, source, WIDER), verify=quick)
-    assert growkit.run(recipe, proof_only=True)["kept"] is False
-    assert (tmp_path / "out.rejected" / "model.safetensors").exists()
-
-
 def test_what_depends_on_the_machine_is_refused(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "diffllama", num_hidden_layers=4, head_dim=8)
     step = growkit.ConvertStep("shared-diff", {"rank": 2})
@@ -246,44 +215,6 @@ def test_tied_tensors_that_differ_are_refused(tmp_path: Path) -> None:
     for refused in (growkit.run, growkit.load, GrownStorageReader):
         with pytest.raises(InputError, match="differs from the embedding"):
             refused(recipe)
-
-
-def test_numbers_that_are_none_are_refused_where_they_are_read(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama")
-    recipe = recipe_of(tmp_path, source, WIDER)
-    state = growkit.load(recipe).state_dict()
-    weights = load_file(source / "model.safetensors")
-    weights["model.norm.weight"][3] = float("nan")
-    save_file(weights, source / "model.safetensors", {"format": "pt"})
-    reader = GrownStorageReader(recipe)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it runs in one process
-        dcp.load({"lm_head.weight": state["lm_head.weight"]}, storage_reader=reader)
-        with pytest.raises(dcp.api.CheckpointException, match="NaN"):
-            dcp.load(state, storage_reader=reader)
-
-
-def test_the_source_is_opened_as_it_is_when_written(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama")
-    recipe = recipe_of(tmp_path, source, WIDER)
-    shutil.copy(source / "model.safetensors", tmp_path / "copy")
-    (tmp_path / "copy").write_bytes((tmp_path / "copy").read_bytes()[:-8])
-    shutil.move(tmp_path / "copy", source / "model.safetensors")
-    messages = []
-    for refused in (growkit.run, growkit.load, GrownStorageReader):
-        with pytest.raises(InputError) as error:
-            refused(recipe)
-        messages.append(str(error.value))
-    assert len(set(messages)) == 1
-
-
-def test_a_source_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found as it is for a run; here a folder stands for the cache."""
-    source = save_model(tmp_path / "source", "llama", num_hidden_layers=1)
-    expected = growkit.load(recipe_of(tmp_path, source, WIDER)).state_dict()
-    monkeypatch.setattr(hub, "_fetched", lambda name, revision, weights: source)
-    recipe = recipe_of(tmp_path, Path("org/name"), WIDER)
-    assert not differing(growkit.load(recipe).state_dict(), expected)
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 3])

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ import growkit
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, in_blocks
 from growkit.algebra.law import grow, undo
-from growkit.algebra.shares import Shares, uneven_first, uneven_shares
+from growkit.algebra.shares import Shares
 from growkit.engine.strict import strict_float64
 from growkit.training import param_groups, rewarming
 from tests.conftest import load_strict
@@ -23,25 +22,6 @@ from tests.conftest import load_strict
 Make = Callable[..., Path]
 MULTI_HEAD = {"num_key_value_heads": 4}
 RATE = 1e-2
-
-
-def test_uneven_shares_are_those_of_the_tree_of_splits() -> None:
-    for parts in range(1, 18):
-
-        def taken(count: int, node: int, share: float, of: int = parts) -> list[float]:
-            if count == 1:
-                return [share]
-            left, first = (count + 1) // 2, uneven_first(of, node)
-            return [
-                *taken(left, 2 * node, share * first),
-                *taken(count - left, 2 * node + 1, share * (1 - first)),
-            ]
-
-        shares = uneven_shares(parts)
-        assert np.allclose(taken(parts, 1, 1.0), shares, rtol=1e-14)
-        assert len(set(shares)) == parts
-        assert abs(sum(shares) - 1) < 1e-14
-    assert uneven_shares(4) == (1 / 16, 3 / 16, 5 / 16, 7 / 16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -92,20 +72,6 @@ def test_uneven_copies_compute_the_same(
     assert result["kept"]
     assert result["promise"] == "exact"
     assert result["trainability"]["trainable"]
-
-
-def test_the_law_says_that_uneven_copies_part(make: Make, tmp_path: Path) -> None:
-    source = make("llama", **MULTI_HEAD)
-    for options, why in (
-        ({"symmetry": "uneven"}, "unequal shares"),
-        ({"symmetry": "keep", "moments": "reset"}, "moments of its copies begin anew"),
-        ({"symmetry": "keep"}, ""),
-    ):
-        folder = tmp_path / "-".join(options.values())
-        result = growkit.grow(source, folder, hidden="x2", verify=False, **options)
-        reasons = " ".join(result["updates"]["why"])
-        assert why in reasons
-        assert bool(why) == bool(reasons)
 
 
 def trained(folder: Path, groups: Any, state: Path | None, steps: int) -> tuple[Any, Any]:

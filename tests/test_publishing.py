@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -21,7 +20,6 @@ from typer.testing import CliRunner
 import growkit
 from growkit import InputError
 from growkit.checkpoint import publishing, scratch
-from growkit.checkpoint.publishing import write_manifest
 from growkit.checkpoint.scratch import LOCK, Scratch
 from growkit.cli.app import app
 from growkit.pipeline import running
@@ -104,12 +102,6 @@ class TestWhatIsRead:
         inside = place / other / "inside"
         assert "overlap" in refused(lambda: grow(out, inside, overwrite=True), place)
 
-    def test_dots_behind_a_link_lead_where_the_system_says(self, source: Path, place: Path) -> None:
-        (place / "deep" / "er").mkdir(parents=True)
-        (place / "link").symlink_to("deep/er")
-        grow(source, place / "link" / ".." / "out")
-        assert (place / "deep" / "out" / "growkit.json").exists()
-
     @pytest.mark.parametrize("link", [os.symlink, os.link], ids=["symbolic", "hard"])
     def test_a_source_whose_files_are_those_of_the_output(
         self, link: Callable[[Path, Path], None], source: Path, out: Path
@@ -130,16 +122,6 @@ class TestWhatIsRead:
         assert "text.txt" in refused(
             lambda: grow(source, out, overwrite=True, verify=reads), out.parent
         )
-
-    def test_a_calibration_text_in_the_output(self, place: Path) -> None:
-        source = save_model(place / "source", "diffllama", head_dim=8)
-        growkit.convert(source, place / "out", to="shared-diff", rank=1, verify=False)
-        text = str(place / "out" / "README.md")
-        options: dict[str, Any] = {"to": "shared-diff", "rank": 1, "calibration": text}
-        sentence = refused(
-            lambda: growkit.convert(source, place / "out", **options, overwrite=True), place
-        )
-        assert "README.md" in sentence
 
     def test_a_recipe_in_the_output(self, source: Path, out: Path) -> None:
         recipe = out.parent / "recipe.yaml"
@@ -183,19 +165,6 @@ class TestWhatIsRead:
         with pytest.raises(InputError, match=rf"{name} (was|has) changed while"):
             grow(source, place / "out")
         assert names(place) == ["source"]
-
-    def test_files_of_the_same_name_have_a_hash_each(self, source: Path, place: Path) -> None:
-        recipe = place / "config.json"
-        steps = [{"grow": "hypercloning", "hidden": "x2"}]
-        content = {"source": str(source), "steps": steps, "output": str(place / "out")}
-        recipe.write_text(json.dumps({**content, "verify": False}))
-        growkit.run(recipe)
-        manifest = json.loads((place / "out" / "growkit.json").read_text())
-        for file, found in (
-            (recipe, manifest["other_files"][recipe.name]),
-            (source / "config.json", manifest["source_files"]["config.json"]),
-        ):
-            assert found == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 class TestWhatGrowkitDidNotMake:
@@ -269,12 +238,6 @@ class TestWhatGrowkitDidNotMake:
         assert folder_bytes(out) == {**first, "mine.txt": b"the only copy"}
         assert names(out.parent) == ["out", "source"]
 
-    def test_recipes_are_not_copied_over_links(self, place: Path) -> None:
-        (place / "hypercloning-x2.yaml").symlink_to(place / "elsewhere")
-        result = CliRunner().invoke(app, ["recipes", "copy", "hypercloning-x2", str(place)])
-        assert result.exit_code == 2
-        assert names(place) == ["hypercloning-x2.yaml"]
-
 
 class TestReports:
     @pytest.fixture
@@ -332,31 +295,6 @@ class TestReports:
             os.link(place / file, place / f"kept-{file}")
             (place / file).write_text("mine")  # another file by now: also the other name's
             assert self.run(place, *pair, "--report", str(place / file)).exit_code == 2
-
-    def test_an_earlier_report_that_is_read(self, place: Path) -> None:
-        from growkit.cli import demo
-
-        source = str(Path(demo.__file__).parent / "model")
-        pair = ["verify", source, source, "--prompts", "1", "--length", "8"]
-        report = str(place / "report.json")
-        assert self.run(place, *pair, "--report", report).exit_code == 0
-        result = self.run(place, *pair, "--text", report, "--report", report)
-        assert result.exit_code == 2
-        assert "name another file" in result.stderr
-
-    def test_a_disk_that_is_full_at_the_end(
-        self, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(*arguments: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr("growkit.report.saving.write_whole", full)
-        arguments = ["grow", str(source), str(place / "out"), "--hidden", "x2"]
-        arguments += ["--prompts", "1", "--length", "8", "--report", str(place / "report.html")]
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 2
-        assert f"{place / 'out'} is written; the report cannot be" in result.stderr
-        assert (place / "out" / "growkit.json").exists()
 
 
 class TestLeftovers:
@@ -475,53 +413,6 @@ class TestOrder:
         assert written <= set(flushed[:before])
         assert flushed[before:] == [out.parent]
 
-    def test_errors_of_the_proof_are_no_errors_of_writing(
-        self, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fails(*arguments: Any) -> None:
-            raise OSError(5, "Input/output error", "/somewhere")
-
-        monkeypatch.setattr(running._Run, "_prove", fails)
-        with pytest.raises(OSError, match="/somewhere") as error:
-            grow(source, place / "out")
-        assert not isinstance(error.value, InputError)
-        assert names(place) == ["source"]
-
-    @pytest.mark.parametrize("call", ["mkdir", "open", "pwrite"])
-    def test_an_interrupt_at_the_very_beginning(
-        self, call: str, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Right after the hidden folder was made, or something in it."""
-        real = getattr(os, call)
-
-        def interrupted(first: Any, *args: Any, **options: Any) -> Any:
-            result = real(first, *args, **options)
-            if call == "pwrite" or ".out." in str(first):
-                raise KeyboardInterrupt
-            return result
-
-        monkeypatch.setattr(os, call, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            grow(source, place / "out")
-        monkeypatch.undo()
-        assert names(place) == ["source"]
-
-    def test_a_name_that_cannot_be_given(
-        self,
-        source: Path,
-        place: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        def fails(*arguments: Any) -> None:
-            raise OSError(5, "Input/output error")
-
-        monkeypatch.setattr(publishing, "move", fails)
-        with pytest.raises(InputError, match="cannot be written"):
-            grow(source, place / "out")
-        assert names(place) == ["source"]
-        assert not caplog.text
-
     def test_what_is_said_of_an_interrupt_is_true(
         self, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -592,17 +483,6 @@ def ended(how: str, arguments: str) -> int:
     return done.returncode
 
 
-def test_a_growth_that_nobody_reads_of(source: Path, place: Path) -> None:
-    """Also the numbers of closed streams go to no file of the output."""
-    command = f"{sys.executable} -m growkit grow {source} {place / 'out'} --hidden x2 --no-verify"
-    done = subprocess.run(["bash", "-c", f"{command} <&- >&- 2>&-"])
-    assert done.returncode == 0
-    grow(source, place / "same")
-    written, same = folder_bytes(place / "out"), folder_bytes(place / "same")
-    assert written["model.safetensors"] == same["model.safetensors"]
-    assert written["config.json"] == same["config.json"]
-
-
 @pytest.fixture(scope="module")
 def kills(tmp_path_factory: pytest.TempPathFactory) -> Kills:
     return Kills(tmp_path_factory.mktemp("kills"))
@@ -651,21 +531,3 @@ def test_a_kill_between_two_names(tmp_path: Path) -> None:
     assert kills.world.state() == "none"
     kills.check_finished()
     kills.world.check_next_run()
-
-
-def test_a_folder_that_cannot_be_listed_gets_no_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A manifest that leaves files out would say that they are not growkit's."""
-    (tmp_path / "config.json").write_text("{}")
-
-    def fails(path: Any) -> Any:
-        raise OSError(30, "Read-only file system", str(path))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "scandir", fails)
-        with pytest.raises(OSError, match="Read-only"):
-            write_manifest(tmp_path, {}, {})
-    assert not (tmp_path / "growkit.json").exists()
-    write_manifest(tmp_path, {}, {})
-    assert json.loads((tmp_path / "growkit.json").read_text())["files"].keys() == {"config.json"}

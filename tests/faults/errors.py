@@ -1,17 +1,10 @@
-"""Errors of the system, and Ctrl-C, at any call: nothing is lost, and what is said is true.
-
-python -m tests.faults.errors --count 500
-"""
+"""Errors of the system, and Ctrl-C, at any call: nothing is lost, and messages are true."""
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import random
-import sys
-import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -103,25 +96,3 @@ class Errors:
         ends = {DONE: "done all the same", REFUSED: "refused", INTERRUPTED: "interrupted"}
         self.seen[f"{ends[end]}: the output is {state}"] += 1
         world.check_next_run()
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    chance = random.Random(arguments.seed)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        errors = Errors(Path(folder))
-        for _ in range(arguments.count):
-            errors.one(chance)
-    for what, count in sorted(errors.seen.items()):
-        sys.stdout.write(f"{count:5} {what}\n")
-    seconds = time.monotonic() - started
-    sys.stdout.write(f"{arguments.count:5} errors in {seconds:.0f} s: nothing lost\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,6 +6,7 @@ python -m tests.faults.kills --count 300
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
 import sys
@@ -17,10 +18,26 @@ from pathlib import Path
 import pytest
 
 from growkit import InputError, grow
-from tests.faults.moments import kill_after, kill_at
-from tests.faults.world import World, in_child
+from tests.faults.world import Hook, World, in_child
 
 ANYWHERE, PUBLISHING, ANY_TIME = "anywhere", "publishing", "any time"
+
+
+def kill_at(number: int) -> Hook:
+    """Dies at the call of the system of this number, counted from 0."""
+    left = iter(range(number))
+
+    def hook(name: str, after: bool, about: object) -> None:
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+def kill_after(seconds: float) -> None:
+    """Dies at a moment, whatever it is doing then."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 class Kills:
