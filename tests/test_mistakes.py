@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,9 @@ from typer.testing import CliRunner
 
 from growkit.checkpoint.model_files import instead_of_weights, no_folder, no_model
 from growkit.cli.app import app
-from tests.conftest import seeded
-from tests.mistakes import MISTAKES, Answer, Mistake, faults, make_place
+from tests.mistakes import Answer, Mistake, faults, make_place, mistakes
 
-SAMPLE = seeded(0).sample(MISTAKES, 30)
+MISTAKES = mistakes()
 
 
 @pytest.fixture(scope="module")
@@ -29,30 +27,25 @@ def ask(words: list[str]) -> Answer:
     return Answer(done.exit_code, done.stdout, done.stderr)
 
 
-def found(mistake: Mistake, place: Path, tmp_path: Path) -> list[str]:
-    shutil.copytree(place, tmp_path / "here")
-    return faults(mistake, tmp_path / "here", ask)
-
-
-def test_there_are_a_hundred() -> None:
-    assert len(MISTAKES) >= 100
+def test_there_are_hundreds() -> None:
+    assert len({*MISTAKES}) == len(MISTAKES) > 200
     assert all(mistake.named for mistake in MISTAKES)
-    assert len({(each.command, each.before, each.named) for each in MISTAKES}) == len(MISTAKES)
 
 
-@pytest.mark.parametrize("mistake", SAMPLE, ids=str)
+@pytest.mark.sampled(100)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_a_sentence_says_what_would_do(mistake: Mistake, place: Path, tmp_path: Path) -> None:
-    assert found(mistake, place, tmp_path) == []
+    assert [*faults(mistake, shutil.copytree(place, tmp_path / "here"), ask)] == []
 
 
 def test_the_control_sees_what_is_no_mistake(place: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(place, tmp_path / "here")
     right = Mistake("grow source out --ffn x2 --no-verify", ("error: ",))
-    wrong = found(right, place, tmp_path)
-    assert [each.split(":")[0] for each in wrong] == [
+    assert [each.split(":")[0] for each in faults(right, folder, ask)] == [
         *("exit code 0", "on stdout", "no sentence", "does not name error", "something was written")
     ]
     slow = Answer(2, "", "error: but late\nand long", 2.0)
-    told = faults(replace(right, named=()), place, lambda words: slow)
+    told = [*faults(Mistake("inspect source", ()), folder, lambda words: slow)]
     assert told == ["no sentence: error: but late\nand long", "took 2.00 s"]
 
 
