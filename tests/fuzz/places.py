@@ -1,4 +1,4 @@
-"""The folders that odd files are put into: tiny models of every layout, and what lies around them.
+"""Inputs, and the folders that they are put into: tiny models of every layout.
 
 A place is a folder that a command runs in. Its sound files are kept in memory, so that one file can
 be made odd, and sound again, thousands of times in a second.
@@ -6,10 +6,12 @@ be made odd, and sound again, thousands of times in a second.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import stat
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -72,6 +74,7 @@ KINDS = [*MODELS, *STORED, *OTHERS]
 QUICK = Settings(prompts=1, length=8)
 
 State = dict[str, tuple[int, ...]]
+CORPUS = Path(__file__).with_name("corpus")
 
 
 @dataclass
@@ -137,6 +140,67 @@ class Place:
             for parent in list(Path(name).parents)[:-1]:  # folders that were made for odd files
                 if not any((self.folder / parent).iterdir()):
                     (self.folder / parent).rmdir()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input.
+
+    Attributes:
+        place: name of the place that it is put into.
+        arguments: the command line; paths are relative to the place.
+        files: what is odd, by path in the place; see ``Place.put``.
+    """
+
+    place: str
+    arguments: tuple[str, ...]
+    files: dict[str, Any] = field(default_factory=dict)
+
+    def put(self, place: Place) -> None:
+        """Put the odd things where they belong."""
+        for name, content in self.files.items():
+            place.put(name, content)
+
+    def as_json(self) -> dict[str, Any]:
+        """The input as it stands in the corpus."""
+        return {
+            "place": self.place,
+            "arguments": list(self.arguments),
+            "files": {name: _written(content) for name, content in self.files.items()},
+        }
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Case:
+        """See ``as_json``."""
+        files = {name: _read(content) for name, content in content["files"].items()}
+        return cls(content["place"], tuple(content["arguments"]), files)
+
+
+def corpus() -> dict[str, Case]:
+    """Every input that ever broke something, by the name of its file."""
+    return {
+        file.stem: Case.from_json(json.loads(file.read_text(encoding="utf-8")))
+        for file in sorted(CORPUS.glob("*.json"))
+    }
+
+
+def _written(content: Any) -> dict[str, Any]:
+    if not isinstance(content, bytes):
+        return dict(content)
+    if len(content) < 4096:
+        try:
+            return {"text": content.decode("utf-8")}
+        except UnicodeDecodeError:
+            pass
+    return {"zlib": base64.b64encode(zlib.compress(content, 9)).decode()}
+
+
+def _read(content: dict[str, Any]) -> Any:
+    if "text" in content:
+        return content["text"].encode("utf-8")
+    if "zlib" in content:
+        return zlib.decompress(base64.b64decode(content["zlib"]))
+    return content
 
 
 def remove(path: Path) -> None:

@@ -12,14 +12,12 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.planning.operation import Operation, Option, SizeOption, Switch
 from growkit.recipe.operations import PACKAGES, operations
-from tests.fuzz.case import Case
-from tests.fuzz.contents import yaml_text
-from tests.fuzz.places import Place
-from tests.fuzz.values import HOSTILE, REAL, WHOLE, WORDS, change, near, odd, words
+from tests.fuzz.odd import HOSTILE, REAL, WHOLE, WORDS, change, near, odd, words, yaml_text
+from tests.fuzz.places import Case, Place
 
 WRITTEN = words(
-    "1 2 3 4 8 16 0.1 0.5 1.0 10 30 x1 x2 x3 x4 x3/2 x1.5 x5/4 0,1 1,2,0 0,0 even end auto on "
-    "text.txt 17 24 x16"
+    "1 2 3 4 8 16 0.1 0.5 1.0 10 30 x1 x2 x3 x4 x3/2 x1.5 x5/4 0,1 1,2,0 0,0 even end auto "
+    "on text.txt 17 24 x16"
 )
 """What a freely written value may be; an option takes those that it accepts."""
 SIZES = words("x1 x2 x3 x4 x3/2 x1.5 x5/4 8 16 17 24 32")

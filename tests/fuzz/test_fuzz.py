@@ -18,7 +18,7 @@ import pytest
 
 from growkit.pipeline import inspection
 from tests.fuzz import worker as workers
-from tests.fuzz.case import Case, corpus
+from tests.fuzz.places import Case, corpus
 from tests.fuzz.rules import Answer, judge
 from tests.fuzz.targets import TARGETS, draw
 from tests.fuzz.worker import Tally, Worker, quickly

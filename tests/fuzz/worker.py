@@ -28,8 +28,7 @@ import typer
 
 from growkit.cli.app import app
 from growkit.report import saving, terminal
-from tests.fuzz.case import Case
-from tests.fuzz.places import SECRET, Place, build, remove, state
+from tests.fuzz.places import SECRET, Case, Place, build, remove, state
 from tests.fuzz.rules import Answer, Fault, cause, judge
 
 SECONDS = 5.0

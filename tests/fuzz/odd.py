@@ -1,0 +1,314 @@
+"""Odd values, trees of values, and contents of files: bytes, JSON, YAML, weights, archives."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+import pickletools
+import struct
+import zipfile
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import yaml
+
+
+def words(text: str) -> list[str]:
+    """The words of a text."""
+    return text.split()
+
+
+WHOLE = [
+    *(0, 1, -1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 64, 255, 1000, 65_536, 99_999_999, 10**9, 10**12),
+    *(2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**31), -(2**63), 10**400),
+]
+REAL = [
+    *(0.0, -0.0, 0.5, 1.0, 2.0, -1.5, 1e-8, 1e-320, 5e-324, 1e38, 1e39, 1.7e308, -1e308),
+    *(float("nan"), float("inf"), float("-inf")),
+]
+HOSTILE = [
+    *("", " ", "x", "x2", "nan", "-1", "0", "null", "true", "\n", "a\nb", "\r", "\t", "a\0b"),
+    *("\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\u202egnp.exe", "\u2028", "\ufeff", "é", "模型"),
+    *("\ud800", "\udcff", "%s%n", "{0.__class__}", "../../etc/passwd", "/dev/zero", "/dev/stdin"),
+    *("elsewhere/secret.txt", "../elsewhere/secret.txt", "source", ".", "..", "/", "~", "a" * 300),
+    *("a/b", "a\\b", "CON", "-", "--", "--json", "a" * 5000, "model.safetensors", "config.json"),
+    *("os.system", "__import__('os')", "org/kernel", "canary.Model", "org/name--canary.Model"),
+    *(words("1e3 1_000 ٣ ² 0x10 1.0 x0 x-1 x99999999 X2 2x 16,12 auto")),
+]
+WORDS = words(
+    "linear dynamic yarn longrope llama3 default proportional su mrope silu gelu relu "
+    "poly_norm polynorm swish gelu_pytorch_tanh linear float16 bfloat16 float32 float64 "
+    "float8_e4m3fn torch.float16 int8 auto eager sdpa flash_attention_2 flex_attention "
+    "paged|sdpa none own shared vectors projected affine plain causal column_mean gated "
+    "unified full llama mistral diffllama diff_transformer Motif microsoft_diff gpt2 bert "
+    "microsoft_diff_v2 mixtral qwen3_moe full_attention sliding_attention bnb "
+    "LlamaForCausalLM DiffLlamaForCausalLM LlamaModel GPT2LMHeadModel NoSuchClass"
+)
+# What only text can say: it takes the place of a string once the rest is text.
+RAW = {
+    "§digits§": "1" + "0" * 5000,
+    "§deep§": "[" * 3000 + "]" * 3000,
+    "§objects§": '{"a":' * 5000 + "1" + "}" * 5000,
+    "§1e999§": "1e999",
+    "§bare§": "bare",
+    "§comment§": "1 /* one */",
+}
+LARGEST = 1 << 20
+
+
+def odd(random: Random, depth: int = 0) -> Any:
+    """A value of any type."""
+    plain = [WHOLE, REAL, HOSTILE, WORDS, [None, True, False], list(RAW), [[], {}]]
+    kind = random.choices(range(9), [30, 12, 18, 16, 8, 3, 3, 6, 4])[0]
+    if kind < len(plain) or depth > 2:
+        return random.choice(plain[min(kind, 6)])
+    if kind == 7:
+        return [odd(random, depth + 1) for _ in range(random.choice([1, 1, 2, 3, 8]))]
+    return {random.choice(HOSTILE): odd(random, depth + 1) for _ in range(random.randrange(1, 4))}
+
+
+def near(random: Random, value: Any) -> Any:
+    """Something like a value, but not it."""
+    wrapped = [[value], {"0": value}, str(value)]
+    if isinstance(value, bool):
+        return random.choice([not value, int(value), str(value).lower(), None])
+    if isinstance(value, int):
+        return random.choice([value + 1, value - 1, -value, value * 2, value // 2, *wrapped])
+    if isinstance(value, float):
+        return random.choice([-value, value * 2, value / 3, value + 1e-9, *wrapped])
+    if isinstance(value, str):
+        at = random.randrange(len(value) + 1)
+        longer = value[:at] + random.choice(HOSTILE) + value[at:]
+        return random.choice([longer, value[:at] + value[at + 1 :], value.upper(), [value]])
+    if isinstance(value, list):
+        return random.choice([value * 2, value[1:], value[:-1], value[::-1], *wrapped])
+    if isinstance(value, dict):
+        return random.choice([[value], list(value), {str(k).upper(): v for k, v in value.items()}])
+    return odd(random)
+
+
+def change(random: Random, tree: Any, keys: Sequence[str]) -> Any:
+    """A copy of a tree of dictionaries and lists with one to four odd changes.
+
+    Args:
+        random: decides.
+        tree: what is changed.
+        keys: what may be added.
+    """
+    changed = copy.deepcopy(tree)
+    for _ in range(random.choice([1, 1, 1, 2, 2, 3, 4])):
+        changed = _change_once(random, changed, keys)
+    return changed
+
+
+def _change_once(random: Random, tree: Any, keys: Sequence[str]) -> Any:
+    if not isinstance(tree, dict | list) or random.random() < 0.005:
+        return odd(random)
+    node = tree
+    while random.random() < 0.6:
+        inside = node.values() if isinstance(node, dict) else node
+        below = [each for each in inside if isinstance(each, dict | list) and each]
+        if not below:
+            break
+        node = random.choice(below)
+    key = random.choice(keys) if keys and random.random() < 0.9 else random.choice(HOSTILE)
+    places = list(node) if isinstance(node, dict) else list(range(len(node)))
+    what = random.randrange(12) if places else 11
+    at = random.choice(places) if places else 0
+    if what < 4:
+        node[at] = odd(random)
+    elif what < 7:
+        node[at] = near(random, node[at])
+    elif what == 7:
+        del node[at]
+    elif what == 8:
+        node[at] = copy.deepcopy(node[random.choice(places)])
+    elif isinstance(node, list):
+        node.insert(at, odd(random))
+    else:
+        node[key] = node.pop(at) if what == 9 else odd(random)
+    return tree
+
+
+def json_text(random: Random, tree: Any) -> bytes:
+    """A tree as JSON, in one of the ways in which it can be written, or nearly so."""
+    text = json.dumps(tree, ensure_ascii=random.random() < 0.5, indent=random.choice([None, 2]))
+    for name, raw in RAW.items():
+        text = text.replace(json.dumps(name, ensure_ascii=False), raw)
+        text = text.replace(json.dumps(name), raw)
+    if random.random() < 0.03 and isinstance(tree, dict) and tree:  # a key that is there twice
+        key = json.dumps(random.choice(list(tree)))
+        text = text.replace("{", "{" + f"{key}: {json.dumps(odd(random))},", 1)
+    return text.encode("utf-8", errors="surrogatepass")
+
+
+def yaml_text(random: Random, tree: Any) -> bytes:
+    """A tree as YAML."""
+    flow = random.choice([None, True])
+    try:
+        text = yaml.safe_dump(tree, allow_unicode=True, default_flow_style=flow)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return json_text(random, tree)  # which YAML reads as well
+    for name, raw in RAW.items():
+        text = text.replace(name, raw)
+    return text.encode("utf-8", errors="surrogatepass")
+
+
+def damaged(random: Random, content: bytes) -> bytes:
+    """Some bytes, changed without regard to what they mean."""
+    content = content or b"{}"
+    for _ in range(random.choice([1, 1, 2, 4])):
+        at = random.randrange(len(content) + 1)
+        size = random.choice([1, 1, 2, 8, 64])
+        signs = [b"\0", b"{", b"}", b"[", b'"', b",", b":", b"\xff", b"\n", b"NaN"]
+        hostile = random.choice(HOSTILE).encode("utf-8", errors="surrogatepass")[:100]
+        twice = content[at : at + size] * 2
+        some = random.choice([random.randbytes(size), hostile, random.choice(signs), twice])
+        text = content.decode("utf-8", errors="replace")
+        content = random.choice(
+            [
+                *(content[:at], content[at:], content[:at] + content[at + size :]),
+                *[content[:at] + some + content[at:]] * 3,
+                *[content[:at] + some + content[at + len(some) :]] * 4,
+                random.choice([b"", b"\xef\xbb\xbf" + content, content + b"\0" * 100, b"\0"]),
+                text.encode(random.choice(["utf-16", "utf-32", "utf-8-sig"])),
+            ]
+        )
+    return content[:LARGEST]
+
+
+# --- Weights --------------------------------------------------------------------------------------
+
+DTYPES = words(
+    "F64 F32 F16 BF16 F8_E4M3 F8_E5M2 F8_E8M0 F4 F6_E2M3 I64 I32 I16 I8 U64 U32 U16 U8 BOOL "
+    "C64 f32 F128 float32"
+)
+BITS = {"F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32}
+BITS |= {"F16": 16, "BF16": 16, "I16": 16, "U16": 16, "F4": 4, "F6_E2M3": 6}
+
+
+def odd_safetensors(random: Random, content: bytes) -> bytes:
+    """A file of weights with an odd header, or one that is sound but not of this model."""
+    size = struct.unpack("<Q", content[:8])[0]
+    header, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    kind = random.random()
+    if kind < 0.1:
+        return damaged(random, content)
+    if kind < 0.15:
+        claimed = random.choice([0, 1, 7, 100_000_001, 2**63, 2**64 - 1, len(content)])
+        return struct.pack("<Q", claimed) + content[8:]
+    if kind < 0.45:
+        text = json_text(random, change(random, header, list(header)))
+        return struct.pack("<Q", len(text)) + text + data
+    described = {name: dict(entry) for name, entry in header.items() if name != "__metadata__"}
+    for _ in range(random.choice([1, 1, 1, 2, 3])):
+        _other_tensor(random, described)
+    return _sound(random, described)
+
+
+def _other_tensor(random: Random, described: dict[str, dict[str, Any]]) -> None:
+    name = random.choice(list(described) or ["x"])
+    entry = described.setdefault(name, {"dtype": "F32", "shape": [1]})
+    shape = list(entry["shape"])
+    layer = random.choice(["1", "2", "-1", "00", "999999999", "9" * 30, "x", "", "0.0"])
+    part = random.choice(["bias", "weight_scale", "lora_A.weight", "g"])
+    others = [name.replace(".0.", f".{layer}."), name.replace("weight", part), f"_orig_mod.{name}"]
+    other = random.choice([*others, name.removeprefix("model."), random.choice(HOSTILE) or "x"])
+    what = random.randrange(10)
+    if what < 3:
+        entry["dtype"] = random.choice(DTYPES)
+    elif what < 6:
+        at = random.randrange(len(shape) + 1)
+        shape[at : at + random.randrange(2)] = [random.choice([0, 1, 2, 3, 7, 8, 16, 1000])]
+        entry["shape"] = random.choice([shape, shape[::-1], shape[1:], [], [1, *shape]])
+    elif what < 8:
+        described[other] = described.pop(name)
+    elif what == 8:
+        described[other] = dict(entry)
+    else:
+        del described[name]
+
+
+def _sound(random: Random, described: dict[str, dict[str, Any]]) -> bytes:
+    """A file whose header and data fit each other, as far as its dtypes and shapes let them."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, entry in described.items():
+        count = 1
+        for size in entry["shape"]:
+            count *= size
+        begin, end = end, min(end + count * BITS.get(entry["dtype"], 8) // 8, LARGEST)
+        header[name] = {**entry, "data_offsets": [begin, end]}
+    if random.random() < 0.1:
+        header["__metadata__"] = random.choice([{"format": "tf"}, {}, {"a": "\n"}])
+    text = json_text(random, header)
+    fill = random.choice([b"\0", b"\x3c", b"\x3c", b"\x3c", b"\xff", b"\x7f"])
+    return struct.pack("<Q", len(text)) + text + fill * end
+
+
+CALLS = [
+    *("os system", "builtins eval", "builtins getattr", "torch.storage _load_from_bytes"),
+    *("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_sparse_tensor", "torch Size"),
+    *("torch._utils _rebuild_parameter", "torch._utils _rebuild_qtensor", "torch device"),
+    *("torch._utils _rebuild_meta_tensor_no_storage", "torch IntStorage", "torch BoolStorage"),
+    *("collections OrderedDict", "collections Counter", "torch.nn.parameter Parameter"),
+    *("torch ComplexFloatStorage", "torch DoubleStorage", "torch.storage UntypedStorage"),
+]
+
+
+def odd_archive(random: Random, content: bytes) -> bytes:
+    """A ``.bin`` file whose archive, pickle or byte order is odd."""
+    kind = random.random()
+    if kind < 0.25:
+        plain = pickle.dumps(odd(random), protocol=random.randrange(6))
+        return damaged(random, content) if kind < 0.2 else plain
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    root = next(iter(members)).split("/")[0]
+    name = random.choice(list(members))
+    what = random.randrange(10)
+    if what < 5:
+        members[f"{root}/data.pkl"] = _odd_pickle(random, members[f"{root}/data.pkl"])
+    elif what == 5:
+        record = random.choice(["byteorder", "version", ".format_version", "constants.pkl"])
+        content = random.choice([b"big", b"", b"middle", b"99", b"-1", b"\xff", b"x" * 1000])
+        members[f"{root}/{record}"] = content
+    elif what == 6:
+        del members[name]
+    elif what == 7:
+        members[name] = damaged(random, members[name])
+    elif what == 8:
+        members[name] = members[name][: random.randrange(len(members[name]) + 1)]
+    else:
+        members[name.replace(root, random.choice(["other", "", "..", "/a"]), 1)] = members.pop(name)
+    made = io.BytesIO()
+    squeeze = random.choice([zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+    with zipfile.ZipFile(made, "w", squeeze) as archive:
+        for name, member in members.items():
+            archive.writestr(zipfile.ZipInfo(name or "x"), member)
+    return made.getvalue()
+
+
+def _odd_pickle(random: Random, content: bytes) -> bytes:
+    """A pickle with one opcode changed: another number, another name, left out, twice."""
+    opcodes = list(pickletools.genops(content))
+    begins = [position or 0 for _, _, position in opcodes] + [len(content)]
+    at = random.randrange(len(opcodes))
+    opcode, argument, _ = opcodes[at]
+    mine = content[begins[at] : begins[at + 1]]
+    if isinstance(argument, int) and opcode.name.startswith("BININT"):
+        large = random.choice(WHOLE).to_bytes(200, "little", signed=True)
+        small = struct.pack("<i", random.choice([-1, 0, 1, 5, 1000, 2**31 - 1, -(2**31)]))
+        mine = random.choice([b"J" + small, b"J" + small, b"\x8a\xc8" + large])
+    elif opcode.name == "GLOBAL":
+        module, name = random.choice(CALLS).split()
+        mine = f"c{module}\n{name}\n".encode()
+    elif isinstance(argument, str) and "UNICODE" in opcode.name:
+        text = random.choice([*HOSTILE, "cuda:0", "meta", "0", "1"]).encode(errors="surrogatepass")
+        mine = b"X" + struct.pack("<I", len(text)) + text
+    else:
+        mine = random.choice([b"", mine * 2, b"N", b"\x88", b"}", b"]", b"0", mine + b"\x85R"])
+    return content[: begins[at]] + mine + content[begins[at + 1] :]
