@@ -174,6 +174,15 @@ def without_tokenizer() -> None:
         file.unlink()
 
 
+def a_broken_link() -> None:
+    Path("source/tokenizer.json").unlink()
+    Path("source/tokenizer.json").symlink_to("nowhere")
+
+
+def a_pipe() -> None:
+    os.mkfifo("source/LICENSE")
+
+
 def a_pdf() -> None:
     Path("a.pdf").write_bytes(b"%PDF\xff\xfe")
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from growkit.cli.app import app
 from growkit.cli.demo.story import MODEL
 from growkit.pipeline.estimate import estimate
 from growkit.report.operation import in_common, kinds
-from tests.conftest import folder_bytes, save_model, save_random, seeded
+from tests.conftest import save_model, save_random, seeded
 
 GROW = ("--hidden", "x2")
 QUICK = ("--prompts", "2", "--length", "12")
@@ -201,121 +200,7 @@ def test_rows_of_steps_that_do_nothing_say_so_once(tmp_path: Path) -> None:
     assert not any("as it is;" in line["why"] for line in result["plan"])
 
 
-# What it refuses.
-
-
-def in_the_source(source: Path) -> list[Any]:
-    return [source / "out", *GROW]
-
-
-def through_a_file(source: Path) -> list[Any]:
-    (source.parent / "file").write_text("mine")
-    return [source.parent / "file" / "out", *GROW]
-
-
-def that_exists(source: Path) -> list[Any]:
-    (source.parent / "out").mkdir()
-    return [source.parent / "out", *GROW]
-
-
-def called_too_long(source: Path) -> list[Any]:
-    return [source.parent / ("o" * 250), *GROW]
-
-
-def without_tokenizer(source: Path) -> list[Any]:
-    return [source.parent / "out", *GROW, "--text", __file__]
-
-
-def of_one_word(source: Path) -> list[Any]:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, source)
-    (source.parent / "short.txt").write_text("a")
-    return [source.parent / "out", *GROW, "--text", source.parent / "short.txt"]
-
-
-def of_bytes(source: Path) -> list[Any]:
-    (source.parent / "odd.txt").write_bytes(b"\xff\xfe\x00")
-    return [source.parent / "out", *GROW, "--text", source.parent / "odd.txt"]
-
-
-def on_no_gpu(source: Path) -> list[Any]:
-    return [source.parent / "out", *GROW, "--device", "cuda"]
-
-
-def too_many_prompts(source: Path) -> list[Any]:
-    return [source.parent / "out", *GROW, "--prompts", 10**8]
-
-
-def report_into_the_output(source: Path) -> list[Any]:
-    out = source.parent / "out"
-    return [out, *GROW, "--report", out / "proof.html"]
-
-
-def report_nowhere(source: Path) -> list[Any]:
-    return [source.parent / "out", *GROW, "--report", source.parent / "no" / "proof.html"]
-
-
-def report_of_no_kind(source: Path) -> list[Any]:
-    return [source.parent / "out", *GROW, "--report", source.parent / "proof.pdf"]
-
-
-def report_without_proof(source: Path) -> list[Any]:
-    report = source.parent / "proof.html"
-    return [source.parent / "out", *GROW, "--report", report, "--no-verify"]
-
-
-def beside_a_broken_link(source: Path) -> list[Any]:
-    (source / "tokenizer.json").symlink_to("nowhere")
-    return [source.parent / "out", *GROW, "--no-verify"]
-
-
-def beside_a_pipe(source: Path) -> list[Any]:
-    os.mkfifo(source / "LICENSE")
-    return [source.parent / "out", *GROW, "--no-verify"]
-
-
-def files_of_no_size(source: Path) -> list[Any]:
-    return [source.parent / "out", *GROW, "--shard-size", "5GiB"]
-
-
-def in_no_dtype(source: Path) -> list[Any]:
-    return [source.parent / "out", *GROW, "--dtype", "fp16"]
-
-
-REFUSED: list[Callable[[Path], list[Any]]] = [
-    in_the_source,
-    through_a_file,
-    that_exists,
-    called_too_long,
-    without_tokenizer,
-    of_one_word,
-    of_bytes,
-    on_no_gpu,
-    too_many_prompts,
-    report_into_the_output,
-    report_nowhere,
-    report_of_no_kind,
-    report_without_proof,
-    beside_a_broken_link,
-    beside_a_pipe,
-    files_of_no_size,
-    in_no_dtype,
-]
-
-
-@pytest.mark.parametrize("make", REFUSED, ids=lambda make: make.__name__)
-def test_a_dry_run_refuses_what_a_run_refuses(
-    make: Callable[[Path], list[Any]], source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    words = make(source)
-    before = sorted(folder_bytes(source.parent)) if make is not beside_a_pipe else None
-    dry, real = (run("grow", source, *words, *more) for more in (["--dry-run"], []))
-    assert dry.exit_code == real.exit_code == 2, dry.output
-    assert dry.stderr == real.stderr
-    assert dry.stderr.startswith("error: ")
-    assert not dry.stdout
-    assert before is None or sorted(folder_bytes(source.parent)) == before
+# What it refuses: see also tests/test_mistakes.py.
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from growkit.checkpoint.model_files import instead_of_weights, no_folder, no_model
 from growkit.cli.app import app
-from tests.mistakes import Answer, Mistake, faults, make_place, mistakes
+from tests.mistakes import Answer, Mistake, chdir, faults, make_place, mistakes
 
 MISTAKES = mistakes()
 
@@ -35,7 +36,19 @@ def test_there_are_hundreds() -> None:
 @pytest.mark.sampled(100)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_a_sentence_says_what_would_do(mistake: Mistake, place: Path, tmp_path: Path) -> None:
-    assert [*faults(mistake, shutil.copytree(place, tmp_path / "here"), ask)] == []
+    """And in the same one where nothing is to be written."""
+    folder, answers = shutil.copytree(place, tmp_path / "here"), []
+
+    def noted(words: list[str]) -> Answer:
+        answers.append(ask(words))
+        return answers[-1]
+
+    assert [*faults(mistake, folder, noted)] == []
+    words = shlex.split(mistake.command)
+    numbers = "tie_word_embeddings" in mistake.before  # which a dry run does not read
+    if words[0] in ("grow", "convert", "run") and not numbers:
+        with chdir(folder):
+            assert ask([*words, "--dry-run"]) == answers[0]
 
 
 def test_the_control_sees_what_is_no_mistake(place: Path, tmp_path: Path) -> None:

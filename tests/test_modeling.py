@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -326,46 +327,6 @@ def test_the_papers_tell_variants_apart(fault: str) -> None:
         if projection and projection in name:
             state[name] = state[name].unflatten(0, (len(order), -1))[order].flatten(0, 1)
     assert distance(expected, papers.logits(state, config, ids)) > 1e-9
-
-
-def row_sums(model: DiffTransformerForCausalLM, ids: Tensor, **inputs: Any) -> list[Tensor]:
-    """Of the model's final attention matrices: what comes out where all values are one.
-
-    Returns:
-        For every layer [batch, rows, signal heads].
-    """
-    found: list[Tensor] = []
-
-    def keep(_: Any, arguments: tuple[Tensor, ...]) -> None:
-        found.append(arguments[0].unflatten(-1, (-1, model.config.value_head_dim))[..., 0])
-
-    for layer in model.model.layers:
-        projection = layer.self_attn.v_proj
-        with torch.no_grad():
-            projection.weight.zero_()
-            projection.bias.fill_(1)
-        layer.self_attn.o_proj.register_forward_pre_hook(keep)
-    run(model, ids, **inputs)
-    return found
-
-
-BARE = {"head_norm": "none", "head_output_scale": "none", "attention_bias": True}
-
-
-@pytest.mark.parametrize("integral", INTEGRALS)
-@pytest.mark.parametrize("gamma", SWITCHES["gamma"])
-@pytest.mark.parametrize("lambdas", [{}, PROJECTED], ids=["vectors", "projected"])
-def test_rows_sum_to_one_in_unified_dint(
-    integral: str, gamma: str, lambdas: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(differential_attention, "BLOCK_ROWS", 4)
-    model = build(**BARE, **lambdas, integral=integral, gamma=gamma)
-    ids, mask = tokens((2, 11)), left_padded((2, 11), 0, 3)
-    exact = [maps.sum(-1) for maps in papers.final_maps(model.state_dict(), model.config, ids[0])]
-    one = integral != "none" and gamma == "unified"
-    assert all((float((sums - 1).abs().max()) < LIMIT) == one for sums in exact)
-    for sums in row_sums(model, ids, attention_mask=mask):
-        assert (float((sums[mask.bool()] - 1).abs().max()) < LIMIT) == one
 
 
 @pytest.mark.parametrize("variant", [*CACHED, "column mean"])
@@ -713,17 +674,6 @@ def test_gradcheck_of_the_causal_integral(
     assert torch.autograd.gradcheck(heads, arguments)
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_gradcheck_of_the_column_mean(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differential_attention, "BLOCK_ROWS", 2)
-    query, key, _ = attention_inputs(5)
-    real = left_padded((2, 5), 0, 2).bool() if padded else None
-    arguments = [query.requires_grad_(), key.requires_grad_()]
-    assert torch.autograd.gradcheck(
-        lambda query, key: differential_attention.column_mean(query, key, 0.7, real), arguments
-    )
-
-
 def test_gradcheck_sees_a_wrong_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = differential_attention._softmax_backward
     monkeypatch.setattr(
@@ -834,26 +784,9 @@ def test_half_precision(
         return float((expected - found).square().mean().sqrt() / expected.square().mean().sqrt())
 
     expected = run(exact, ids, attention_mask=mask)
-    dtypes: dict[str, torch.dtype] = {}
-
-    def spy_on(module: Any, name: str) -> None:
-        function = getattr(module, name)
-
-        def spy(*arguments: Any) -> Any:
-            result = function(*arguments)
-            dtypes[name] = result.dtype
-            return result
-
-        monkeypatch.setattr(module, name, spy)
-
-    for name in ("lambda_of_vectors", "combine", "head_norm"):
-        spy_on(modeling_diff_transformer, name)
-    spy_on(differential_attention, "_masked_softmax")
     found = model(ids, attention_mask=mask, use_cache=False).logits
     assert found.dtype == dtype
     assert error(expected[mask.bool()], found[mask.bool()]) < HALVES[dtype]
-    assert set(dtypes.values()) == {torch.float32}
-    assert ("_masked_softmax" in dtypes) == (options.get("integral", "none") != "none")
 
     slopes = [
         torch.cat([each.flatten().double() for each in gradients(m, logits, mask).values()])
@@ -942,15 +875,11 @@ def test_no_map_is_held(variant: str, dtype: torch.dtype, padded: bool) -> None:
 
 
 @pytest.mark.parametrize("variant", ["diff", "dint"])
-@pytest.mark.parametrize("padded", [False, True])
-def test_no_map_is_held_for_a_long_chunk(variant: str, padded: bool) -> None:
+def test_no_map_is_held_for_a_long_chunk(variant: str) -> None:
     model = build(**CACHED[variant], num_hidden_layers=1)
-    ids, half = tokens((1, LENGTH)), LENGTH // 2
-    mask = left_padded((1, LENGTH), 100 if padded else 0)
-    cache = DynamicCache(config=model.config)
-    with Largest() as largest, torch.no_grad():
-        model(ids[:, :half], attention_mask=mask[:, :half], past_key_values=cache)
-        model(ids[:, half:], attention_mask=mask, past_key_values=cache)
+    ids, half, mask = tokens((1, LENGTH)), LENGTH // 2, left_padded((1, LENGTH), 100)
+    with Largest() as largest:
+        decode(model, ids, mask, [half, half])
     assert largest.numel <= 4 * differential_attention.BLOCK_ROWS * LENGTH < half * LENGTH * 4
 
 
@@ -964,64 +893,36 @@ def test_the_papers_hold_maps() -> None:
 
 # --- The config -----------------------------------------------------------------------------------
 
+BARE: dict[str, Any] = {"num_noise_heads": 0, "head_output_scale": "none"}
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     **{
         switch: ({switch: "nonsense"}, rf"{switch} is 'nonsense'; choose one of {choices[0]}, ")
         for switch, choices in SWITCHES.items()
     },
-    "no heads": ({"num_attention_heads": 0, "head_dim": 4}, "num_attention_heads is 0; at least 1"),
-    "no heads to divide by": ({"num_attention_heads": 0, "head_dim": None}, "num_attention_heads"),
+    "no heads": ({"num_attention_heads": 0}, "num_attention_heads is 0; at least 1"),
     "no key heads": ({"num_key_value_heads": 0}, "num_key_value_heads is 0; at least 1"),
-    "no head width": ({"head_dim": 0}, "head_dim is 0; at least 1"),
     "no value width": ({"value_head_dim": 0}, "value_head_dim is 0; at least 1"),
     "noise only": ({"num_noise_heads": 8}, "leave at least 1 signal head"),
-    "negative noise": ({"num_noise_heads": -1}, "num_noise_heads is -1"),
     "uneven groups": ({"num_noise_heads": 3}, "5 signal heads are no multiple of .* 3; .* group"),
-    "more noise": ({"num_noise_heads": 6}, "2 signal heads are no multiple of num_noise_heads 6"),
     "odd key heads": ({"num_key_value_heads": 3}, "num_key_value_heads is 3; .* must be even"),
-    "signal heads without values": (
-        {"num_key_value_heads": 6},
-        "4 signal heads are no multiple of the 3 value heads",
-    ),
-    "noise heads without values": (
-        {"num_noise_heads": 2, "num_key_value_heads": 3, "noise_keys": "shared"},
-        "2 noise heads are no multiple of the 3 value heads",
-    ),
-    "more values than noise heads": (
+    "signal without values": ({"num_key_value_heads": 6}, "4 signal heads .* the 3 value heads"),
+    "noise without values": (
         {"num_attention_heads": 10, "num_noise_heads": 2, "num_key_value_heads": 8},
         "2 noise heads are no multiple of the 4 value heads",
     ),
     "multiplier of softmax attention": (
-        {"num_noise_heads": 0, "head_output_scale": "one_minus_lambda_init"},
-        "head_output_scale need lambda_init, one number per layer",
-    ),
-    "multiplier of a projected λ": (
-        {"lambda_type": "projected", "head_output_scale": "one_minus_lambda_init"},
+        BARE | {"head_output_scale": "one_minus_lambda_init"},
         "head_output_scale need lambda_init, one number per layer",
     ),
     "λ_init of too few layers": ({"lambda_init": [0.2]}, "has 1 numbers for 2 layers"),
-    "λ_init of too many layers": ({"lambda_init": [0.2] * 3}, "has 3 numbers for 2 layers"),
-    "λ_init that no one needs": (
-        {**PROJECTED, "head_output_scale": "none", "lambda_init": [0.2]},
-        "one per layer",
-    ),
-    **{
-        f"{integral} without noise": (
-            {"num_noise_heads": 0, "head_output_scale": "none", "integral": integral},
-            f"integral '{integral}' needs noise heads.*there is no λ",
-        )
-        for integral in INTEGRALS[1:]
-    },
-    "shared without noise": (
-        {"num_noise_heads": 0, "head_output_scale": "none", "qk_projection": "shared"},
-        "qk_projection 'shared' needs noise heads",
-    ),
+    "integral without noise": (BARE | {"integral": "causal"}, "needs noise heads.*there is no λ"),
+    "shared without noise": (BARE | {"qk_projection": "shared"}, "'shared' needs noise heads"),
     **{
         f"rank {rank}": (
             {"qk_projection": "shared", "shared_rank": rank},
-            f"shared_rank is {rank}; .* at least 1",
+            f"shared_rank is {re.escape(str(rank))}; .* at least 1",
         )
-        for rank in (None, 0, -2, 1.5)
+        for rank in (None, 0, 1.5, [1])
     },
 }
 
