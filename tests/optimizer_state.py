@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
-from transformers import get_scheduler
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, get_scheduler
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, GreedyLR
 
 import growkit
@@ -207,6 +207,50 @@ def goes_on(
     grown(source, None, place / "expected", way)
     expected = load_strict(place / "expected")
     return largest(large.state_dict(), expected.state_dict())
+
+
+# The real Trainer.
+
+
+class Batches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": batch(number)[0], "labels": batch(number)[0]}
+
+
+class Recording(Trainer):
+    """It remembers its losses as they are."""
+
+    def compute_loss(self, *arguments: Any, **more: Any) -> Any:
+        found = super().compute_loss(*arguments, **more)
+        self.losses = [*getattr(self, "losses", []), float(found.detach())]
+        return found
+
+
+def trainer(folder: Path, output: Path, law: bool = False) -> Recording:
+    """In true float64, with a schedule that rises and falls."""
+    arguments = TrainingArguments(
+        str(output),
+        max_steps=6,
+        per_device_train_batch_size=2,
+        save_steps=3,
+        learning_rate=RATE,
+        lr_scheduler_type="cosine",
+        warmup_steps=2,
+        weight_decay=DECAY,
+        max_grad_norm=0,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    )
+    groups = param_groups(model, folder, lr=RATE, weight_decay=DECAY) if law else None
+    made = (torch.optim.AdamW(groups, lr=RATE), None) if groups else (None, None)
+    return Recording(model, arguments, train_dataset=Batches(), optimizers=made)
 
 
 # Schedules of the rate.

@@ -99,37 +99,6 @@ def test_left_padding(folder: Path) -> None:
     assert close(found[4:], plain)
 
 
-def test_states_that_were_read_are_given_back(make: Callable[..., Path]) -> None:
-    """But for the call that is watched: hidden states of many prompts are large."""
-    folder = make("llama", num_hidden_layers=3)
-    model = Layerwise(Checkpoint(folder), torch.float32, torch.device("cpu"), None)
-    handed_on: list[Tensor] = []
-    before: list[Tensor] = []
-    for stage in model.stages([Call(ids(7)), Call(ids(5))], watched=1):
-        if handed_on:
-            assert stage.given is handed_on[1]
-            assert stage.given.shape[0] == 5
-            assert before == []
-        handed_on, before = list(stage.after), stage.after
-        assert len(before) == 2
-
-
-def test_keys_and_values_go_with_their_layer(make: Callable[..., Path]) -> None:
-    """But for their shape: what is kept of every layer grows with the depth of a model."""
-    model = Layerwise(
-        Checkpoint(make("llama", num_hidden_layers=3)), torch.float32, torch.device("cpu"), None
-    )
-    calls = [Call(ids(7), cached=True), Call(ids(2), cached=True, continues=0)]
-    for stage in model.stages(calls):
-        for index, layer in enumerate(model._forward.caches[0].layers):
-            states = [layer.keys, layer.values] if layer.is_initialized else []
-            assert bool(states) == (stage.layer is not None and index <= stage.layer)
-            for state in states:
-                assert state.shape[-2] == 9
-                assert bool(state.isnan().all()) == (index != stage.layer)
-                assert (state.untyped_storage().nbytes() == 4) == (index != stage.layer)
-
-
 def test_gradients(folder: Path) -> None:
     prompt = ids(12)
     found: dict[str, Tensor] = {}

@@ -18,7 +18,6 @@ import growkit
 from growkit.checkpoint.folder import Folder
 from growkit.engine.oracle import resolved
 from growkit.families.added import temporary_family
-from growkit.families.family import families
 from growkit.proof.companions import same_ids
 from growkit.proof.config import different_settings, not_compared
 from tests.conftest import save_random
@@ -86,13 +85,6 @@ def test_positions_in_a_table(kind: str, rows: int, tmp_path: Path) -> None:
         assert growkit.verify(source, target, **QUICK)["kept"] == (rows == 64)
 
 
-def test_only_sizes_that_no_prompt_shows_must_stay() -> None:
-    unseen = {name: family.unseen_sizes - {"vocab_size"} for name, family in families().items()}
-    assert {name: keys for name, keys in unseen.items() if keys} == {
-        kind: {key} for kind, (key, *_) in TABLES.items()
-    }
-
-
 @pytest.mark.parametrize(
     ("key", "changed"), [("hidden_size", []), ("width", ["width"]), ("longest", ["longest"])]
 )
@@ -101,29 +93,6 @@ def test_a_description_makes_no_setting_a_size(key: str, changed: list[str]) -> 
     with temporary_family(DESCRIBED):
         assert different_settings(config, config) == ([], [])
         assert different_settings(config, config | {key: 16}) == (changed, [])
-
-
-def test_positions_by_whatever_name() -> None:
-    first, second = (
-        resolved(
-            {
-                "model_type": kind,
-                "vocab_size": 29,
-                TABLES[kind][0]: 64,
-                "activation_function": "relu",
-                **NO_IDS,
-            }
-        )
-        for kind in TABLES
-    )
-    assert first is not None
-    assert second is not None
-    assert different_settings(first, second)[0] == []
-    assert different_settings(first, second | {"max_position_embeddings": 32})[0] == [
-        "max_position_embeddings"
-    ]
-    assert different_settings(second, first | {"n_positions": 32})[0] == ["n_positions"]
-    assert not {"n_positions", "max_position_embeddings"} & {*not_compared(second, first)}
 
 
 @pytest.mark.parametrize("layers", [2, 3])

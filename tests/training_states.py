@@ -1,15 +1,7 @@
-"""States of optimizers that the proof of a training begins with, and faults in them.
-
-    python -m tests.training_states
-
-Every fault in every group and kind of moment is trained with, by itself, in all formats that one
-file holds; the suite takes a sample.
-"""
+"""States of optimizers that the proof of a training begins with, and faults in them."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,25 +107,3 @@ def spoiled(out: Path, spoil: Callable[[Any], None]) -> Iterator[None]:
         yield
     finally:
         file.write_bytes(whole)
-
-
-def main() -> int:
-    """Try all of them."""
-    wrong = 0
-    with tempfile.TemporaryDirectory() as place:
-        source, state, out = pair(Path(place))
-        assert proved(source, out, state).kept
-        for said, spoil in faults(torch.load(out / "optimizer.pt", weights_only=True)):
-            with spoiled(out, spoil):
-                proof = proved(source, out, state)
-            assert proof.relative is not None
-            assert proof.tolerance is not None
-            trained, seen = proof.relative > proof.tolerance, proof.kept is False
-            wrong += not (trained and seen)
-            times = proof.relative / proof.tolerance
-            sys.stdout.write(f"{'ok' if trained and seen else 'WRONG':6}{times:9.1e} × {said}\n")
-    return wrong
-
-
-if __name__ == "__main__":
-    sys.exit(main())
