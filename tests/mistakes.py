@@ -81,8 +81,8 @@ def change(before: str) -> None:
     if how == "recipe":
         recipe = Path("wider.yaml")
         text = recipe.read_text()
-        old, _, new = rest.encode().decode("unicode_escape").partition(" -> ")
-        added = f"{text}{rest[2:]}\n" if rest.startswith("+ ") else text.replace(old, new)
+        old, _, new = rest.encode().decode("unicode_escape").partition(" ->")
+        added = f"{text}{rest[2:]}\n" if rest.startswith("+ ") else text.replace(old, new[1:])
         assert added != text
         recipe.write_text(added)
     elif how == "config":
