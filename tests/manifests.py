@@ -13,6 +13,7 @@ import random
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,6 @@ from tests.families import FAMILIES, Case, coin, windows
 from tests.infer import random_model
 from tests.sweeping import say
 from tests.tampering import add_tokenizer, opened, tensors
-from tests.upcycling import DENSE, SPARSE, dense_config, save_sparse
 
 Json = dict[str, Any]
 QUICK: Json = {"prompts": 1, "length": 10}
@@ -87,8 +87,6 @@ def ways() -> list[tuple[str, str]]:
     found = [(kind, way) for kind in FAMILIES for way in ("sizes", "depth", "vocab")]
     found += [(kind, way) for kind in CONFIGS for way in ("sizes", "depth", "vocab")]
     found += [(kind, f"to {name}") for kind, names in CONVERTED.items() for name in names]
-    found += [(kind, "upcycle") for kind in DENSE]
-    found += [(kind, "experts") for kind in SPARSE]
     return found + [(kind, way) for kind in DESCRIBED for way in ("sizes", "depth", "vocab")]
 
 
@@ -100,13 +98,6 @@ def make_pair(kind: str, way: str, folder: Path) -> Pair:
     if kind in DESCRIBED:
         random_model(kind, folder / "source", **more_of(kind, choose))
         family = growkit.infer(folder / "source")["family"]
-    elif way == "upcycle":
-        config = CONFIG_MAPPING[kind](**(dense_config(kind, choose) | COMMON))
-        save_random(folder / "source", config)
-        grown = {"method": "upcycle", "experts": 4, "top_k": 2}
-    elif way == "experts":
-        save_sparse(kind, 1, folder / "source")
-        grown = {"method": "experts", "experts": "x2"}
     elif kind in FAMILIES:
         case = Case(FAMILIES[kind], choose)
         save_random(folder / "source", CONFIG_MAPPING[kind](**(case.config | COMMON)))
@@ -199,82 +190,55 @@ def a_setting_left_out(pair: Pair, folder: Path, choose: random.Random) -> str:
     return key
 
 
-ROPES = (
-    {"rope_type": "default", "rope_theta": 500.0},
-    {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
-    {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
-    {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
-)
+YARN = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+SETTINGS: dict[str, list[tuple[str, Any]]] = {
+    "config.json": [
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 500.0}),
+        ("rope_parameters", {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
+        ("rope_parameters", {"rope_type": "yarn", **YARN}),
+        *(("rope_scaling", {"rope_type": "dynamic", "factor": 4.0}), ("rope_theta", 7.0)),
+        *(("sliding_window", 30), ("sliding_window", 12), ("use_sliding_window", True)),
+        *(("max_window_layers", 0), ("layer_types", ["sliding_attention", "full_attention"])),
+        *(("max_position_embeddings", 32), ("max_position_embeddings", 128)),
+        *(("attention_chunk_size", 16), ("no_rope_layers", [0, 1]), ("dtype", "float16")),
+    ],
+    "generation_config.json": [
+        *(("eos_token_id", [2, 7]), ("bos_token_id", 5), ("repetition_penalty", 1.7)),
+        *(("no_repeat_ngram_size", 1), ("suppress_tokens", list(range(50))), ("max_length", 9)),
+        *(("temperature", 0.3), ("min_new_tokens", 5)),
+    ],
+    "tokenizer_config.json": [
+        *(("eos_token", "b"), ("padding_side", "left"), ("model_max_length", 7)),
+        *(("chat_template", "{{ messages }}"), ("add_prefix_space", True)),
+    ],
+}
+"""Settings that long prompts, generation or texts show."""
+
+
+def one_of(file: str, pair: Pair, folder: Path, choose: random.Random) -> str:
+    key, value = choose.choice(SETTINGS[file])
+    with opened(folder / file) as content:
+        content[key] = value
+        if key == "layer_types":
+            count = AutoConfig.from_pretrained(pair.target).num_hidden_layers
+            content[key] = (value * count)[:count]
+            content.setdefault("sliding_window", 12)
+    return "token" if file.startswith("tokenizer") else key
 
 
 @lie
 def a_setting_that_long_prompts_show(pair: Pair, folder: Path, choose: random.Random) -> str:
-    key, value = choose.choice(
-        [
-            *(("rope_parameters", rope) for rope in ROPES),
-            ("rope_scaling", {"rope_type": "dynamic", "factor": 4.0}),
-            ("rope_theta", 7.0),
-            ("sliding_window", 30),
-            ("sliding_window", 12),
-            ("use_sliding_window", True),
-            ("max_window_layers", 0),
-            ("layer_types", ["sliding_attention", "full_attention"]),
-            ("max_position_embeddings", 32),
-            ("max_position_embeddings", 128),
-            ("attention_chunk_size", 16),
-            ("no_rope_layers", [0, 1]),
-            ("partial_rotary_factor", 0.5),
-            ("dtype", "float16"),
-        ]
-    )
-    with opened(folder / "config.json") as config:
-        config[key] = value
-        if key == "layer_types":
-            count = AutoConfig.from_pretrained(pair.target).num_hidden_layers
-            config[key] = (value * count)[:count]
-            config.setdefault("sliding_window", 12)
-    return key
+    return one_of("config.json", pair, folder, choose)
 
 
 @lie
 def a_setting_of_generation(pair: Pair, folder: Path, choose: random.Random) -> str:
-    key, value = choose.choice(
-        [
-            ("eos_token_id", [2, 7]),
-            ("bos_token_id", 5),
-            ("repetition_penalty", 1.7),
-            ("no_repeat_ngram_size", 1),
-            ("suppress_tokens", list(range(50))),
-            ("max_length", 9),
-            ("temperature", 0.3),
-            ("min_new_tokens", 5),
-        ]
-    )
-    with opened(folder / "generation_config.json") as config:
-        config[key] = value
-    return key
+    return one_of("generation_config.json", pair, folder, choose)
 
 
 @lie
 def a_setting_of_the_tokenizer(pair: Pair, folder: Path, choose: random.Random) -> str:
-    key, value = choose.choice(
-        [
-            ("eos_token", "b"),
-            ("padding_side", "left"),
-            ("model_max_length", 7),
-            ("chat_template", "{{ messages }}"),
-            ("add_prefix_space", True),
-            ("clean_up_tokenization_spaces", True),
-        ]
-    )
-    with opened(folder / "tokenizer_config.json") as config:
-        config[key] = value
-    return "token"
+    return one_of("tokenizer_config.json", pair, folder, choose)
 
 
 @lie
@@ -424,50 +388,32 @@ def tried(pair: Pair, tell: Lie, seed: int, scratch: Path) -> Outcome:
     return Outcome("believed", f"{found} | {said}") if found else Outcome("harmless", said)
 
 
-def cases(count: int, seed: int) -> list[tuple[str, str, Lie, int]]:
-    """Seeded draws: all ways and all lies, as often as each other."""
-    choose = random.Random(seed)
-    known = ways()
-    choose.shuffle(known)
-    return [
-        (*known[number % len(known)], choose.choice(LIES), choose.randrange(2**32))
-        for number in range(count)
-    ]
-
-
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    counts: dict[str, int] = {}
-    pairs: dict[tuple[str, str], Pair | None] = {}
+    choose, known, counts = random.Random(asked.seed), ways(), Counter[str]()
+    choose.shuffle(known)
     with tempfile.TemporaryDirectory() as name:
-        for number, (kind, way, tell, seed) in enumerate(cases(asked.count, asked.seed)):
-            folder = Path(name) / f"{kind}-{way}"
-            if (kind, way) not in pairs:
-                try:
-                    pairs[kind, way] = make_pair(kind, way, folder)
-                except (InputError, AssertionError) as error:
-                    pairs[kind, way] = None
-                    counts["no pair"] = counts.get("no pair", 0) + 1
-                    say(f"no pair of {kind} {way}: {error}")
-            pair = pairs[kind, way]
-            if pair is None:
-                continue
-            scratch = Path(name) / str(number)
+        for number in range(asked.count):
+            kind, way = known[number % len(known)]
+            folder, scratch = Path(name) / f"{kind}-{way}", Path(name) / str(number)
+            tell, seed = choose.choice(LIES), choose.randrange(2**32)
             scratch.mkdir()
             try:
+                pair = make_pair(kind, way, folder)
                 outcome = tried(pair, tell, seed, scratch)
             except Exception as error:
                 outcome = Outcome("crash", f"{type(error).__name__}: {error}")
             shutil.rmtree(scratch)
-            counts[outcome.what] = counts.get(outcome.what, 0) + 1
+            shutil.rmtree(folder, ignore_errors=True)
+            counts[outcome.what] += 1
             if outcome.what in ("believed", "crash"):
                 say(f"{number} {kind} {way} {tell.__name__} {seed}: {outcome.said}")
     say(str(counts))
-    return 1 if counts.get("believed") or counts.get("crash") else 0
+    return 1 if counts["believed"] or counts["crash"] else 0
 
 
 if __name__ == "__main__":
