@@ -100,3 +100,6 @@ def storings() -> list[Storing]:
     """A conversion into every layout."""
     known = layout_names().items()
     return [Storing(name, f"the layout of {family.name}", family) for name, family in known]
+
+
+OPERATIONS = storings

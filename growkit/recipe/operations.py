@@ -5,14 +5,13 @@ Growths are the modules of ``growkit.growth``, conversions those of ``growkit.co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean, nearest
 from growkit.base.registry import members
-from growkit.conversions.rewriting import storings
 from growkit.planning.operation import Operation, Value, complete, config_key_aliases
 
 DEFAULT_METHOD = "hypercloning"
@@ -25,8 +24,8 @@ PACKAGES = {"grow": "growkit.growth", "convert": "growkit.conversions"}
 def operations(verb: str) -> dict[str, Operation]:
     """The operations of a verb, by their name on the command line."""
     found = cast("list[Operation]", list(members(PACKAGES[verb], "OPERATION").values()))
-    if verb == "convert":
-        found += storings()
+    for each in members(PACKAGES[verb], "OPERATIONS").values():
+        found += cast("Callable[[], list[Operation]]", each)()
     return {operation.name: operation for operation in found}
 
 

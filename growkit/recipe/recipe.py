@@ -11,6 +11,7 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.paths import name_of
+from growkit.base.registry import members
 from growkit.base.settings import Settings, check_seed, option
 from growkit.checkpoint.folder import check_name
 from growkit.checkpoint.inputs import Inputs
@@ -140,11 +141,10 @@ class Recipe:
         paths: list[str | Path] = [self.source, *self.texts, *reads]
         states: list[Path] = []
         if self.optimizer:
-            from growkit.optimizer.optimizer import formats
-
             path = Path(self.optimizer)
+            formats: Any = members("growkit.optimizer.formats", "FORMAT").values()
             # Any other folder, which may be the whole system, is refused and not listed.
-            (states if any(each.holds(path) for each in formats()) else paths).append(path)
+            (states if any(each.holds(path) for each in formats) else paths).append(path)
         return Inputs(paths, states)
 
     def by_names(self) -> Recipe:
