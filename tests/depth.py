@@ -1,16 +1,9 @@
-"""Random models of every family, and random growths of them in depth.
-
-``python -m tests.depth`` grows each a few times, proves it, spoils a layer that was there before,
-and trains it; ``python -m tests.depth --seeds 40 phi`` some of them, more often.
-"""
+"""Random models of every family, random growths of them in depth, and everything that must hold."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,7 +15,6 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 import growkit
 from tests.conftest import relative_error, save_random, seeded
 from tests.families import FAMILIES, MOE, SIZES, coin, softmax
-from tests.sweeping import sweep
 
 Config = dict[str, Any]
 
@@ -206,25 +198,3 @@ def check(kind: str, seed: int, folder: Path) -> None:
         place = found["fault"] or {"layer": None, "tensor": None, "cause": None}
         assert (place["layer"], place["tensor"]) == (layer, name), f"{name}: {found['fault']}"
         assert "configs differ" not in str(place["cause"]), found["fault"]
-
-
-def _options(kind: str, seed: int) -> object:
-    return Case(kind, seed).options
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", default=list(KINDS))
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--first", type=int, default=0)
-    arguments = parser.parse_args()
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
-    wrong = 0
-    for kind in arguments.kinds or list(KINDS):
-        wrong += sweep(kind, seeds, partial(check, kind), partial(_options, kind))
-    sys.exit(bool(wrong))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,9 @@
-"""Configs that leave keys out: what the class of the source assumes for them, the target resolves.
-
-``python -m tests.left_out`` leaves out every key of a model of every family, one at a time, and as
-many random pairs, for every growth, upcycling and conversion that takes the model; ``python -m
-tests.left_out qwen2 --pairs 200`` some of them. With ``--verify``, keys are left out of written
-targets instead, and ``growkit.verify`` without a manifest must name what that changes.
-"""
+"""Configs that leave keys out: what the class of the source assumes for them, the target resolves."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
@@ -23,9 +13,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
 
-import growkit
 from growkit.base.errors import InputError
-from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer
@@ -35,7 +23,6 @@ from growkit.recipe.planner import plan
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import save_model, save_random, seeded
 from tests.sizes import KINDS
-from tests.sweeping import say
 
 Config = dict[str, Any]
 
@@ -167,43 +154,6 @@ def _by_hand(was: Config, made: Config, step: Step, scratch: Path, words: str) -
         yield Outcome((f"target's {key}",), words, silent[0] if silent else None)
 
 
-def verified(kind: str, seed: int = 0, most: int = 5) -> Iterator[Outcome]:
-    """Leave keys out of targets that were written, and verify these without their manifest."""
-    draw = Random(f"{kind} {seed}")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        source = model(folder / "source", kind)
-        was = resolve(json.loads((source / "config.json").read_text()), folder)
-        takes = [step for step in steps() if _target(source, step) is not None]
-        for step in draw.sample(takes, min(3, len(takes))):
-            out = folder / step.name
-            growkit.run(Recipe(str(source), (step,), str(out), verify=None), overwrite=True)
-            (out / "growkit.json").unlink()
-            made = json.loads((out / "config.json").read_text())
-            keys = sorted({*MEANINGS} & made.keys())
-            for key in draw.sample(keys, min(most, len(keys))):
-                changed = {each: made[each] for each in made if each != key}
-                yield from _verified(was, changed, (source, out), step, f"target's {key}")
-            shutil.rmtree(out)
-
-
-def _verified(
-    was: Config, changed: Config, pair: tuple[Path, Path], step: Step, key: str
-) -> Iterator[Outcome]:
-    try:
-        now = resolve(changed, pair[0].parent)
-    except Exception:  # the class needs the key
-        return
-    (pair[1] / "config.json").write_text(json.dumps(changed))
-    try:
-        result = growkit.verify(*pair, Settings(prompts=1, length=8))
-    except InputError:
-        return
-    silent = [each for each in _apart(was, now, step) if each[0] not in result["reason"]]
-    wrong = silent[0] if silent and result["kept"] else None
-    yield Outcome((key,), f"{step.verb} {step.name}, verified", wrong)
-
-
 def _apart(was: Config, now: Config, step: Step) -> list[tuple[str, Any, Any]]:
     """What two configs resolve otherwise; a window of 0 tokens is none."""
 
@@ -222,27 +172,3 @@ def _target(source: Path, step: Step) -> Config | None:
         return plan(recipe, Checkpoint(source)).lineage.target.config
     except InputError:
         return None
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", default=[*KINDS, *DIFFERENTIAL])
-    parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--verify", action="store_true")
-    arguments = parser.parse_args()
-    failed = 0
-    for kind in arguments.kinds or [*KINDS, *DIFFERENTIAL]:
-        begin, count = time.time(), 0
-        found = verified(kind) if arguments.verify else outcomes(kind, arguments.pairs)
-        for outcome in found:
-            count += 1
-            if outcome.wrong:
-                failed += 1
-                say(f"{kind} without {outcome.keys}, {outcome.step}: {outcome.wrong}")
-        say(f"{kind:16} {count} plans, {time.time() - begin:.1f} s")
-    sys.exit(bool(failed))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,9 @@
-"""Odd but sound models, grown and proved: what nobody would train, but every class accepts.
-
-``python -m tests.odd_pairs --count 200`` by hand; a sample by seed is in the suite.
-"""
+"""Odd but sound models, grown and proved: configs that nobody would train, but every class accepts."""
 
 from __future__ import annotations
 
 import json
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -125,27 +121,3 @@ def outcome(seed: int, folder: Path) -> tuple[str, str]:
         return f"refused{' LATE ' + str(written) if written else ''}: {error}", what
     assert result["verification"] is not None
     return result["verification"]["reason"], what
-
-
-def main() -> None:
-    """Count what growkit says."""
-    import argparse
-
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0)
-    chosen = parser.parse_args()
-    counts: dict[str, int] = {}
-    for seed in range(chosen.first, chosen.first + chosen.count):
-        with tempfile.TemporaryDirectory() as scratch:
-            said, what = outcome(seed, Path(scratch))
-            said = said.replace(scratch, "")
-        kind = said.split(":")[0]
-        counts[kind] = counts.get(kind, 0) + 1
-        if kind not in ("preserved", "not sound"):
-            print(seed, said, what, sep="\n   ", flush=True)  # noqa: T201
-    print(counts)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,13 @@
 """Random models, written in many ways of cutting up and ordering the work.
 
-    python -m tests.orders [--count 50] [--seed 0]
-
-Blocks of 2¹⁰ to 2²² elements, 1 to 4 workers, of which any may be slow, sources read once or in
-parts, and hash seeds: the SHA-256 of the weights must stay the same.
+Blocks of 2¹⁰ to 2²² elements, 1 to 4 workers, any of which may be slow, sources read once or in
+parts: the SHA-256 of the weights must stay the same.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -81,31 +75,3 @@ def sweep(seed: int, count: int, ways: int = WAYS) -> list[str]:
         found += made[:1]
         seed += 1
     return found
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ways", type=int, default=WAYS, help=argparse.SUPPRESS)
-    parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    found = sweep(arguments.seed, arguments.count, arguments.ways)
-    if arguments.digests:
-        sys.stdout.write("\n".join(found))
-        return
-    command = [sys.executable, "-m", "tests.orders", "--digests", "--ways", "1"]
-    command += ["--count", str(arguments.count), "--seed", str(arguments.seed)]
-    for seed in ("0", "1", "12345"):
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        other = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
-        assert other.stdout.decode().splitlines() == found, f"PYTHONHASHSEED={seed}"
-    sys.stdout.write(
-        f"{len(found)} models, each written in {arguments.ways} ways and with 3 hash seeds: "
-        "the same bytes\n"
-    )
-
-
-if __name__ == "__main__":
-    main()

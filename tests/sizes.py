@@ -1,15 +1,7 @@
-"""Any size: random models of every family, in sizes that are no multiples, and with more tokens.
-
-``python -m tests.sizes`` takes every family a few times; ``python -m tests.sizes --seeds 40 phi``
-some of them, more often.
-"""
+"""Any size: random models of every family, in sizes that are no multiples, and with more tokens."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -149,35 +141,3 @@ def grown(source: Path, out: Path, wanted: Asked, dtype: torch.dtype) -> float |
     found = error(source, out)
     assert found < (1e-12 if wanted.promise == "exact" else ROUNDING[dtype]), found
     return found if wanted.promise == "exact" else 0.0
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", default=list(KINDS))
-    parser.add_argument("--seeds", type=int, default=2)
-    arguments = parser.parse_args()
-    wrong = 0
-    for kind in arguments.kinds or list(KINDS):
-        largest, refused, begin = 0.0, 0, time.time()
-        for seed in range(arguments.seeds):
-            with tempfile.TemporaryDirectory() as folder:
-                source, case = model(Path(folder) / "source", kind, seed)
-                for number, wanted in enumerate(asked(kind, case.config, seeded(seed))):
-                    try:
-                        found = grown(source, Path(folder) / str(number), wanted, case.dtype)
-                    except Exception as problem:
-                        sys.stdout.write(f"{kind} {seed} {wanted}: {problem!r:.300}\n")
-                        wrong += 1
-                    else:
-                        largest = max(largest, found or 0.0)
-                        refused += found is None
-        sys.stdout.write(
-            f"{kind:12} {largest:.1e}  {refused} refused  {time.time() - begin:.1f} s\n"
-        )
-        sys.stdout.flush()
-    sys.exit(bool(wrong))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,16 @@
-"""Random slices of grown and converted models, held against the written files.
-
-    python -m tests.slices [--count 2000] [--seed 0]
+"""Random slices of grown and converted models, compared with the written files.
 
 Any rectangular part of any tensor must be, bit for bit, that part of the file; and of the source,
-what it copies must be read, and nothing else.
+exactly what it copies must be read.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -77,7 +73,6 @@ class Counts:
     needed: int = 0
     read: int = 0
     of: int = 0
-    kinds: set[str] = field(default_factory=set)
 
 
 def any_case(seed: int) -> Case:
@@ -193,12 +188,7 @@ def look(case: Case, folder: Path, chance: Random, each: int, counts: Counts) ->
         counts.needed += sum(map(len, needed.values()))
         counts.read += sum(map(len, read.values()))
         counts.of += sum(checkpoint.tensors[name].elements for name in needed)
-    counts.kinds |= {f"{type(case.config).__name__}: {step}" for step in map(_kind, case.steps)}
     return True
-
-
-def _kind(step: dict[str, Any]) -> str:
-    return str(step.get("grow") or step["convert"])
 
 
 def _same(part: Tensor, expected: Tensor, what: str) -> None:
@@ -287,22 +277,3 @@ def sweep(seeds: Iterator[int], count: int, each: int) -> Counts:
         with tempfile.TemporaryDirectory() as folder:
             look(any_case(seed), Path(folder), Random(seed), each, counts)
     return counts
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    counts = sweep(iter(range(arguments.seed, arguments.seed + 10**6)), arguments.count, 20)
-    lines = [
-        f"{counts.slices} slices, bit for bit those of the files; {counts.local} of them local:",
-        f"{counts.read:,} elements read, {counts.needed:,} copied, of {counts.of:,}",
-        *sorted(counts.kinds),
-    ]
-    sys.stdout.write("\n".join(lines) + "\n")
-
-
-if __name__ == "__main__":
-    main()

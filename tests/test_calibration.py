@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 import growkit
@@ -28,8 +26,6 @@ from growkit.conversions.shared_diff.search import Calibration, Heads
 from growkit.engine.strict import strict_float64
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned
-from growkit.recipe.planner import plan
-from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
 from tests.conftest import load_strict, save_model
 
 INPUTS, OUTPUTS = 24, 8
@@ -185,29 +181,6 @@ def test_every_scope_weighs_its_inputs(heads: Heads) -> None:
     assert found < 0.9 * left(heads.factorise(weight, 2, others.T @ others), inputs)
 
 
-@pytest.mark.parametrize("members", [2, 3])
-def test_how_large_the_moment_is_does_not_matter(members: int) -> None:
-    weights, inputs = random(members, INPUTS, OUTPUTS), read(200)
-    moment = inputs.T @ inputs
-    one, other = share(weights, 2, moment), share(weights, 2, 2.0**20 * moment)
-    assert torch.allclose(other.residual, 2.0**20 * one.residual, rtol=1e-9)
-    assert torch.allclose(other.base, one.base, rtol=0, atol=1e-9)
-    identity = share(weights, 2, torch.eye(INPUTS, dtype=torch.float64))
-    assert torch.allclose(identity.residual, share(weights, 2).residual, rtol=1e-6)
-    assert torch.allclose(
-        spread(weights, moment), weighted(weights - weights.mean(0), inputs).sum()
-    )
-
-
-@pytest.mark.parametrize("tokens", [1, 3, 200])
-@pytest.mark.parametrize("members", [2, 3])
-def test_updates_are_balanced(members: int, tokens: int) -> None:
-    """Both factors are of a size, also where a direction counts little or nothing."""
-    inputs = read(tokens, steepness=6)
-    found = share(random(members, INPUTS, OUTPUTS), 2, inputs.T @ inputs)
-    assert torch.allclose(found.down.norm(dim=-2), found.up.norm(dim=-2), rtol=1e-6)
-
-
 def test_nothing_read_is_nothing_lost() -> None:
     """A text may not reach a projection at all; what is found is finite all the same."""
     for members in (2, 3):
@@ -315,71 +288,6 @@ def test_moments_of_every_variant(folder: Path) -> None:
     for layer, moment in enumerate(expected):
         assert close(calibration.moment(layer), moment), layer
         assert calibration.moment(layer).dtype == torch.float64
-
-
-@pytest.mark.parametrize("layout", ["motif", "microsoft"])
-def test_moments_of_other_layouts(layout: str, make: Callable[..., Path], tmp_path: Path) -> None:
-    """They are those of the same model as a DIFF Transformer, run by its class."""
-    source = make("diffllama", num_hidden_layers=3, rms_norm_eps=1e-5, num_key_value_heads=4)
-    options: Any = {"dtype": "float64", "verify": False}
-    growkit.convert(source, tmp_path / layout, layout, **options)
-    growkit.convert(tmp_path / layout, tmp_path / "diff", "diff-transformer", **options)
-    calibration = Strict(as_read(tmp_path / layout), windows())
-    for layer, moment in enumerate(by_hooks(tmp_path / "diff", windows())):
-        assert close(calibration.moment(layer), moment, 1e-11), layer
-
-
-def test_moments_of_a_planned_source(make: Callable[..., Path], tmp_path: Path) -> None:
-    """Grown on the way, never written: as of the folder that growing makes."""
-    source = make("diffllama", dtype=torch.float64)
-    step = GrowStep("group-diff", {"hidden": "x2", "signal_heads": "x3"})
-    growkit.run(Recipe(str(source), (step,), str(tmp_path / "grown"), verify=None))
-    planned = plan(Recipe(str(source), (step,), "nowhere"), Checkpoint(source)).lineage.target
-    calibration = Strict(planned, windows())
-    for layer, moment in enumerate(by_hooks(tmp_path / "grown", windows())):
-        assert close(calibration.moment(layer), moment), layer
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_moments_of_short_dtypes(dtype: torch.dtype, make: Callable[..., Path]) -> None:
-    """They run in float32, whatever their weights are stored in; sums are in float64."""
-    folder = make("diffllama", dtype=dtype)
-    calibration = Calibration(as_read(folder), windows())
-    for layer, moment in enumerate(by_hooks(folder, windows())):
-        assert calibration.moment(layer).dtype == torch.float64
-        assert close(calibration.moment(layer), moment, 1e-5), layer
-
-
-def test_two_threads_may_ask(make: Callable[..., Path]) -> None:
-    folder = make("diffllama", num_hidden_layers=4, dtype=torch.float64)
-    expected = by_hooks(folder, windows())
-    calibration = Calibration(as_read(folder), windows())
-    with ThreadPoolExecutor(2) as pool:
-        for layers in ([0, 0, 1, 1, 2, 2, 3, 3], [3, 0, 2, 1, 0, 3]):
-            found = list(pool.map(calibration.moment, layers))
-            assert all(close(f, expected[i], 1e-5) for f, i in zip(found, layers, strict=True))
-
-
-def test_grown_and_calibrated_in_one_pass(tmp_path: Path) -> None:
-    """The same tensors as with the grown folder as the source."""
-    source = with_tokenizer(save_model(tmp_path / "source", "diffllama", vocab_size=256))
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT)
-    grow = GrowStep("group-diff", {"hidden": "x2", "signal_heads": "x2"})
-    convert = ConvertStep("shared-diff", {"rank": [1, 2], "calibration": str(text)})
-
-    def run(steps: tuple[Any, ...], start: Path, end: Path) -> dict[str, Tensor]:
-        growkit.run(Recipe(str(start), steps, str(end), verify=None))
-        return load_file(end / "model.safetensors")
-
-    once = run((grow, convert), source, tmp_path / "once")
-    run((grow,), source, tmp_path / "grown")
-    twice = run((convert,), tmp_path / "grown", tmp_path / "twice")
-    assert once.keys() == twice.keys()
-    assert all(once[name].equal(twice[name]) for name in once)
-    plain = run((ConvertStep("shared-diff", {"rank": [1, 2]}),), tmp_path / "grown", tmp_path / "p")
-    differ = {name for name in twice if not twice[name].equal(plain[name])}
-    assert differ == {name for name in twice if "q_proj" in name or "k_proj" in name}
 
 
 def test_what_cannot_calibrate_is_refused(tmp_path: Path) -> None:

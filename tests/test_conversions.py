@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import read_json
-from growkit.conversions.shared_diff.low_rank import share, truncated
+from growkit.conversions.shared_diff.low_rank import share
 from growkit.engine.strict import strict_float64
-from growkit.recipe.files import load_recipe
 from growkit.recipe.operations import operations
-from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
+from growkit.recipe.recipe import ConvertStep, Recipe
 from growkit.training import GammaRamp
 from tests.conftest import load_strict, relative_error, save_model, seeded
 from tests.test_group_diff import draw_source
@@ -189,21 +187,6 @@ def test_a_pair_shares_as_well_as_can_be(shape: tuple[int, ...], rank: int) -> N
     assert (left <= naive + 1e-10).all()
 
 
-@pytest.mark.parametrize("members", [3, 5])
-@pytest.mark.parametrize("rank", [1, 3])
-def test_more_share_after_a_search(members: int, rank: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randn(2, members, 30, 6, dtype=torch.float64, generator=generator)
-    found = share(weights, rank)
-    rebuilt = found.base[:, None] + found.down @ found.up.transpose(-1, -2)
-    left = (rebuilt - weights).square().sum((1, 2, 3))
-    assert torch.allclose(left, found.residual, rtol=1e-10)
-    _, _, values = truncated(weights - weights.mean(1, keepdim=True), rank)
-    start = values[..., rank:].square().sum((-1, -2))
-    assert (left < start).all()
-    assert found.steps > 1
-
-
 @pytest.mark.sampled(15)
 @pytest.mark.parametrize("scope", ["head", "layer", "all_heads"])
 @pytest.mark.parametrize("seed", range(12))
@@ -248,34 +231,6 @@ def test_sharing_with_less_rank_is_bounded(scope: str, tmp_path: Path) -> None:
     assert distances[0] > distances[2] > 1e-6
 
 
-def test_a_value_may_be_written_with_a_hyphen(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "diffllama", head_dim=8)
-    for scope in ("all-heads", "all_heads"):
-        convert(source, tmp_path / scope, "shared-diff", scope=scope, rank=2)
-        config, manifest = (
-            read_json(tmp_path / scope / f"{f}.json") for f in ("config", "growkit")
-        )
-        assert config["shared_scope"] == manifest["recipe"]["steps"][0]["scope"] == "all_heads"
-    with pytest.raises(InputError, match="scope 'all heads' is not known; choose head or layer or"):
-        convert(source, tmp_path / "out", "shared-diff", scope="all heads", rank=2)
-
-
-def test_grow_and_share_in_one_pass(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "diffllama", head_dim=8)
-    grow = GrowStep("group-diff", {"hidden": "x2", "signal_heads": "x4"})
-    share_ = ConvertStep("shared-diff", {"rank": 2})
-
-    def run(steps: tuple[Any, ...], start: Path, end: Path) -> dict[str, torch.Tensor]:
-        growkit.run(Recipe(str(start), steps, str(end), verify=None))
-        return load_file(end / "model.safetensors")
-
-    once = run((grow, share_), source, tmp_path / "once")
-    run((grow,), source, tmp_path / "grown")
-    twice = run((share_,), tmp_path / "grown", tmp_path / "twice")
-    assert once.keys() == twice.keys()
-    assert all(once[name].equal(twice[name]) for name in once)
-
-
 @pytest.mark.parametrize(
     ("kind", "config", "to", "options", "why"),
     [
@@ -315,16 +270,6 @@ def test_what_makes_no_sense_is_refused(
     with pytest.raises(InputError, match=why):
         convert(source, tmp_path / "target", to, **options)
     assert not (tmp_path / "target").exists()
-
-
-def test_recipes_take_options(tmp_path: Path) -> None:
-    file = tmp_path / "recipe.yaml"
-    steps = "steps:\n  - convert: shared-diff\n    rank: 8\n    scope: layer\n"
-    file.write_text(f"source: a\n{steps}output: b\n")
-    assert load_recipe(file).steps == (ConvertStep("shared-diff", {"rank": 8, "scope": "layer"}),)
-    file.write_text(f"source: a\n{steps}    gama: gated\noutput: b\n")
-    with pytest.raises(InputError, match="unknown key 'gama'"):
-        load_recipe(file)
 
 
 def test_the_table_in_the_documents_is_that_of_the_code() -> None:

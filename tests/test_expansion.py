@@ -160,21 +160,6 @@ def test_any_slice_of_any_map(seed: int) -> None:
         assert back is None or not back.equal(weight)
 
 
-def test_copies_of_an_expansion() -> None:
-    assert in_blocks(3, 2).source.tolist() == [0, 1, 2, 0, 1, 2]
-    assert side_by_side(3, 2).source.tolist() == [0, 0, 1, 1, 2, 2]
-    assert uneven(3, 5, groups=False).source.tolist() == [0, 1, 2, 0, 1]
-    assert uneven(3, 5, groups=True).source.tolist() == [0, 0, 1, 1, 2]
-    assert padded(3, 4).source.tolist() == [0, 1, 2, NOTHING]
-    assert [each.copies for each in (in_blocks(3, 2), uneven(3, 5, groups=True), padded(3, 4))] == [
-        2,
-        None,
-        None,
-    ]
-    with pytest.raises(AssertionError, match="lost"):
-        placed(3, [0, 1, 1])
-
-
 @pytest.mark.parametrize(
     ("notation", "why"),
     [
@@ -192,18 +177,3 @@ def test_a_wrong_notation_is_quoted_with_the_reason(notation: str, why: str) -> 
         Pattern.parse(notation)
     assert why in str(error.value)
     assert repr(notation) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("notation", "shape"),
-    [
-        ("heads.(nope + value) <- latent", (4 * 5, 7)),
-        ("heads, nope", (4, 2)),
-        ("experts: latent -> nope.value", (6, 7, 6)),
-        ("experts: <- latent", (6, 7)),
-        ("experts, heads: nope", (6, 4, 2)),
-    ],
-)
-def test_dimensions(notation: str, shape: tuple[int, ...]) -> None:
-    sizes = {"heads": 4, "nope": 2, "value": 3, "latent": 7, "experts": 6}
-    assert Pattern.parse(notation).shape(sizes) == shape

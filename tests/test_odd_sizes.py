@@ -85,48 +85,6 @@ def grow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-def test_members_of_groups_follow_them() -> None:
-    groups = uneven(4, 6, groups=True)
-    assert groups.source.tolist() == [0, 0, 1, 1, 2, 3]
-    assert following(groups, 8, 12).source.tolist() == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 6, 7]
-    # Copies of a group share out its members, if there are fewer places.
-    assert following(side_by_side(2, 2), 4, 4).source.tolist() == [0, 1, 2, 3]
-    assert following(in_blocks(2, 2), 4, 8).source.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert following(padded(1, 2), 2, 6).source.tolist() == [0, 1, 0, *[NOTHING] * 3]
-
-
-@DTYPES
-@pytest.mark.parametrize("tied", [True, False])
-def test_uneven_copies(
-    dtype: torch.dtype, tied: bool, make: Make, tmp_path: Path, grow: Callable[..., Any]
-) -> None:
-    """The MLP from 172 to 400, key-value heads from 4 to 6, their queries from 8 to 12."""
-    source = make(
-        "llama",
-        dtype=dtype,
-        hidden_size=48,
-        intermediate_size=172,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=6,
-        attention_bias=True,
-        mlp_bias=True,
-        tie_word_embeddings=tied,
-    )
-    kv_heads = uneven(4, 6, groups=True)
-    expansions = {
-        "ffn": uneven(172, 400, groups=False),
-        "kv_heads": kv_heads,
-        "heads": following(kv_heads, 8, 12),
-    }
-    result = grow(source, tmp_path / "out", verify=QUICK, **expansions)
-    assert result["kept"], result
-    assert result["verification"]["weights_recovered"] is True
-    assert relative_error(source, tmp_path / "out") < 1e-12
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert [config[key] for key in ("intermediate_size", "num_key_value_heads")] == [400, 6]
-
-
 def any_expansion(size: int, chance: Random, *, hidden: bool = False) -> Expansion:
     kind = chance.choice(["copies", "padded"] if hidden else ["copies", "uneven", "padded", "hand"])
     if kind == "copies":
@@ -206,14 +164,6 @@ def test_zeros(
     assert (one - other).abs().max() <= 4 * torch.finfo(dtype).eps * scale
 
 
-def test_zeros_and_copies_at_once(make: Make, tmp_path: Path, grow: Callable[..., Any]) -> None:
-    """Two copies of every coordinate, among eight."""
-    source = make("llama", dtype=torch.bfloat16, tie_word_embeddings=True)
-    places = [*range(16), *[NOTHING] * 96, *range(16)]
-    grow(source, tmp_path / "out", hidden=placed(16, places))
-    assert relative_error(source, tmp_path / "out") < 1e-12
-
-
 def test_zeros_where_one_eps_serves_other_norms(
     make: Make, tmp_path: Path, grow: Callable[..., Any]
 ) -> None:
@@ -291,20 +241,3 @@ def test_places_chosen_by_hand(make: Make, tmp_path: Path, grow: Callable[..., A
     result = grow(source, tmp_path / "out", verify=QUICK, **expansions)
     assert result["kept"]
     assert relative_error(source, tmp_path / "out") < 1e-12
-
-
-def test_whole_factors_are_a_special_case(
-    make: Make, tmp_path: Path, grow: Callable[..., Any]
-) -> None:
-    """Whole factors are the same files as by the method that has them."""
-    source = make("llama", dtype=torch.bfloat16)
-    growkit.grow(source, tmp_path / "whole", hidden="x3", kv_heads="x1", verify=False)
-    grow(
-        source,
-        tmp_path / "by-hand",
-        hidden=in_blocks(16, 3),
-        ffn=in_blocks(24, 3),
-        heads=side_by_side(4, 3),
-    )
-    one, other = (tmp_path / name / "model.safetensors" for name in ("whole", "by-hand"))
-    assert one.read_bytes() == other.read_bytes()

@@ -13,7 +13,6 @@ from transformers import CONFIG_MAPPING, AutoConfig
 import growkit
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import oracle
-from growkit.proof import folder
 from growkit.proof.config import follows
 from growkit.proof.folder import compare_with_plan
 from growkit.proof.modes import LONGEST
@@ -142,18 +141,6 @@ def test_keys_that_are_left_out(kind: str) -> None:
     tried = list(left_out.outcomes(kind, pairs=1, singles=1))
     assert len(tried) > 20
     assert [each for each in tried if each.wrong] == []
-
-
-@pytest.mark.parametrize("kind", ["olmo2", "v2"])
-def test_keys_that_are_left_out_of_a_target_are_named(kind: str) -> None:
-    tried = list(left_out.verified(kind, most=3))
-    assert len(tried) > 4
-    assert [each for each in tried if each.wrong] == []
-
-
-def test_keys_that_are_left_out_and_not_named_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "different_settings", lambda *given: ((), ()))
-    assert any(each.wrong for each in left_out.verified("v2"))
 
 
 def test_the_layers_of_a_deeper_model_keep_their_types(tmp_path: Path) -> None:

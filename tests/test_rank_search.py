@@ -6,8 +6,6 @@ What is kept is judged by torch's singular values of the files' tensors, what it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,6 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import growkit
-from growkit.base.progress import current, shown
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import total_bytes
 from growkit.cli.app import app
 from tests.conftest import save_model
 from tests.test_ranks import SIZES, plan
@@ -31,18 +26,6 @@ TOLERANCE = {"rank": "auto", "tolerance": 0.05}
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("place") / "source", "diffllama", **SIZES)
-
-
-class RecordedCall:
-    """Progress that takes notes."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, list[int]] = {}
-
-    @contextmanager
-    def bytes(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        advances = self.seen.setdefault(title, [total])
-        yield advances.append
 
 
 def convert(source: Path, **options: Any) -> Any:
@@ -93,36 +76,6 @@ def test_the_table_of_an_energy(source: Path) -> None:
         )
 
 
-def test_without_a_search_there_is_no_table(source: Path) -> None:
-    assert convert(source, rank=2)["ranks"] == []
-    assert "energy kept" not in shown_by(source, rank=2)
-
-
-@pytest.mark.parametrize("options", [TOLERANCE, ENERGY], ids=str)
-def test_a_search_shows_where_it_is(options: dict[str, Any], source: Path) -> None:
-    noted = RecordedCall()
-    convert(source, **options, progress=noted)
-    assert noted.seen
-    everything = total_bytes(Checkpoint(source).tensors)
-    for title, (total, *advances) in noted.seen.items():
-        assert "rank" in title
-        assert total == everything
-        assert len(advances) == 2  # one for each layer
-        assert 0 <= total - sum(advances) < 2
-
-
-def test_progress_is_that_of_the_run_around() -> None:
-    outer, inner = RecordedCall(), RecordedCall()
-    with shown(outer):
-        with shown(inner), current().bytes("a", 1):
-            pass
-        with current().bytes("b", 1):
-            pass
-    with current().bytes("c", 1):
-        pass
-    assert [*outer.seen, *inner.seen] == ["b", "a"]
-
-
 def held(folder: Path) -> int:
     """Parameters of what makes queries and keys."""
     state = load_file(folder / "model.safetensors")
@@ -146,10 +99,3 @@ def test_a_rank_that_only_takes_room_is_told(scope: str, source: Path, tmp_path:
             assert f"warning: {warning}" in shown_by(source, rank=rank, scope=scope)
     assert not larger[1]
     assert larger[4] == (scope == "head")
-
-
-def test_of_ranks_for_every_layer_their_sum_counts(source: Path) -> None:
-    assert not convert(source, rank=[1, 4])["warnings"]
-    (warning,) = convert(source, rank=[3, 4])["warnings"]
-    assert warning.startswith("rank 3 or 4 makes the model larger")
-    assert convert(source, **(ENERGY | {"energy": 1}))["warnings"]

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 import growkit
 from growkit.base.errors import InputError
@@ -27,8 +26,8 @@ from growkit.conversions.shared_diff.search import SHRINKAGES, Calibration
 from growkit.engine import spool
 from growkit.engine.prompts import make_prompts
 from growkit.engine.texts import DOCUMENT_SEPARATOR
-from tests.conftest import save_model, seeded
-from tests.test_calibration import as_read, by_hooks, close, windows, with_tokenizer
+from tests.conftest import seeded
+from tests.test_calibration import as_read, by_hooks, close, windows
 from tests.test_ranks import divergence, plan, probabilities
 
 
@@ -98,14 +97,6 @@ def test_a_text_pays_where_it_was_not_read(tmp_path: Path) -> None:
         assert costs[1] < costs[0], rank
 
 
-def test_all_inputs_alike_are_no_calibration(text: str, tmp_path: Path) -> None:
-    plain = shared(MODEL, tmp_path / "plain", rank=2)
-    for shrinkage, same in ((1, True), (0.97, False), (0, False)):
-        found = shared(MODEL, tmp_path / "out", rank=2, calibration=text, shrinkage=shrinkage)
-        assert all(found[name].equal(plain[name]) for name in plain) is same
-    assert "shrinkage" not in settled(tmp_path / "plain")
-
-
 def test_all_inputs_alike_are_held_to_the_optimum(text: str, tmp_path: Path) -> None:
     """A proof judges updates unless a text weighed them; then other ones are the best."""
     options: dict[str, Any] = {"rank": 2, "calibration": text, "dtype": "float32"}
@@ -172,18 +163,3 @@ def test_what_is_no_shrinkage(options: dict[str, Any], sentence: str, tmp_path: 
     with pytest.raises(InputError, match=sentence):
         shared(MODEL, tmp_path / "out", rank=2, **options)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 1000])
-def test_windows_are_from_all_over_a_text(count: int, tmp_path: Path) -> None:
-    source = with_tokenizer(save_model(tmp_path / "source", "diffllama", vocab_size=256))
-    text = " ".join(map(str, range(2000)))
-    (tmp_path / "text.txt").write_text(text)
-    settings = Settings(str(tmp_path / "text.txt"), count, 40)
-    found = make_prompts(settings, source, read_json(source / "config.json")).windows
-    decode = AutoTokenizer.from_pretrained(source).decode
-    places = [text.index(str(decode(window))) for window in found]
-    parts = -(-len(text) // 40)
-    assert len(places) == min(count, parts)
-    middles = [(i + 0.5) * len(text) / len(places) for i in range(len(places))]
-    assert all(abs(p - m) <= 40 for p, m in zip(places, middles, strict=True))

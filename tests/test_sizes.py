@@ -1,7 +1,4 @@
-"""Sizes that are no multiples, heads of their own, and more tokens, as people ask for them.
-
-``python -m tests.sizes`` takes models of every family.
-"""
+"""Sizes that are no multiples, separate heads, and more tokens, as users ask for them."""
 
 from __future__ import annotations
 
@@ -17,12 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     GemmaConfig,
-    GPT2Config,
     MixtralConfig,
     OlmoConfig,
     Qwen3Config,
 )
-from typer.testing import CliRunner
 
 import growkit
 from growkit.algebra.axes import Pattern
@@ -30,7 +25,6 @@ from growkit.algebra.expansion import filled_up, index_map, padded
 from growkit.algebra.law import grow_moments
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.app import app
 from growkit.growth import copying
 from growkit.recipe.files import load_recipe
 from growkit.recipe.planner import change
@@ -63,9 +57,10 @@ def proof_of(result: growkit.GrowResult) -> VerifyResult:
     return found
 
 
-@pytest.mark.parametrize("kind", seeded(3).sample(sorted(KINDS), 2))
-def test_a_growth_of_any_family(kind: str, tmp_path: Path) -> None:
-    seed = sorted(KINDS).index(kind)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_growth_of_any_family(kind: str, seed: int, tmp_path: Path) -> None:
     source, case = model(tmp_path / "source", kind, seed)
     wanted = seeded(seed).choice(asked(kind, case.config, seeded(seed)))
     grown(source, tmp_path / "out", wanted, case.dtype)
@@ -88,14 +83,6 @@ def test_heads_and_widths_that_are_no_multiples(
     tensors["model.layers.1.mlp.up_proj.weight"][-1] *= 1.5  # one of three copies
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     assert not growkit.verify(source, out, prompts=1, length=12)["kept"]
-
-
-def test_what_follows_stays_where_it_would_be_no_whole_number(make: Make, tmp_path: Path) -> None:
-    source = make("llama", **{**HEADS, "num_key_value_heads": 1})
-    growkit.grow(source, tmp_path / "out", heads=12, verify=False)
-    assert relative_error(source, tmp_path / "out") < 1e-12
-    sizes = growkit.inspect(tmp_path / "out")["sizes"]
-    assert (sizes["heads"], sizes["kv_heads"]) == (12, 1)
 
 
 def test_every_size_is_written_alike(make: Make, tmp_path: Path) -> None:
@@ -237,20 +224,6 @@ def test_what_the_root_of_hidden_rounds_is_bounded(tmp_path: Path) -> None:
     assert 0 < relative_error(source, out) < 1e-5
 
 
-def test_uneven_copies_do_not_keep_a_mean_over_neurons(make: Make, tmp_path: Path) -> None:
-    source = make("diff_transformer", hidden_act="poly_norm")
-    with pytest.raises(InputError, match=r"ffn cannot grow like this: norms .* whole copies"):
-        growkit.grow(source, tmp_path / "out", ffn=37, promise="bounded", verify=False)
-
-
-def test_zeros_do_not_keep_a_mean_that_is_taken_away(tmp_path: Path) -> None:
-    sizes = {"vocab_size": 29, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
-    source = save_random(tmp_path / "source", config)
-    with pytest.raises(InputError, match="which zeros do not keep; choose whole copies"):
-        growkit.grow(source, tmp_path / "out", hidden=24, promise="bounded", verify=False)
-
-
 def test_a_head_of_its_own_lets_a_model_grow(tmp_path: Path) -> None:
     source = save_random(tmp_path / "source", OlmoConfig(**SMALL, tie_word_embeddings=True))
     out = tmp_path / "out"
@@ -292,7 +265,7 @@ def test_more_tokens(rows: str, tied: bool, make: Make, tmp_path: Path) -> None:
     assert growkit.verify(source, out, prompts=1, length=12)["kept"]
     tensors["model.embed_tokens.weight"][:29] *= 1.5
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match=r"vocab_size is 29 .* and 37 .* not preserved"):
+    with pytest.raises(InputError, match=r"vocab_size is 29 .* and 37 "):
         growkit.verify(source, out, prompts=1, length=12)
 
 
@@ -303,16 +276,3 @@ def test_more_tokens_in_use(make: Make, tmp_path: Path) -> None:
     result = growkit.grow(source, tmp_path / "out", vocab=64, new_tokens="zero", verify=QUICK)
     ways = {mode["name"]: mode["kept"] for mode in proof_of(result)["modes"]}
     assert ways["generate"] is ways["save and reload"] is True
-
-
-def test_on_the_command_line(make: Make, tmp_path: Path) -> None:
-    source = make("llama", **HEADS, tie_word_embeddings=True)
-    sizes = ["--hidden", "72", "--ffn", "40", "--heads", "12", "--vocab", "32", "--untie"]
-    line = ["grow", str(source), str(tmp_path / "out"), *sizes, "--promise", "bounded"]
-    dry = CliRunner().invoke(app, [*line, "--dry-run"])
-    assert dry.exit_code == 0, dry.output
-    assert "promise: bounded" in dry.output
-    assert "3 new tokens share the softmax" in dry.output
-    assert "one rounding" in dry.output
-    assert CliRunner().invoke(app, [*line, "--no-verify"]).exit_code == 0
-    assert growkit.inspect(tmp_path / "out")["sizes"]["vocab"] == 32

@@ -107,12 +107,6 @@ def test_the_noise_is_as_loud_as_asked(snr_db: float) -> None:
         assert float(measured) == pytest.approx(snr_db, abs=0.05)
 
 
-def test_plain_halves_are_equal() -> None:
-    weights = torch.randn(1000, generator=generator()).to(torch.bfloat16)
-    first, second = split(weights, 2, draws(0.0, weights.shape))
-    assert first.equal(second)
-
-
 @pytest.mark.parametrize("columns", [1, 15, 16, 17, 100])
 def test_noise_depends_on_key_and_place_alone(columns: int) -> None:
     whole = noise("key", np.arange(50), columns)

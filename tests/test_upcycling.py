@@ -1,7 +1,4 @@
-"""Dense models become models with experts, and experts are copied: judged by transformers.
-
-``python -m tests.upcycling`` does the same with as many random models as one likes.
-"""
+"""Dense models become models with experts, and experts are copied: judged by transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
-from growkit.families.family import families
 from growkit.proof.trainability import Gradients
 from growkit.recipe.planner import plan
 from tests.conftest import load_strict, relative_error, save_random, seeded
@@ -61,12 +57,6 @@ def test_any_dense_model(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["mixtral", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3"])
 def test_more_experts_of_any_model(kind: str, tmp_path: Path) -> None:
     assert copy_any(kind, SPARSE.index(kind), tmp_path) < 1e-12
-
-
-def test_every_pair_of_the_families_is_tried() -> None:
-    found = {kind for each in families().values() if each.experts for kind in each.experts.dense}
-    assert found == set(DENSE)
-    assert {each for each in families() if families()[each].experts} == set(SPARSE)
 
 
 @pytest.mark.parametrize("options", [EIGHT, FINE], ids=["whole", "fine"])
@@ -122,25 +112,6 @@ def test_rows_of_a_group_that_differ_are_another_function(tmp_path: Path) -> Non
     assert relative_error(source, out) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("kind", "step"),
-    [
-        ("granite", growkit.GrowStep("upcycle", experts=4, granularity=2)),
-        ("llama", growkit.GrowStep("upcycle", experts=4, granularity=2, drop=0.3)),
-        ("mixtral", growkit.GrowStep("experts", experts="x4")),
-    ],
-)
-def test_any_slice_is_that_of_the_whole(kind: str, step: growkit.GrowStep, tmp_path: Path) -> None:
-    make = save_dense if kind in DENSE else save_sparse
-    source = Checkpoint(make(kind, 1, tmp_path))
-    lineage = plan(growkit.Recipe(str(tmp_path), (step,), "out"), source).lineage
-    choose = seeded(1)
-    for name, info in lineage.target.tensors.items():
-        ends = [sorted(choose.sample(range(size + 1), 2)) for size in info.shape]
-        where = [slice(*each) for each in ends]
-        assert lineage.target.read(name, *where).equal(lineage.target.read(name)[tuple(where)])
-
-
 def test_a_router_may_wait_for_others(tmp_path: Path) -> None:
     """A gradient of nothing is what the first step gives it, and the fault of any other tensor."""
     source = Checkpoint(save_dense("llama", 1, tmp_path))
@@ -194,31 +165,6 @@ def test_experts_that_get_one_gradient_are_told_apart_from_others(tmp_path: Path
         assert grown["kept"] is learns
 
 
-def test_upcycled_models_are_found_to_learn(tmp_path: Path) -> None:
-    settings = growkit.Settings(prompts=1, length=16, trainability=True)
-    source = save_dense("mistral", 4, tmp_path / "source")
-    grown = growkit.grow(source, tmp_path / "out", verify=settings, **EIGHT)
-    assert grown["kept"]
-    assert relative_error(source, tmp_path / "out") < 1e-12
-    assert grown["verification"] is not None
-    assert grown["verification"]["trainability"] is not None
-    assert grown["verification"]["trainability"]["copied"]  # experts beside one another on disk
-
-
-def test_wider_experts_part_by_noise(tmp_path: Path) -> None:
-    """What is split over copies inside of an expert is split otherwise in every one."""
-    source, out = save_dense("llama", 5, tmp_path / "source"), tmp_path / "out"
-    steps = (
-        growkit.GrowStep("upcycle", experts=4),
-        growkit.GrowStep("hypercloning", ffn="x2"),
-    )
-    growkit.run(growkit.Recipe(str(source), steps, str(out), None))
-    assert relative_error(source, out) < 1e-12
-    weights = load_file(out / "model.safetensors")
-    name = "model.layers.0.block_sparse_moe.experts.{}.w2.weight"
-    assert not weights[name.format(0)].equal(weights[name.format(1)])
-
-
 def test_short_formats_bound_what_groups_promise(tmp_path: Path) -> None:
     """In bfloat16 the numbers of two groups may be equal where one of them is chosen."""
     source = save_dense("llama", 6, tmp_path / "source", torch.bfloat16)
@@ -249,29 +195,6 @@ def test_drop_upcycling_is_another_function(tmp_path: Path) -> None:
         assert rows.equal((after[prefix + "w2.weight"] == down).all(0))
         kept.append(rows)
     assert not kept[0].equal(kept[1])
-
-
-@pytest.mark.parametrize("kind", [kind for kind, made in DENSE.items() if kind != made])
-def test_what_a_dense_class_assumes_is_written_out(kind: str, tmp_path: Path) -> None:
-    """For the class with experts assumes something else of keys that a config leaves out."""
-    source = save_dense(kind, 1, tmp_path)
-    config = json.loads((source / "config.json").read_text())
-    said = {*dense_config(kind, seeded(1)), "model_type"} - {"max_position_embeddings"}
-    config = {key: value for key, value in config.items() if key in said}
-    (source / "config.json").write_text(json.dumps(config))
-    recipe = growkit.Recipe(str(source), (growkit.GrowStep("upcycle", experts=8),), "out")
-    made = plan(recipe, Checkpoint(source)).lineage.target.config
-    before = CONFIG_MAPPING[kind].from_dict(config).to_dict()
-    after = CONFIG_MAPPING[DENSE[kind]].from_dict(dict(made)).to_dict()
-    family = families()[DENSE[kind]]
-    assert family.experts is not None
-    meant = {*family.experts.config, "model_type", "architectures", *(family.size_keys - said)}
-    meant |= {"intermediate_size"} if family.experts.width == "ffn" else set()
-    meant |= {"bos_token_id", "eos_token_id", "pad_token_id"}  # of generating
-    shared = before.keys() & after.keys() - meant
-    assert {"rope_parameters", "max_position_embeddings", "rms_norm_eps"} <= shared
-    for key in shared | ({"sliding_window"} & after.keys()):
-        assert before.get(key) == after[key] or not (before.get(key) or after[key]), key
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,8 @@
-"""Random dense models that become models with experts, and random models with more experts.
-
-``python -m tests.upcycling`` tries each kind a few times; ``python -m tests.upcycling --seeds 40
-qwen3`` some of them, more often.
-"""
+"""Random dense models that become models with experts, and random models with more experts."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,7 +13,6 @@ from transformers import CONFIG_MAPPING
 import growkit
 from tests.conftest import relative_error, save_random, seeded
 from tests.families import FAMILIES, MOE, Config, coin, latent, softmax, with_class_names
-from tests.sweeping import sweep
 
 DENSE = {
     "llama": "mixtral",
@@ -106,22 +98,3 @@ def copy_any(kind: str, seed: int, folder: Path) -> float:
     options = {"experts": f"x{factor}", "symmetry": symmetry, "seed": seed}
     growkit.grow(source, out, method="experts", verify=False, **options)
     return relative_error(source, out)
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*")
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--first", type=int, default=0)
-    arguments = parser.parse_args()
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
-    wrong = 0
-    for tried, kinds in ((upcycle_any, DENSE), (copy_any, SPARSE)):
-        for kind in (each for each in kinds if each in (arguments.kinds or kinds)):
-            wrong += sweep(f"{tried.__name__} {kind}", seeds, partial(tried, kind))
-    sys.exit(bool(wrong))
-
-
-if __name__ == "__main__":
-    main()

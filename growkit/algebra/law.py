@@ -139,12 +139,8 @@ def grow(
         where: the slice, with begin and end for each dimension of the target.
     """
     slices = [_slice(m, w.start, w.stop) for m, w in zip(maps, where, strict=True)]
-    rows: Rows = read
-    if len(slices) > 1 and not slices[1].whole:
-
-        def rows(rows: slice) -> Tensor:
-            return _joined(partial(read, rows), slices[1].needed, 1)
-
+    narrow = len(slices) > 1 and not slices[1].whole
+    rows = partial(_columns, read, slices[1].needed) if narrow else read
     tensor = _joined(rows, slices[0].needed, 0)
     for position, each in enumerate(slices):
         if position > 1 and not each.whole:
@@ -159,6 +155,11 @@ def grow(
     if split_at is None:
         return tensor
     return _spread(tensor, split_at, maps, slices, name, shares)
+
+
+def _columns(read: Read, needed: Index, rows: slice) -> Tensor:
+    """Some columns of rows of the source."""
+    return _joined(partial(read, rows), needed, 1)
 
 
 def _joined(read: Rows, needed: Index, position: int) -> Tensor:
