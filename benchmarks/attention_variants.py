@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from continual.retrieval import maps
 from torch import Tensor, nn
 from transformers import DiffLlamaConfig
 from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
@@ -112,54 +112,16 @@ Positions = tuple[Tensor, Tensor]
 def eager(module: DiffTransformerAttention, hidden: Tensor, positions: Positions) -> Tensor:
     """(A₁ - λ A₂ + γ H) V with whole maps; [1, N, hidden] to the same."""
     config = module.config
-    batch, rows = hidden.shape[:2]
-    later = torch.ones(rows, rows, dtype=torch.bool, device=hidden.device).triu(1)
-
-    def heads(projected: Tensor, width: int) -> Tensor:
-        return projected.view(batch, rows, -1, width).transpose(1, 2)
-
-    def softmax_map(query: Tensor, key: Tensor) -> Tensor:
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        scores = query @ key.transpose(-1, -2) * module.scaling
-        weights: Tensor = scores.masked_fill(later, -torch.inf).softmax(-1, dtype=torch.float32)
-        return weights
-
-    query = heads(module.q_proj(hidden), config.head_dim)
-    key = heads(module.k_proj(hidden), config.head_dim)
-    value = heads(module.v_proj(hidden), config.value_head_dim)
-    query, key = apply_rotary_pos_emb(query, key, *positions)
-    signal, noise = config.num_signal_heads, config.num_noise_heads
-    lambda_init = (config.lambda_init or [0.0])[0]
-    maps = softmax_map(query[:, :signal], key[:, : config.num_value_heads])
-    weights = maps
-    if noise:
-        lambda_: Tensor
-        if config.lambda_type == "projected":
-            lambda_ = module.lambda_proj(hidden).float().sigmoid().transpose(1, 2)[..., None]
-        else:
-            lambda_ = (
-                (module.lambda_q1.float() @ module.lambda_k1.float()).exp()
-                - (module.lambda_q2.float() @ module.lambda_k2.float()).exp()
-                + lambda_init
-            )
-        noise_maps = softmax_map(query[:, signal:], key[:, -config.num_value_heads :])
-        weights = weights - lambda_ * noise_maps.repeat_interleave(signal // noise, dim=1)
-        gamma = lambda_ * module.gamma_gate.float() if config.gamma == "gated" else lambda_
-        if config.integral == "causal":
-            counts = torch.arange(1, rows + 1, device=hidden.device)[:, None]
-            means = maps.cumsum(-2) / counts
-            weights = weights + gamma * means.masked_fill(later, -torch.inf).softmax(-1)
-        elif config.integral == "column_mean":
-            weights = weights + gamma * maps.mean(-2, keepdim=True)
-    value = value.repeat_interleave(signal // config.num_value_heads, dim=1)
+    value = module.v_proj(hidden).unflatten(-1, (-1, config.value_head_dim)).transpose(1, 2)
+    weights = maps(module, hidden, positions)
+    value = value.repeat_interleave(weights.shape[1] // value.shape[1], dim=1)
     output = (weights.to(value.dtype) @ value).float()
     if module.head_norm is not None:
         output = nn.functional.rms_norm(output, output.shape[-1:], eps=config.head_norm_eps)
         output = output * module.head_norm.weight.float()
     if config.head_output_scale != "none":
-        output = output * (1 - lambda_init)
-    output = output.to(hidden.dtype).transpose(1, 2).reshape(batch, rows, -1)
-    projected: Tensor = module.o_proj(output)
+        output = output * (1 - (config.lambda_init or [0.0])[0])
+    projected: Tensor = module.o_proj(output.to(hidden.dtype).transpose(1, 2).flatten(2))
     return projected
 
 

@@ -12,37 +12,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
-import sys
 import tempfile
-from importlib.metadata import version
-from multiprocessing import Process
 from pathlib import Path
 
-from growth_speed import run
+from measuring import apart, growkit, head, machine, make_llama, row
 
-FORMATS = ("optimizer.pt", "distributed")
+SIZES = {
+    "vocab_size": 8000,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_attention_heads": 8,
+}
 
 
 def make(folder: Path, layers: int) -> None:
-    """A model and its states; in a process of its own, whose memory counts for no other."""
+    """A model and its states."""
     import torch
     import torch.distributed.checkpoint as dcp
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=8000,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-    )
-    model = LlamaForCausalLM(config)
-    model.save_pretrained(folder / "source")
+    model = make_llama(folder / "source", **SIZES, num_hidden_layers=layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter) * 1e-3
@@ -60,21 +49,18 @@ def make(folder: Path, layers: int) -> None:
 def measure(folder: Path, state: str | None) -> list[str]:
     """The cells of a table."""
     out = folder / "grown"
-    command = [sys.executable, "-m", "growkit", "grow", str(folder / "source"), str(out)]
-    command += ["--hidden", "x2", "--symmetry", "keep", "--no-verify", "--json"]
-    found = run([*command, *(["--optimizer", str(folder / state)] if state else [])])
+    given = ["--optimizer", folder / state] if state else []
+    plain = ["--hidden", "x2", "--symmetry", "keep", "--no-verify", "--json"]
+    found = growkit("grow", folder / "source", out, *plain, *given)
     result = json.loads(found.output)
-    written = result["bytes"] + (result["optimizer"]["bytes"] if state else 0)
+    written = (result["bytes"] + (result["optimizer"]["bytes"] if state else 0)) / 1e9
+    largest = 4 * SIZES["vocab_size"] * 2 * SIZES["hidden_size"]
     shutil.rmtree(out)
-    largest = 8000 * 1024 * 4 / 2**20
     return [
         f"{result['source_parameters'] / 1e6:.0f}M",
         state or "none",
-        f"{written / 1e9:.2f}",
-        f"{found.seconds:.1f}",
-        f"{found.seconds / (written / 1e9):.1f}",
-        f"{found.mebibytes:.0f}",
-        f"{found.mebibytes / largest:.0f}",
+        *(f"{written:.2f}", f"{found.seconds:.1f}", f"{found.seconds / written:.1f}"),
+        *(f"{found.peak / 2**20:.0f}", f"{found.peak / largest:.0f}"),
     ]
 
 
@@ -82,18 +68,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="where the models are made")
     parser.add_argument("--layers", type=int, nargs="+", default=[4, 8, 16])
-    arguments = parser.parse_args()
-    print(f"{platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}\n")
+    chosen = parser.parse_args()
+    print(machine())
     columns = ["source", "state", "written, GB", "whole process, s", "s per GB"]
-    columns += ["peak memory, MiB", "in largest tensors"]
-    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
-    for layers in arguments.layers:
-        with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
-            maker = Process(target=make, args=(Path(scratch), layers))
-            maker.start()
-            maker.join()
-            for state in (None, *FORMATS):
-                print(f"| {' | '.join(measure(Path(scratch), state))} |", flush=True)
+    print(head(*columns, "peak memory, MiB", "in largest tensors"))
+    for layers in chosen.layers:
+        with tempfile.TemporaryDirectory(dir=chosen.folder) as scratch:
+            apart(make, Path(scratch), layers)
+            for state in (None, "optimizer.pt", "distributed"):
+                print(row(*measure(Path(scratch), state)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Speed of the proof, against what people do by hand.
+"""Speed of the proof, against the same work by hand.
 
     python benchmarks/proof_speed.py [--pairs 5] [--folder FOLDER]
 
 By hand: both models are loaded with transformers, in float64 and then in the storage dtype, run on
 the same tokens, and what verify prints of the logits is taken: largest difference, scale, KL, top-1
-agreement, losses. The same work of growkit is the comparison alone: the same prompts in both
-dtypes, one layer at a time.
+agreement, losses.
 
-Everything by hand: besides, what else `growkit verify` reports. Every weight is held against its
-copies, both models are asked in four more ways in both dtypes, a fault is put into a matrix, the
+Everything by hand: besides, what else `growkit verify` reports. Every weight is compared with its
+copies, both models run in four more ways in both dtypes, a fault is put into a matrix, the
 gradients of copies are compared, and the source's rounding is measured.
 
 A random float32 Llama (hidden 1024, ffn 2816, 3 layers, 16 heads, vocabulary 8000) is grown by two.
@@ -19,18 +18,14 @@ of memory, and prints Markdown.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from growth_speed import run
+from measuring import by_name, growkit, head, in_turn, machine, make_llama, ratio, row, run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,19 +34,13 @@ PROMPTS, LENGTH = 8, 512  # what `growkit verify` does by default
 SOME, SHORT = 128, 48  # tokens on which it does what else it does
 
 
-def make_source(folder: Path) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=8000,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=3,
-        num_attention_heads=16,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+SIZES = {
+    "vocab_size": 8000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 16,
+}
 
 
 def by_hand(source: Path, target: Path, everything: bool) -> None:
@@ -144,82 +133,34 @@ def weights_and_gradients(source: Any, target: Any, prompt: Tensor) -> list[floa
     return [lost, min(apart), changed]
 
 
-def comparison_alone(source: Path, target: Path) -> None:
-    """The same with the parts of growkit's proof."""
-    import torch
-
-    from growkit.base.settings import Settings
-    from growkit.checkpoint.reading import Checkpoint
-    from growkit.engine.layerwise import Layerwise
-    from growkit.engine.prompts import make_prompts
-    from growkit.engine.strict import strict_float64
-    from growkit.proof.comparison import compare
-    from growkit.proof.modes import modes
-
-    both = Checkpoint(source), Checkpoint(target)
-    settings = Settings(prompts=PROMPTS, length=LENGTH)
-    asked = modes(
-        make_prompts(settings, source, both[0].config).windows, both[0].config, both[1].config
-    )[:1]
-
-    def largest(dtype: torch.dtype) -> float:
-        one, other = (Layerwise(each, dtype, torch.device("cpu"), None) for each in both)
-        return compare(one, other, asked, lambda: None).prefill.largest
-
-    with strict_float64():
-        strict = largest(torch.float64)
-    print(max(strict, largest(torch.float32)))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the models are made")
     parser.add_argument("--by-hand", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--everything", nargs=2, type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--alone", nargs=2, type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.by_hand:
-        by_hand(*arguments.by_hand, False)
-    elif arguments.everything:
-        by_hand(*arguments.everything, True)
-    elif arguments.alone:
-        comparison_alone(*arguments.alone)
-    else:
-        compare_speeds(arguments.pairs, arguments.folder)
-
-
-def compare_speeds(pairs: int, folder: Path | None) -> None:
-    """Run all of them, and print a table."""
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        source, target = f"{scratch}/source", f"{scratch}/target"
-        make_source(Path(source))
-        growkit = [sys.executable, "-m", "growkit"]
-        grow = [*growkit, "grow", source, target, "--hidden", "x2", "--no-verify"]
-        subprocess.run(grow, check=True)
-        amount = ["--prompts", f"{PROMPTS}", "--length", f"{LENGTH}", "--device", "cpu"]
-        this = [sys.executable, __file__]
-        commands = {
-            "by hand": [*this, "--by-hand", source, target],
-            "the comparison alone": [*this, "--alone", source, target],
-            "everything by hand": [*this, "--everything", source, target],
-            "`growkit verify`": [*growkit, "verify", source, target, *amount],
+    chosen = parser.parse_args()
+    if given := chosen.by_hand or chosen.everything:
+        by_hand(*given, chosen.everything is not None)
+        return
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as scratch:
+        pair = Path(scratch) / "source", Path(scratch) / "target"
+        make_llama(pair[0], **SIZES)
+        growkit("grow", *pair, "--hidden", "x2", "--no-verify")
+        amount = ("--prompts", PROMPTS, "--length", LENGTH, "--device", "cpu")
+        calls = {
+            "by hand": lambda: run(sys.executable, __file__, "--by-hand", *pair),
+            "everything by hand": lambda: run(sys.executable, __file__, "--everything", *pair),
+            "`growkit verify`": lambda: growkit("verify", *pair, *amount),
         }
-        runs = [
-            {name: run(command) for name, command in commands.items()} for _ in range(pairs + 1)
-        ][1:]  # the first only warms up
-    print(f"{platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}")
-    print(f"{PROMPTS} prompts of {LENGTH} tokens; medians of {pairs} rounds\n")
-    print("| | seconds | times by hand | times everything by hand | peak memory, GB |")
-    print("| --- | --- | --- | --- | --- |")
-    for name in commands:
-        seconds = statistics.median(each[name].seconds for each in runs)
-        ratios = [
-            statistics.median(each[name].seconds / each[other].seconds for each in runs)
-            for other in ("by hand", "everything by hand")
-        ]
-        memory = max(each[name].mebibytes for each in runs) * 2**20 / 1e9
-        print(f"| {name} | {seconds:.1f} | {ratios[0]:.2f} | {ratios[1]:.2f} | {memory:.2f} |")
+        runs = in_turn(calls, chosen.pairs)
+    print(f"{machine()}; {PROMPTS} prompts of {LENGTH} tokens, medians of {chosen.pairs} rounds")
+    print(head("", "seconds", "times by hand", "times everything by hand", "peak memory, GB"))
+    seconds = {name: by_name(each, "seconds") for name, each in runs.items()}
+    for name, each in seconds.items():
+        ratios = (ratio(each, seconds[other]) for other in ("by hand", "everything by hand"))
+        figures = f"{median(each):.1f}", *(f"{one:.2f}" for one in ratios)
+        print(row(name, *figures, f"{max(by_name(runs[name], 'peak')) / 1e9:.2f}"))
 
 
 if __name__ == "__main__":

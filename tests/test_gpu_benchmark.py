@@ -87,7 +87,7 @@ def test_attention_is_rehearsed(
     attention_speed.main()
     told = part.told(capsys.readouterr().out, "")
     assert "### prefill, 64 tokens" in told
-    assert sum(line.startswith("| DIFF |") for line in told) == 3
+    assert sum(line.startswith("| DIFF |") for line in told) == 2
 
 
 def test_what_was_measured_stays(tmp_path: Path) -> None:

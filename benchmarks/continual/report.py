@@ -183,7 +183,7 @@ def _charts(section: Section, baseline: Outcome, folder: Path, link: str) -> Ite
         made = [_curves(section, of, "extra compute", total=False)]
         if any(line["before_flops"] for arm in of.values() for line in arm.lines.values()):
             made.append(_curves(section, of, "the source's and extra compute", total=True))
-        (folder / f"{name}-{number}.svg").write_text(standalone(_in_a_row(made, title)), "utf-8")
+        (folder / f"{name}-{number}.svg").write_text(standalone(in_a_row(made, title)), "utf-8")
         yield f"![{title}: test loss by compute]({link}/{name}-{number}.svg)\n"
     rows = []
     for arm, outcome in shown.items():
@@ -233,7 +233,7 @@ def _curves(section: Section, arms: Mapping[str, Outcome], axis: str, *, total: 
     return curves(lines, titles, most=max(tops))
 
 
-def _in_a_row(charts: Sequence[str], title: str) -> str:
+def in_a_row(charts: Sequence[str], title: str) -> str:
     """Charts next to each other as one drawing."""
     sizes = [tuple(map(int, re.findall(r'(?:width|height)="(\d+)"', each)[:2])) for each in charts]
     width, height = sum(each[0] for each in sizes), max(each[1] for each in sizes)

@@ -152,7 +152,7 @@ def maps(module: Any, hidden: Tensor, positions: tuple[Tensor, Tensor]) -> Tenso
     """What values are multiplied with: softmax, or A₁ - λ A₂ + γ softmax(G).
 
     Args:
-        module: attention of a Llama, or of a DIFF Transformer with a causal integral or none.
+        module: attention of a Llama or of a DIFF Transformer.
         hidden: [batch, tokens, hidden].
         positions: cosines and sines.
     """
@@ -171,7 +171,6 @@ def maps(module: Any, hidden: Tensor, positions: tuple[Tensor, Tensor]) -> Tenso
 
     if config.model_type != "diff_transformer" or not config.num_noise_heads:
         return softmax(query, key)
-    assert config.integral in ("none", "causal"), config.integral
     signal, noise = config.num_signal_heads, config.num_noise_heads
     found = softmax(query[:, :signal], key[:, : config.num_value_heads])
     other = softmax(query[:, signal:], key[:, -config.num_value_heads :])
@@ -181,6 +180,8 @@ def maps(module: Any, hidden: Tensor, positions: tuple[Tensor, Tensor]) -> Tenso
         counts = torch.arange(1, tokens + 1, device=hidden.device)[:, None]
         means = found.cumsum(-2) / counts
         whole = whole + module._gamma(strength) * means.masked_fill(later, -torch.inf).softmax(-1)
+    if config.integral == "column_mean":
+        whole = whole + module._gamma(strength) * found.mean(-2, keepdim=True)
     return whole
 
 
