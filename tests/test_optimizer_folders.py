@@ -139,13 +139,6 @@ def test_parts_of_a_mesh(made: Made, tmp_path: Path) -> None:
     assert found[0].equal(found[1])
 
 
-Spoil = Callable[[Path], None]
-
-
-def saved_as(value: Any, *names: str) -> Spoil:
-    return lambda zero: [torch.save(value, zero / NAME / f"{name}.pt") for name in names] and None
-
-
 def poisoned(module: str, name: str) -> bytes:
     """What sets an attribute of a class, or of whatever else has this name, and forgets it."""
     key = b"X" + len(HERE).to_bytes(4, "little") + HERE.encode()

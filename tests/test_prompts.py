@@ -47,20 +47,16 @@ def test_few_tokens_do_where_no_weight_can_be_lost(tmp_path: Path) -> None:
     assert tokens(growkit.verify(source, target, prompts=1, length=LONG)) == LONGEST
 
 
-def test_many_tokens_are_taken_without_a_manifest(tmp_path: Path) -> None:
+def test_many_tokens_are_taken_where_a_weight_is_lost_or_no_manifest_says(tmp_path: Path) -> None:
     source, target, _ = grown(tmp_path, prompts=1, length=12)
-    (target / "growkit.json").unlink()
-    assert tokens(growkit.verify(source, target)) == MANY * LONGEST
-
-
-def test_many_tokens_are_taken_where_a_weight_is_lost(tmp_path: Path) -> None:
-    source, target, _ = grown(tmp_path, prompts=1, length=12)
-    manifest = json.loads((target / "growkit.json").read_text())
+    file = target / "growkit.json"
+    manifest = json.loads(file.read_text())
     manifest["recipe"]["steps"][0]["hidden"] = "x4"
-    (target / "growkit.json").write_text(json.dumps(manifest))
+    file.write_text(json.dumps(manifest))
     result = growkit.verify(source, target)
-    assert not result["kept"]
-    assert result["tokens"] == MANY * LONGEST
+    assert (result["kept"], result["tokens"]) == (False, MANY * LONGEST)
+    file.unlink()
+    assert tokens(growkit.verify(source, target)) == MANY * LONGEST
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "diffllama", "diff_transformer"])

@@ -68,33 +68,31 @@ def test_what_was_chosen_comes_back(strictly: bool, monkeypatch: pytest.MonkeyPa
         assert torch.are_deterministic_algorithms_enabled() == strictly
 
 
-class FirstCalls(TorchDispatchMode):
-    """Notes how many elements every function is first given, in every dtype."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements: dict[tuple[str, torch.dtype], int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__.removesuffix("_")
-        if args and isinstance(args[0], Tensor):
-            self.elements.setdefault((name, args[0].dtype), args[0].numel())
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("chosen", [True, False])
 def test_mkl_chooses_its_kernels_before_threads_share_a_call(
     chosen: bool, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each function is first called with a single element."""
     if not chosen:
         monkeypatch.setattr(layerwise, "choose_kernels", lambda: None)
     choose_kernels.cache_clear()
-    with FirstCalls() as first:
+    first: dict[tuple[str, torch.dtype], int] = {}
+
+    class FirstCalls(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, op: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if args and isinstance(args[0], Tensor):
+                name = op.overloadpacket.__name__.removesuffix("_")
+                first.setdefault((name, args[0].dtype), args[0].numel())
+            return op(*args, **(kwargs or {}))
+
+    with FirstCalls():
         assert growkit.verify(*pair, **AMOUNT)["kept"]
     for dtype in (torch.float32, torch.float64):
-        assert (first.elements["cos", dtype] == 1) == chosen
+        assert (first["cos", dtype] == 1) == chosen
         for function in MKL_FUNCTIONS if chosen else ():
-            assert first.elements[function.__name__, dtype] == 1
+            assert first[function.__name__, dtype] == 1
 
 
 @pytest.mark.gpu

@@ -194,15 +194,16 @@ def test_groups_of_a_grown_model(make: Make, tmp_path: Path) -> None:
         training.param_groups(model, tmp_path / "out", lr=0.1, optimizer="moun")
     manifest = tmp_path / "out" / "growkit.json"
     content = json.loads(manifest.read_text())
-    for value, message in ((-1, "not as growkit writes them"), (True, "not as growkit writes")):
-        content["updates"]["groups"][0]["lr"] = value
-        manifest.write_text(json.dumps(content))
+    groups = content["updates"]["groups"]
+    for updates, message in (
+        ({"groups": [groups[0] | {"lr": -1}, *groups[1:]]}, "not as growkit writes them"),
+        ({"groups": [groups[0] | {"lr": True}, *groups[1:]]}, "not as growkit writes them"),
+        (None, "does not say how to go on"),
+    ):
+        changed = content | {"updates": updates}
+        manifest.write_text(json.dumps({k: v for k, v in changed.items() if v is not None}))
         with pytest.raises(growkit.InputError, match=message):
             training.param_groups(model, tmp_path / "out", lr=0.1)
-    del content["updates"]
-    manifest.write_text(json.dumps(content))
-    with pytest.raises(growkit.InputError, match="does not say how to go on"):
-        training.param_groups(model, tmp_path / "out", lr=0.1)
     manifest.unlink()
     with pytest.raises(growkit.InputError, match=r"has no growkit\.json"):
         training.param_groups(model, tmp_path / "out", lr=0.1)
