@@ -16,11 +16,11 @@ from growkit.base.limits import within, within_each
 from growkit.cli.app import app
 from growkit.engine.metrics import Distance
 from growkit.proof.findings import Strict
-from growkit.report.proof import headroom, proof_view, times
+from growkit.report.proof import headroom, proof_view
 from growkit.report.saving import page
 from growkit.report.view import figure
 from tests.conftest import save_model
-from tests.test_report import full, measured
+from tests.test_report import finding
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
 UP, DOWN = (math.nextafter(0.25, side) for side in (1, 0))
@@ -50,16 +50,10 @@ def test_the_rule(distance: float, limit: float, kept: bool) -> None:
 
 @pytest.mark.parametrize(("distance", "limit", "kept"), RULE[:7])
 def test_what_is_reported_follows_the_rule(distance: float, limit: float, kept: bool) -> None:
-    """The headroom, in either dtype."""
-    found: float | None = None if math.isnan(distance) else distance
-    healthy = {"first_lost_tensor": None, "fault": {}, "modes": [], "trainability": None}
-    fine = measured(relative=0.0, tolerance=1.0)
-    for where in ("strict_float64", "native"):
-        other = "native" if where == "strict_float64" else "strict_float64"
-        beyond = {where: measured(relative=found, tolerance=limit), other: fine}
-        result = full(**healthy, **beyond, kept=kept, first_difference=None)
-        said = times(min(headroom(result).values()))
-        assert ("above" in said or said == "not a number") is not kept
+    measured = distance if math.isfinite(distance) else None
+    said = headroom(finding("native", kept, measured=measured, limit=limit))
+    assert said
+    assert ("above" in said or said == "not a number") is not kept
 
 
 def test_a_proof_at_its_limit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

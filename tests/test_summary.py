@@ -18,7 +18,7 @@ from growkit.base.errors import InputError
 from growkit.base.units import duration, size
 from growkit.cli.app import app
 from growkit.recipe.files import load_recipe, parse_recipe
-from growkit.report.proof import glance, headroom, proof_view, times
+from growkit.report.proof import glance, headroom, proof_view
 from growkit.results.advice import name_result, next_step
 from growkit.results.proof import Finding, VerifyResult
 from tests.conftest import save_model
@@ -77,41 +77,31 @@ def test_what_was_lost_is_said(place: Path) -> None:
     assert "largest difference" not in found
     count = len(result["modes"])
     assert {mode["kept"] for mode in result["modes"]} == {None}
-    assert found["inference modes"].startswith(f"{count} of {count} without a limit (")
+    assert found["inference modes"].startswith(f"{count} without a limit (")
     assert result["reason"].startswith(f"changed as requested ({result['lost']}): the loss goes")
     assert "of the likeliest next tokens are the same" in result["reason"]
     assert growkit.verify(place / "source", place / "exact", **QUICK)["lost"] is None
 
 
 @pytest.mark.parametrize(
-    ("ratio", "said"),
+    ("measured", "limit", "said"),
     [
-        (60.0, "60 × below the limit"),
-        (1.25, "1.2 × below the limit"),
-        (0.5, "2 × above the limit"),
-        (12345.0, "12,000 × below the limit"),
-        (2e9, "2e+09 × below the limit"),
-        (1 / 2e9, "far above the limit"),
-        (math.inf, "no difference at all"),
-        (0.0, "not a number"),
+        (1.0, 60.0, "60 × below the limit"),
+        (4.0, 5.0, "1.2 × below the limit"),
+        (2.0, 1.0, "2 × above the limit"),
+        (1.0, 12345.0, "12,000 × below the limit"),
+        (1e-9, 2.0, "2e+09 × below the limit"),
+        (2.0, 1e-9, "far above the limit"),
+        (1.0, 0.0, "far above the limit"),
+        (1.0, 1.0, "exactly the limit"),
+        (0.0, 1.0, "no difference at all"),
+        (None, 1.0, "not a number"),
+        (1.0, None, None),
     ],
 )
-def test_headroom_in_words(ratio: float, said: str) -> None:
-    assert times(ratio) == said
-
-
-def test_the_headroom_is_the_smallest_of_all_ways() -> None:
-    limits = {"tolerance": 1e-12, "native_tolerance": 1.0}
-    modes = [
-        mode("a", True, relative=1e-14, native=0.1, **limits),
-        mode("b", True, relative=1e-13, native=0.2, **limits),
-        mode("c", None),
-    ]
-    strict = measured(relative=1e-14, tolerance=1e-12)
-    result = full(strict_float64=strict, native=measured(relative=0.1, tolerance=1.0), modes=modes)
-    assert headroom(result) == pytest.approx({"in strict float64": 10, "in bfloat16": 5})
-    result["modes"][1]["relative"] = None  # it had a limit, so a number was expected
-    assert headroom(result)["in strict float64"] == 0
+def test_headroom_in_words(measured: float | None, limit: float | None, said: str | None) -> None:
+    kept = measured is not None and limit is not None and measured <= limit
+    assert headroom(finding("native", kept, measured=measured, limit=limit)) == said
 
 
 @pytest.mark.parametrize(
@@ -133,13 +123,10 @@ def test_how_many_ways_held() -> None:
     untried = mode("cached decoding", None, note="not tried: too short")
     said = [
         ([kept], "all 1 kept (prefill)"),
-        ([kept, untried], "1 of 2 kept (prefill; not tried: cached decoding (too short))"),
-        ([kept, failed], "1 of 2 kept, 1 not the same (not the same with generate)"),
-        (
-            [free, untried],
-            "1 of 2 without a limit (prefill; not tried: cached decoding (too short))",
-        ),
-        ([free, failed], "1 of 2 without a limit, 1 not the same (not the same with generate)"),
+        ([kept, untried], "1 kept (prefill; not tried: cached decoding (too short))"),
+        ([kept, failed], "1 kept, 1 not the same (not the same with generate)"),
+        ([free, untried], "1 without a limit (prefill; not tried: cached decoding (too short))"),
+        ([free, failed], "1 without a limit, 1 not the same (not the same with generate)"),
     ]
     for modes, expected in said:
         assert words(full(modes=modes))["inference modes"] == expected
@@ -299,7 +286,7 @@ def test_a_key_that_was_changed_is_told_with_its_values(place: Path, tmp_path: P
     ]
     assert f"0.25 in place of {value}" in found["reason"]
     assert (next_step(found) or "").startswith(f"set {name} back to {value} (it is 0.25)")
-    assert proof_view(found).advice.rows["At fault"].startswith(f"{name}; ")
+    assert proof_view(found).advice["At fault"].startswith(f"{name}; ")
     assert found["fault"]
     assert found["fault"]["tensor"] is None  # every weight gives the source's back
 

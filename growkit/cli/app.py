@@ -206,7 +206,7 @@ def verify(
     from growkit.proof.verdict import verify_found  # which takes seconds
 
     result = verify_found(one, other, settings, optimizer, Bars())
-    write_report(result, other.folder, report, inputs)
+    write_report(result, report, inputs, [other.folder])
     show(result, as_json, show_result, report)
     return 0 if result["kept"] else 1
 
@@ -321,7 +321,7 @@ def _carry_out(
     written = "" if running.dry_run else f"{result['output']} is written"
     with after(written):
         if result["verification"]:
-            write_report(result["verification"], Path(result["output"]), report, inputs)
+            write_report(result["verification"], report, inputs, [Path(result["output"])])
         show(result, as_json, _shown_run(running), written)
     return 1 if result["kept"] is False else 0
 
@@ -382,7 +382,7 @@ def probe(
 ) -> None:
     """Grow SRC in several ways, train them all alike, and rank them at equal compute."""
     from growkit.probing import probe as probing
-    from growkit.report.saving import check_report, write_probe
+    from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_result
 
     inputs, made = probing.reads_of(source, candidates, text, work)
@@ -393,7 +393,7 @@ def probe(
     result = probing.probe(source, candidates, text, settings, **how)
     try:
         with after(f"the probe's work is in {work}; --resume continues it" if work else ""):
-            write_probe(result, report, inputs, made)
+            write_report(result, report, inputs, made)
     finally:  # hours of work are shown even if there is no report
         show(result, as_json, show_result, report)
 

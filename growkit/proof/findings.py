@@ -346,7 +346,7 @@ def judge_trainability(found: Trainability | None, *, wanted: bool) -> list[Find
     if found is None:
         return []
     kept = bool(found.trainable) if wanted else None
-    return [finding("trainability", kept, trainability_sentence(found))]
+    return [finding("trainability", kept, f"new capacity: {trainability_sentence(found)}")]
 
 
 def finding(

@@ -13,7 +13,7 @@ from growkit.base.units import size
 from growkit.families.experts import EAGER_EXPERTS
 from growkit.modeling import OLDEST_TRANSFORMERS
 from growkit.report.proof import glance, losses, modes, numbers, predictions, text_name
-from growkit.report.view import Facts, Grid, figure, render
+from growkit.report.view import Grid, figure, render
 
 Found = Mapping[str, Any]
 
@@ -54,7 +54,7 @@ def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
     if all(each[key] == 1 for each in groups for key in keys):
         factors = []
     eager = any(EAGER_EXPERTS in each for each in manifest["warnings"])
-    found = glance(proof).rows if proof else {}
+    found = glance(proof) if proof else {}
     filters = {
         "json": lambda text: Markup(json.dumps(text)),  # noqa: S704  which is YAML
         "sentence": lambda text: f"{str(text)[:1].upper()}{str(text)[1:]}.",
@@ -64,26 +64,20 @@ def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
         _escaped,
         filters,
         manifest=manifest,
-        proof=proof,
-        updates=updates,
         source=source,
-        base=base,
         tags=list(dict.fromkeys(methods)),
-        grown=any("grow" in step for step in steps),
         summary=Grid(["", "before", "after"], rows, "hnn"),
         in_transformers=not loads_with or str(loads_with).startswith("transformers"),
-        loads_with=loads_with,
         tokenizer=tokenizer,
         trusted=", trust_remote_code=True" if "trust_remote_code" in str(loads_with) else "",
         eager=f", {EAGER_EXPERTS}" if eager else "",
         oldest=OLDEST_TRANSFORMERS,
         sections=[numbers(proof), losses(proof), modes(proof)] if proof else [],
-        conclusions=Facts({key: found.get(key) for key in CONCLUSIONS}),
+        conclusions={key: found[key] for key in CONCLUSIONS if key in found},
         factors=Grid(["tensors", "learning rate", "weight decay", "eps"], factors, "cnnn"),
         new=any(each["new"] for each in groups),
         steps=[_code(", ".join(f"{key}: {step[key]}" for key in step)) for step in steps],
         papers=list(dict.fromkeys(manifest["papers"])),
-        year=str(manifest.get("created", ""))[:4],
     )
 
 

@@ -144,8 +144,8 @@ class _Drawing:
 
     def path(self, kind: str, path: str, hint: str = "") -> None:
         """Add a path of a class of ``chart.css``."""
-        inside = f"<title>{escape(hint)}</title>" if hint else ""
-        self.parts.append(f'<path class="{kind}" d="{path}">{inside}</path>')
+        end = f"><title>{escape(hint)}</title></path>" if hint else "/>"
+        self.parts.append(f'<path class="{kind}" d="{path}"{end}')
 
     def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
         """Add a text."""
@@ -235,19 +235,21 @@ def line(
         middle = _inside(xs[index], names[index])
         chart.text(middle, chart.bottom + LABEL, names[index], "middle")
 
-    path, previous = "", None
+    path, previous, found, missing = "", None, [], []
     for x, name, value in zip(xs, names, values, strict=True):
         hint = f"{name}: {figure(value)}"
-        if is_number(value):
-            # No line leads to zero on a logarithmic scale: nothing is known between.
-            joined = previous is not None and not (log and (value == 0) != (previous == 0))
-            path += f"{'L' if joined else 'M'}{x:.1f} {up.at(value):.1f}{'' if joined else 'h0'}"
-            if len(values) <= MOST_DOTS:
-                chart.path("dot", f"M{x:.1f} {up.at(value):.1f}h0", hint)
-            previous = value
-        else:
+        if not is_number(value):
             chart.path("lost", f"M{x - 4:.1f} {TOP + 2}l8 8m0 -8l-8 8", hint)
+            missing.append(name)
             previous = None
+            continue
+        # No line leads to zero on a logarithmic scale: nothing is known between.
+        joined = previous is not None and not (log and (value == 0) != (previous == 0))
+        path += f"{'L' if joined else 'M'}{x:.1f} {up.at(value):.1f}{'' if joined else 'h0'}"
+        if len(values) <= MOST_DOTS:
+            chart.path("dot", f"M{x:.1f} {up.at(value):.1f}h0", hint)
+        found.append((value, name))
+        previous = value
     chart.path("data", path)
     if limit:
         chart.limit(up.at(limit[0]), limit[1])
@@ -256,13 +258,10 @@ def line(
         side, gap = ("end", -6) if x > WIDTH / 2 else ("start", 6)
         chart.path("limit", f"M{x:.1f} {TOP}V{chart.bottom}")
         chart.text(x + gap, TOP + 12, mark[1], side, "limit-name")
-
-    found = [(v, name) for v, name in zip(values, names, strict=True) if is_number(v)]
     for word, best in (("smallest", min), ("largest", max)) if found else ():
         value, name = best(found)
         chart.words.append(f"{word} {figure(value)} at {name}")
-    if missing := [name for v, name in zip(values, names, strict=True) if not is_number(v)]:
-        chart.words.append(f"none at {', '.join(missing)}")
+    chart.words += [f"none at {', '.join(missing)}"] if missing else []
     chart.words += [each[1] for each in (limit, mark) if each]
     return chart.svg(titles)
 

@@ -86,7 +86,7 @@ def _estimate(plan: Found, rows: dict[str, str], speed: str = "") -> Facts:
     if plan["proof_seconds"] is not None:
         times += f", {duration(plan['proof_seconds'])} to prove"
     memory, time = f"about {size(plan['memory'])}", f"{times} ({plan['basis']})"
-    return Facts(rows | {"memory": memory, "time": time})
+    return rows | {"memory": memory, "time": time}
 
 
 def _tensors(result: Found) -> Grid:
@@ -199,7 +199,7 @@ def inspection(result: Found) -> Iterator[Part]:
         facts |= _attention(result["attention"])
     facts["axes"] = ", ".join(f"{axis} {size:,}" for axis, size in result["sizes"].items())
     facts["files"] = ", ".join(result["files"])
-    yield Facts(facts)
+    yield facts
     for name, why in result["dropped"].items():
         yield Paragraph(f"left out: {name}: {why}")
     steps = {}
@@ -208,7 +208,7 @@ def inspection(result: Found) -> Iterator[Part]:
         steps[step["command"]] = f"{step['promise']}{family}"
     if steps:
         yield Paragraph("possible next:")
-        yield Facts(steps)
+        yield steps
 
 
 def _attention(attention: Found) -> dict[str, str]:
@@ -243,7 +243,7 @@ def abilities(table: Sequence[Sequence[str]], *, every: bool) -> Iterator[Part]:
     if every:
         yield Grid(heads, rows, "t" * len(heads), lines=True)
     for row in () if every else rows:
-        yield Facts(dict(zip(heads, row, strict=True)))
+        yield dict(zip(heads, row, strict=True))
 
 
 def check(result: Found) -> Iterator[Part]:

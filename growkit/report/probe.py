@@ -12,7 +12,6 @@ from growkit.report.drawing import MOST_LINES, Curve, Interval, Titles, curves, 
 from growkit.report.view import (
     Chart,
     Entry,
-    Facts,
     Grid,
     Paragraph,
     Section,
@@ -32,7 +31,15 @@ WORDS = {
 }
 SETTINGS = (
     *("source", "steps", "warmup", "batch", "length", "seeds", "dtype", "device", "text_sha256"),
-    *("training_tokens", "held_out_tokens", "work", "created", "seconds", "versions"),
+    *(
+        "training_tokens",
+        "held_out_tokens",
+        "weight_decay",
+        "work",
+        "created",
+        "seconds",
+        "versions",
+    ),
 )
 """Keys of the result that a page shows as they are."""
 
@@ -57,7 +64,7 @@ def probe_view(result: Found) -> View:
         subject=f"{name}: {trained} of {len(tried)} candidates {were} trained as the source itself "
         "was",
         reason=str(result["reason"]),
-        advice=Facts({"Next": probe_next(result)}),
+        advice={"Next": probe_next(result)},
         warnings=result["warnings"],
         sections=[
             _order(result, source),
@@ -83,13 +90,19 @@ def _name(candidate: Found) -> str:
     return f"{candidate['name']}{further}"
 
 
-def _apart(result: Found, name: str, other: str) -> str:
-    """How far the loss of one is above another's, and whether that is noise; empty if unknown."""
-    pair = difference_between(result, name, other)
+def _above(result: Found, one: Found, other: Found) -> Interval | None:
+    """How far the loss of one is above another's; None if they were not compared."""
+    pair = difference_between(result, one["name"], other["name"])
     if pair is None:
-        return ""
-    sign = 1 if pair["worse"] == name else -1
-    return f"{nats(sign * pair['difference'], '+')}{', noise' if pair['noise'] else ''}"
+        return None
+    sign = 1 if pair["worse"] == one["name"] else -1
+    low, high = sorted((sign * pair["low"], sign * pair["high"]))
+    seeds = [a - b for a, b in zip(one["losses"], other["losses"], strict=True)]
+    return Interval(one["name"], sign * pair["difference"], low, high, seeds, pair["noise"])
+
+
+def _nats(value: float, sign: str, *, noise: bool) -> str:
+    return f"{nats(value, sign)}{', noise' if noise else ''}"
 
 
 def _compute(flops: float) -> tuple[float, str]:
@@ -111,17 +124,14 @@ def _order(result: Found, source: Found) -> Section:
     for each in result["candidates"]:
         steps, why = "; ".join(each["steps"]), each["reason"]
         note = f"{steps}. {each['outcome'].capitalize()}: {why}" if why else steps
-        cells = (
-            ("rank", "{}"),
-            ("parameters", "{:,}"),
-            ("lr", "{:g}"),
-            ("loss", "{:.4f}"),
-            ("spread", "{:.4f}"),
-            ("last_loss", "{:.4f}"),
-        )
-        shown = ["" if each[key] is None else form.format(each[key]) for key, form in cells]
+        keys = ("rank", "parameters", "lr", "loss", "spread")
+        shown = [
+            "" if each[key] is None else figure(each[key], ".3g" if key == "lr" else ".4f")
+            for key in (*keys, "last_loss")
+        ]
         shown[3] = shown[3] or WORDS[each["outcome"]]
-        apart = [_apart(result, each["name"], other["name"]) for other in (source, first)]
+        above = [_above(result, each, other) for other in (source, first)]
+        apart = [_nats(found.mean, "+", noise=found.noise) if found else "" for found in above]
         rows.append([Entry(_name(each), note), *shown[:-1], *apart, shown[-1]])
     heads = ["candidate", "rank", "parameters", "rate", "loss", "spread"]
     heads += ["to the source", "to the first", "after the last step"]
@@ -130,7 +140,7 @@ def _order(result: Found, source: Found) -> Section:
         for each in result["candidates"]
         if each["reason"]
     }
-    parts: list[Any] = [Grid(heads, rows, "hnnnnnnnn"), Facts(why_not)]
+    parts: list[Any] = [Grid(heads, rows, "hnnnnnnnn"), why_not]
     if equal := _equal(result):
         sentence = (
             f"Losses in nats per token on {result['held_out_tokens']:,} held-out tokens after "
@@ -142,17 +152,20 @@ def _order(result: Found, source: Found) -> Section:
 
 def _losses(result: Found, source: Found, ranked: Sequence[Found]) -> list[Section]:
     """Losses along the training, by compute and by steps."""
-    found = []
+    plots = [("Loss by steps", "steps", {each["name"]: 1.0 for each in ranked}, math.inf)]
     if result["equal_compute"] is not None:
         unit, name = _compute(result["equal_compute"])
         scales = {each["name"]: each["step_flops"] / unit for each in ranked}
         most = result["equal_compute"] / unit
-        titles = Titles("Loss by compute", f"compute, {name}", Y_TITLE)
-        chart = _curves(source, ranked, scales, titles, most)
-        found.append(Section("Loss by compute", charts=[chart], half=True))
-    scales = {each["name"]: 1.0 for each in ranked}
-    chart = _curves(source, ranked, scales, Titles("Loss by steps", "steps", Y_TITLE))
-    return [*found, Section("Loss by steps", charts=[chart], half=True)]
+        plots.insert(0, ("Loss by compute", f"compute, {name}", scales, most))
+    return [
+        Section(
+            title,
+            charts=[_curves(source, ranked, scales, Titles(title, x_title, Y_TITLE), most)],
+            half=True,
+        )
+        for title, x_title, scales, most in plots
+    ]
 
 
 def _curves(
@@ -160,7 +173,7 @@ def _curves(
     ranked: Sequence[Found],
     scales: Mapping[str, float],
     titles: Titles,
-    most: float = math.inf,
+    most: float,
 ) -> Chart:
     """Losses of the source and the first candidates, up to a position on the axis."""
     lines, start = [], 0.0
@@ -190,16 +203,7 @@ def _curves(
 
 
 def _against_source(result: Found, source: Found, ranked: Sequence[Found]) -> Section:
-    rows = []
-    for each in ranked:
-        pair = difference_between(result, each["name"], source["name"])
-        if pair is None or each is source:
-            continue
-        sign = 1 if pair["worse"] == each["name"] else -1
-        low, high = sorted((sign * pair["low"], sign * pair["high"]))
-        seeds = [a - b for a, b in zip(each["losses"], source["losses"], strict=True)]
-        mean = sign * pair["difference"]
-        rows.append(Interval(each["name"], mean, low, high, seeds, pair["noise"]))
+    rows = [found for each in ranked if (found := _above(result, each, source))]
     title = "Against the source, trained further"
     chart = intervals(rows, Titles(title, "loss − loss of the source, nats per token"))
     return Section(title, charts=[Chart(chart)] if rows else [], half=True)
@@ -210,7 +214,7 @@ def _pairs(result: Found) -> Section:
         [
             pair["better"],
             pair["worse"],
-            f"{nats(pair['difference'])}{', noise' if pair['noise'] else ''}",
+            _nats(pair["difference"], "", noise=pair["noise"]),
             f"{nats(pair['low'])} to {nats(pair['high'])}",
         ]
         for pair in result["differences"]
@@ -232,13 +236,10 @@ def _rates(result: Found) -> Section:
 
 
 def _measurement(result: Found) -> Section:
-    found = {
-        **recorded(result, SETTINGS),
-        "learning rates": ", ".join(f"{rate:g}" for rate in result["lr"]),
-        "weight decay": f"{result['weight_decay']:g}",
-        "equal compute": _equal(result),
-        "text": Path(str(result["text"])).name,
-    }
+    rates = ", ".join(f"{rate:g}" for rate in result["lr"])
+    text = Path(str(result["text"])).name
+    found = recorded({"learning rates": rates, "equal compute": _equal(result), "text": text})
+    found |= recorded(result, SETTINGS)
     rows = [
         [
             f"{each['name']}, {curve['lr']:g}, seed {curve['seed']}",
@@ -250,4 +251,4 @@ def _measurement(result: Found) -> Section:
     ]
     heads = ["training", "looks", "loss before", "loss at the end"]
     table = Grid(heads, rows, "hnnn", fold=f"All {len(rows):,} trainings")
-    return Section("How the trainings were compared", [Facts(found), table])
+    return Section("How the trainings were compared", [found, table])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from re import sub
 from sys import float_info
 from typing import Any
 
-from growkit.base.limits import within
 from growkit.base.units import duration, size
 from growkit.report import drawing
 from growkit.report.drawing import Interval, Titles
@@ -25,6 +22,7 @@ from growkit.report.view import (
     View,
     figure,
     is_number,
+    listed,
     recorded,
 )
 from growkit.results.advice import failed, next_step, value_sentence
@@ -102,7 +100,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> View:
         if steps
         else f"{target}, compared with its source {source}",
         reason=str(result["reason"]),
-        advice=Facts({"At fault": at_fault, "Next": next_step(result)}),
+        advice=recorded({"At fault": at_fault, "Next": next_step(result)}),
         notes=[f"Promise: {promise}{meaning}. {_use(result, manifest)}"],
         warnings=[str(each) for each in warnings] if isinstance(warnings, list) else [],
         glance=glance(result),
@@ -116,7 +114,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> View:
             _positions(result),
             _copies(result),
             _low_rank(result),
-            _measurement(result),
+            Section("How it was measured", [recorded(result, CONDITIONS)]),
             _origin(manifest),
         ],
         lossy=promise in ("bounded", "different"),
@@ -155,23 +153,22 @@ def predictions(result: Found) -> str:
 
 def glance(result: Found) -> Facts:
     """The most important findings."""
-    return Facts(
-        {
-            "KL": _kl(result),
-            "parameters": _parameters(result),
-            "tensors": _tensors(result),
-            "loss": _loss(result),
-            "largest difference": _headroom(result),
-            "inference modes": _modes(result["modes"]),
-            "training": _training(result["training"]),
-            "new capacity": _capacity(result["trainability"]),
-            "negative control": Entry(
-                "caught" if result["negative_control_caught"] else "NOT caught",
-                str(result["negative_control"]),
-            ),
-            "proved": _proved(result),
-        }
-    )
+    found = {
+        "KL": _kl(result),
+        "parameters": _parameters(result),
+        "tensors": _tensors(result),
+        "loss": _loss(result),
+        "largest difference": _headroom(result),
+        "inference modes": _modes(result["modes"]),
+        "training": _training(result["training"]),
+        "new capacity": _capacity(result["trainability"]),
+        "negative control": Entry(
+            "caught" if result["negative_control_caught"] else "NOT caught",
+            str(result["negative_control"]),
+        ),
+        "proved": _proved(result),
+    }
+    return {name: entry for name, entry in found.items() if entry}
 
 
 def _kl(result: Found) -> Entry | None:
@@ -222,51 +219,26 @@ def _arrow(values: Sequence[Any], form: str) -> str:
     return " → ".join(figure(value, form) for value in values)
 
 
-def headroom(result: Found) -> dict[str, float]:
-    """How many times the largest difference is below its limit, in any inference mode.
-
-    Returns:
-        The factor, by ``in strict float64`` and ``native_name``: less than 1 is above the limit,
-        infinite if nothing differs, 0 if there is no number. What has no limit is left out.
-    """
-    columns = {
-        "in strict float64": ("strict_float64", "relative", "tolerance"),
-        native_name(result): ("native", "native", "native_tolerance"),
-    }
-    found = {}
-    for name, (key, relative, tolerance) in columns.items():
-        pairs = [(result[key]["relative"], result[key]["tolerance"])]
-        pairs += [(mode[relative], mode[tolerance]) for mode in result["modes"] if mode[tolerance]]
-        ratios = [_ratio(limit, value) for value, limit in pairs if is_number(limit)]
-        if ratios:
-            found[name] = min(ratios)
-    return found
-
-
-def _ratio(limit: float, value: Any) -> float:
-    if not is_number(value):
-        return 0.0
-    if value <= 0:
-        return math.inf
-    ratio = max(limit / value, float_info.min)  # 0 is for what is no number
-    return ratio if within(value, limit) else min(ratio, math.nextafter(1, 0))
-
-
-def times(ratio: float) -> str:
-    """A headroom in words, e.g. ``60 × below the limit``."""
-    words = {0: "not a number", math.inf: "no difference at all", 1: "exactly the limit"}
-    if ratio in words:
-        return words[ratio]
-    side = "below" if ratio > 1 else "above"
-    rounded = float(f"{max(ratio, 1 / ratio):.2g}")
-    if side == "above" and rounded >= FAR:
+def headroom(finding: Found) -> str | None:
+    """How far a finding is from its limit, e.g. ``60 × below the limit``; None without one."""
+    measured, limit = finding["measured"], finding["limit"]
+    if limit is None:
+        return None
+    if measured is None or measured == 0:
+        return "not a number" if measured is None else "no difference at all"
+    if measured == limit:
+        return "exactly the limit"
+    ratio = float(f"{max(limit / measured, measured / max(limit, float_info.min)):.2g}")
+    if not finding["kept"] and ratio >= FAR:
         return "far above the limit"
-    shown = f"{rounded:,.0f}" if 10 <= rounded < 1e6 else f"{rounded:.2g}"
-    return f"{shown} × {side} the limit"
+    shown = f"{ratio:,.0f}" if 10 <= ratio < 1e6 else f"{ratio:.2g}"
+    return f"{shown} × {'below' if finding['kept'] else 'above'} the limit"
 
 
 def _headroom(result: Found) -> Entry | None:
-    found = [(times(ratio), name) for name, ratio in headroom(result).items()]
+    names = {"strict_float64": "in strict float64", "native": native_name(result)}
+    judged = [each for each in result["findings"] if each["name"] in names]
+    found = [(text, names[each["name"]]) for each in judged if (text := headroom(each))]
     if not found:
         return None
     (first, where), *rest = found
@@ -277,25 +249,21 @@ def _modes(results: Sequence[Found]) -> Entry | None:
     if not results:
         return None
     tried = [mode for mode in results if not mode["note"].startswith(NOT_TRIED)]
-    kept, failed, free = (
-        [mode["name"] for mode in tried if mode["kept"] is how] for how in (True, False, None)
-    )
-    first = f"all {len(kept)} kept"
-    if free:
-        first = f"{len(free)} of {len(results)} without a limit"
-        first += f", {len(kept)} kept" if kept else ""
-    elif len(kept) < len(results):
-        first = f"{len(kept)} of {len(results)} kept"
-    notes = [", ".join(mode["name"] for mode in tried)]
-    if failed:
-        first += f", {len(failed)} not the same"
-        notes = [f"not the same with {', '.join(failed)}"]
+    words = {"kept": True, "without a limit": None, "not the same": False}
+    named = {
+        word: [mode["name"] for mode in tried if mode["kept"] is how] for word, how in words.items()
+    }
+    first = ", ".join(f"{len(names)} {word}" for word, names in named.items() if names)
+    failed = named["not the same"]
+    names = ", ".join(failed or (mode["name"] for mode in tried))
+    notes = [f"not the same with {names}" if failed else names]
     reasons: dict[str, list[str]] = {}
     for mode in results:
         if mode not in tried:
             reasons.setdefault(mode["note"].removeprefix(NOT_TRIED), []).append(mode["name"])
     notes += [f"not tried: {', '.join(names)} ({why})" for why, names in reasons.items()]
-    return Entry(first, "; ".join(notes))
+    every = len(named["kept"]) == len(results)
+    return Entry(f"all {first}" if every else first, "; ".join(notes))
 
 
 def _training(found: Found | None) -> Entry | None:
@@ -317,15 +285,12 @@ def _capacity(found: Found | None) -> Entry | None:
     first = "can train" if found["trainable"] else "cannot train as it is"
     if found["identical_gradients"]:
         first = "copies stay equal"
-    return Entry(first, trainability_sentence(found).removeprefix("new capacity: "))
+    return Entry(first, trainability_sentence(found))
 
 
 def _proved(result: Found) -> Entry:
-    try:
-        when = datetime.fromisoformat(result["created"]).strftime("%Y-%m-%d %H:%M UTC")
-    except ValueError:
-        when = str(result["created"])
     took = f"in {duration(result['seconds'])}, " if is_number(result["seconds"]) else ""
+    when = f"{result['created'][:16].replace('T', ' ')} UTC"
     return Entry(when, f"{took}on {result['native']['device']}")
 
 
@@ -334,7 +299,7 @@ def _difference(result: Found) -> Section:
     first = ("first_differing_layer", "first_difference", "first_lost_tensor", "changed")
     found = recorded(result["fault"] or {}, keys) | recorded(result, first)
     found |= {each["name"]: value_sentence(each) for each in result["changed_values"]}
-    return Section("Where and why it differs", [Facts(found)])
+    return Section("Where and why it differs", [found])
 
 
 def numbers(result: Found) -> Section:
@@ -367,19 +332,15 @@ def losses(result: Found) -> Section:
 def modes(result: Found) -> Section:
     """How far logits are apart in every inference mode."""
     verdicts = {True: "✓ kept", False: "✗ not kept", None: "no limit"}
+    pairs = (("relative", "tolerance"), ("native", "native_tolerance"))
     rows = []
     for mode in result["modes"]:
         untried = mode["note"].startswith(NOT_TRIED)
-        row = [
-            Entry(mode["name"], mode["note"]),
-            "not tried" if untried else verdicts[mode["kept"]],
-        ]
-        for measured, limit in (("relative", "tolerance"), ("native", "native_tolerance")):
-            value, most = mode[measured], mode[limit]
-            if value is None and most is None:
-                row += [NOTHING, NOTHING]
-            else:
-                row += [value, "no limit" if most is None else most]
+        verdict = "not tried" if untried else verdicts[mode["kept"]]
+        row = [Entry(mode["name"], mode["note"]), verdict]
+        for value, limit in ((mode[measured], mode[most]) for measured, most in pairs):
+            shown = "no limit" if limit is None else limit
+            row += [NOTHING, NOTHING] if value is limit is None else [value, shown]
         rows.append(row)
     heads = ["inference mode", "verdict", "strict float64", "limit", native_name(result)]
     return Section("Inference modes", [Grid([*heads, "its limit"], rows, "hvnnnn")])
@@ -432,18 +393,17 @@ def binned(
         For each bin its first and last position, the mean over all of its tokens (None if a
         position has no number), and the number of tokens.
     """
-    width = 1
+    width, found = 1, []
     while len(values) > MOST_BINS * width:
         width *= 2
-    found = []
-    for begin in range(0, len(values), width):
-        inside, sizes = values[begin : begin + width], counts[begin : begin + width]
-        last, tokens = begin + len(inside) - 1, sum(sizes)
+    pairs = list(zip(values, counts, strict=False))
+    for begin in range(0, len(pairs), width):
+        inside = pairs[begin : begin + width]
+        tokens = sum(count for _, count in inside)
         # A mean must not hide a position without a number.
-        known = [value for value in inside if is_number(value)]
-        mean = None
-        if tokens and len(known) == len(inside):
-            mean = sum(v * (n / tokens) for v, n in zip(known, sizes, strict=True))
+        known = [value * (count / tokens) for value, count in inside if is_number(value)]
+        mean = sum(known) if len(known) == len(inside) else None
+        last = begin + len(inside) - 1
         found.append((str(begin) if last == begin else f"{begin}–{last}", mean, tokens))
     return found
 
@@ -456,14 +416,10 @@ def _positions(result: Found) -> Section:
         Titles("KL by position", "position in the window", "KL, nats per token"),
         names=[name for name, _, _ in found],
     )
-    sizes = sorted({tokens for _, _, tokens in found[:-1] or found})
-    between = " to ".join(dict.fromkeys(f"{tokens:,}" for tokens in (*sizes[:1], *sizes[-1:])))
-    text = f"Each point is the mean of {between} tokens."
     rows = [[name, tokens, mean] for name, mean, tokens in found]
     table = Grid(["positions", "tokens", "KL, nats per token"], rows, "hnn", fold="All positions")
     zero = "At every position predictions are identical to the source's."
-    shown = _unless_zero(values, zero, chart, table)
-    return Section("KL by position", **shown, text=text, half=True)
+    return Section("KL by position", **_unless_zero(values, zero, chart, table), half=True)
 
 
 def _copies(result: Found) -> Section:
@@ -480,9 +436,7 @@ def _copies(result: Found) -> Section:
         around_zero=False,
     )
     keys = ("tensor", "copies", "relative_distance", "effective_rank_gain")
-    heads = ["tensor", "copies", "relative distance", "gain of effective rank"]
-    rows = [[matrix[key] for key in keys] for matrix in matrices]
-    table = Grid(heads, rows, "cnnn", fold=f"All {len(rows):,} matrices")
+    table = listed(matrices, keys, "cnnn", f"All {len(matrices):,} matrices")
     zero = "All copies of a matrix get the same gradient: they are 0 apart."
     values = [value for found in distances.values() for value in found]
     note = "the mean over layers, with a bar from the smallest to the largest"
@@ -500,15 +454,14 @@ def _low_rank(result: Found) -> Section:
     charts = []
     if by_rank:
         ranks = [point["rank"] for point in by_rank]
-        same = len({each["rank"] for each in spectra}) == 1
-        chosen = spectra[0]["rank"] if same else 0
+        chosen, *more = {each["rank"] for each in spectra} or {0}
         chart = drawing.line(
             [point["kl_nats_per_token"] for point in by_rank],
             Titles("KL by rank", "rank", "KL, nats per token"),
             names=list(map(str, ranks)),
             places=ranks,
             log=True,
-            mark=(chosen, f"rank {chosen}, chosen") if chosen in ranks else None,
+            mark=(chosen, f"rank {chosen}, chosen") if chosen in ranks and not more else None,
         )
         charts.append(Chart(chart, Entry("KL by rank", "what another rank would cost or gain")))
     known = [found for found in spectra if is_number(found["residual"])]
@@ -523,14 +476,9 @@ def _low_rank(result: Found) -> Section:
         )
         note = f"{kept} kept, rank {found['rank']}; residual {figure(found['residual'])}"
         charts.append(Chart(chart, Entry(found["module"], f"{note} {found['unit']}")))
-    rows = [[found[key] for key in ("module", "rank", "residual", "unit")] for found in spectra]
-    fold = f"All {len(rows):,} modules"
-    table = Grid(["module", "rank", "residual", ""], rows, "cnnt", fold)
+    keys = ("module", "rank", "residual", "unit")
+    table = listed(spectra, keys, "cnnt", f"All {len(spectra):,} modules")
     return Section("What the low rank holds", [table], charts=charts)
-
-
-def _measurement(result: Found) -> Section:
-    return Section("How it was measured", [Facts(recorded(result, CONDITIONS))])
 
 
 def _origin(manifest: Found) -> Section:
@@ -539,7 +487,7 @@ def _origin(manifest: Found) -> Section:
     steps = {f"step {number}": step for number, step in enumerate(steps_of(manifest), 1)}
     items = list(hashes.items()) if isinstance(hashes, Mapping) else []
     table = Grid(["source file", "SHA-256"], items, "cc", fold="Source files")
-    return Section("How it was made", [Facts(steps | recorded(manifest, RECORDED)), table])
+    return Section("How it was made", [steps | recorded(manifest, RECORDED), table])
 
 
 def steps_of(manifest: Found) -> list[str]:

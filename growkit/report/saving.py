@@ -85,33 +85,35 @@ def _is_report(path: Path) -> bool:
 
 
 def write_report(
-    result: Mapping[str, Any], target: Path, file: Path | None, inputs: Inputs
+    result: Mapping[str, Any], file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
 ) -> None:
-    """Write the report of a proof.
+    """Write the report of a result.
 
     Args:
-        result: a ``growkit.VerifyResult``.
-        target: the target's folder, for its manifest; the report does without if it is gone.
+        result: a ``growkit.VerifyResult`` or a ``growkit.ProbeResult``.
         file: an HTML page or JSON, by its name; None for neither.
         inputs: files that must not be overwritten.
+        outputs: folders of the run; of a proof, the target's, for its manifest.
 
     Raises:
         InputError: it can no longer be written, or the disk is full.
     """
-    if file is not None:
-        check_report(file, inputs, [target])
-        opened = Folder(target) if target.is_dir() else None
+    if file is None:
+        return
+    check_report(file, inputs, outputs)
+    if "equal_compute" in result:
+        view = probe_view(result)
+    else:
+        opened = Folder(outputs[0]) if outputs[0].is_dir() else None
         manifest = opened.json(MANIFEST) if opened and opened.has(MANIFEST) else None
-        _write(result, proof_view(result, manifest), file, inputs)
-
-
-def write_probe(
-    result: Mapping[str, Any], file: Path | None, inputs: Inputs, made: Sequence[Path] = ()
-) -> None:
-    """Write the report of a probe; ``made`` are folders that it made. See ``write_report``."""
-    if file is not None:
-        check_report(file, inputs, made)
-        _write(result, probe_view(result), file, inputs)
+        view = proof_view(result, manifest)
+    try:
+        _check_free(file, inputs)
+        text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        write_whole(file, page(view) if file.suffix == ".html" else text)
+    except OSError as error:
+        where = error.filename or file
+        raise InputError(f"the report cannot be written ({error.strerror}: {where})") from error
 
 
 def save_report(result: GrowResult | VerifyResult | ProbeResult, file: str | Path) -> None:
@@ -124,25 +126,12 @@ def save_report(result: GrowResult | VerifyResult | ProbeResult, file: str | Pat
     Raises:
         InputError: it cannot be written there, or there was no proof.
     """
-    if isinstance(result, ProbeResult):
-        write_probe(result, Path(file), Inputs([result.source, result.text]))
-        return
-    proof = result.verification if isinstance(result, GrowResult) else result
-    target = result.output if isinstance(result, GrowResult) else result.target
-    if proof is None:
-        raise InputError(f"{target} was not proved, so there is no report; verify it first")
-    inputs = Inputs([*filter(None, [proof.source, proof.target, proof.text]), target])
-    write_report(proof, Path(target), Path(file), inputs)
-
-
-def _write(result: Mapping[str, Any], view: View, file: Path, inputs: Inputs) -> None:
-    try:
-        _check_free(file, inputs)
-        text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        write_whole(file, page(view) if file.suffix == ".html" else text)
-    except OSError as error:
-        where = error.filename or file
-        raise InputError(f"the report cannot be written ({error.strerror}: {where})") from error
+    found = result.verification if isinstance(result, GrowResult) else result
+    outputs = [Path(result[key]) for key in ("output", "target") if key in result]
+    if found is None:
+        raise InputError(f"{outputs[0]} was not proved, so there is no report; verify it first")
+    inputs = [*filter(None, (found.get(key) for key in ("source", "target", "text"))), *outputs]
+    write_report(found, Path(file), Inputs(inputs), outputs)
 
 
 def page(view: View) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from rich import progress as bars
@@ -18,7 +18,7 @@ from growkit.base.units import duration
 from growkit.report import operation
 from growkit.report.probe import probe_view
 from growkit.report.proof import proof_view
-from growkit.report.view import Entry, Facts, Paragraph, Part, figure
+from growkit.report.view import Entry, Paragraph, Part, figure
 from growkit.results.result import Result
 
 SHOWN: dict[str, Callable[[Any], Iterable[Part]]] = {
@@ -62,7 +62,7 @@ def _show_part(console: Console, part: Part) -> None:
         text = Text(part.text) if part.style == "quote" else part.text
         whole = not (console.is_terminal or console.record)  # lines of a file stay whole
         console.print(text, style=STYLES.get(part.style), soft_wrap=whole)
-    elif isinstance(part, Facts):
+    elif isinstance(part, Mapping):
         table = Table.grid(padding=(0, 2))
         for name, value in part.items():
             table.add_row(name, figure(value))
@@ -92,27 +92,20 @@ class Bars:
     def __init__(self, every: float = 60.0) -> None:
         self._console, self._every = Console(stderr=True), every
 
-    @contextmanager
-    def bytes(self, title: str, total: int) -> Iterator[Advance]:
+    def bytes(self, title: str, total: int) -> AbstractContextManager[Advance]:
         """A bar with megabytes, speed and time left."""
-        columns = (bars.DownloadColumn(), bars.TransferSpeedColumn())
-        with self._shown(title, total, columns) as advance:
-            yield advance
+        return self._shown(title, total, bars.DownloadColumn(), bars.TransferSpeedColumn())
 
-    @contextmanager
-    def steps(self, title: str, total: int) -> Iterator[Advance]:
+    def steps(self, title: str, total: int) -> AbstractContextManager[Advance]:
         """A bar with a share and time left."""
-        with self._shown(title, total, (bars.TaskProgressColumn(),)) as advance:
-            yield advance
+        return self._shown(title, total, bars.TaskProgressColumn())
 
     def note(self, sentence: str) -> None:
         """A line on stderr."""
         self._console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
-    def _shown(
-        self, title: str, total: int, columns: tuple[bars.ProgressColumn, ...]
-    ) -> Iterator[Advance]:
+    def _shown(self, title: str, total: int, *columns: bars.ProgressColumn) -> Iterator[Advance]:
         if not self._console.is_terminal:
             yield self._in_lines(title, total)
             return

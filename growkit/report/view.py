@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -61,18 +61,8 @@ class Paragraph:
     style: str = ""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Names with their values; those that are None are left out."""
-
-    rows: Mapping[str, Any]
-
-    def items(self) -> list[tuple[str, Any]]:
-        """The names that have a value."""
-        return [(name, value) for name, value in self.rows.items() if value is not None]
-
-    def __bool__(self) -> bool:
-        return bool(self.items())
+Facts = Mapping[str, Any]
+"""Names with their values."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +90,10 @@ class Grid:
 Part = Paragraph | Facts | Grid
 
 
-def recorded(found: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Values of a result or a manifest by their names there; empty ones are left out."""
+def recorded(found: Mapping[str, Any], keys: Sequence[str] = ()) -> dict[str, Any]:
+    """Values of a result or a manifest by their names there, all or some; empty ones left out."""
     shown = {}
-    for key in keys:
+    for key in keys or found:
         value = found.get(key)
         if key == "seconds" and is_number(value):
             value = duration(value)
@@ -111,8 +101,15 @@ def recorded(found: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
             value = ", ".join(f"{name} {each}" for name, each in value.items())
         if isinstance(value, list):
             value = "; ".join(dict.fromkeys(map(str, value)))
-        shown[key.replace("_", " ")] = None if value == "" else value
+        if value not in (None, ""):
+            shown[key.replace("_", " ")] = value
     return shown
+
+
+def listed(found: Sequence[Mapping[str, Any]], keys: Sequence[str], kinds: str, fold: str) -> Grid:
+    """Parts of a result as a table; see ``Grid``."""
+    heads = [key.replace("_", " ") for key in keys]
+    return Grid(heads, [[each[key] for key in keys] for each in found], kinds, fold)
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,7 @@ class View:
     sections: Sequence[Section]
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    glance: Facts = Facts({})
+    glance: Facts = field(default_factory=dict)
     lossy: bool = False
 
     def brief(self) -> Iterator[Part]:

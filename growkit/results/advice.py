@@ -55,13 +55,6 @@ def training_hint(result: Found) -> str | None:
     )
 
 
-def fault_sentence(result: Found) -> str:
-    """Where two models differ first, and why (a ``growkit.VerifyResult`` with a fault)."""
-    found, fault = failed(result["findings"]), result["fault"]
-    cause = f"; {fault['cause']}" if fault["cause"] else ""
-    return f"at fault: {(found and found['place']) or 'not known'}{cause}"
-
-
 def value_sentence(values: Found) -> str:
     """The value of a config key and the expected one (``growkit.results.proof.ChangedValue``)."""
     found, expected = (_value(values[key]) for key in ("found", "expected"))

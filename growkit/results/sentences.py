@@ -15,20 +15,17 @@ def trainability_sentence(found: Mapping[str, Any]) -> str:
     names = found.get("silent_parameters") or []
     if stuck:
         return (
-            f"new capacity: {stuck:,} of {copied:,} copied rows get identical "
+            f"{stuck:,} of {copied:,} copied rows get identical "
             f"gradients (first in {found['first_identical']}) and would stay equal in training; "
             "--symmetry break lets them part"
         )
     if names:
-        return f"new capacity: no gradient at all for {', '.join(names)}"
+        return f"no gradient at all for {', '.join(names)}"
     if not copied:
-        return f"new capacity: every parameter gets a gradient{_late(found)}"
+        return f"every parameter gets a gradient{_late(found)}"
     silent = found["without_gradient"]
     unseen = f" ({silent:,} get none on this text)" if silent else ""
-    return (
-        f"new capacity: all copies get distinct gradients, for {copied:,} copied rows{unseen}"
-        f"{_late(found)}"
-    )
+    return f"all copies get distinct gradients, for {copied:,} copied rows{unseen}{_late(found)}"
 
 
 def _late(found: Mapping[str, Any]) -> str:
@@ -60,19 +57,6 @@ def optimizer_sentence(found: Mapping[str, Any]) -> str:
     if found["assumed"]:
         said += f"; it does not name its parameters, which were assumed {found['assumed']}"
     return said
-
-
-def modes_sentence(modes: Sequence[Mapping[str, Any]]) -> str:
-    """The inference modes that were run, of a list of ``growkit.results.proof.ModeResult``."""
-    failed = [mode["name"] for mode in modes if mode["kept"] is False]
-    others = {m["name"]: m["note"] for m in modes if m["note"].startswith(NOT_TRIED)}
-    tried = [mode["name"] for mode in modes if mode["name"] not in others]
-    what = f"; not the same with {', '.join(failed)}" if failed else f": {', '.join(tried)}"
-    reasons: dict[str, list[str]] = {}
-    for name, note in others.items():
-        reasons.setdefault(note.removeprefix(NOT_TRIED), []).append(name)
-    untried = "".join(f"; not tried: {', '.join(n)} ({why})" for why, n in reasons.items())
-    return f"run in {len(tried)} of {len(modes)} inference modes{what}{untried}"
 
 
 def recovered_sentence(recovered: int, every: int) -> str:
