@@ -23,7 +23,7 @@ from growkit.checkpoint.tensors import TensorInfo
 from growkit.cli.app import app
 from growkit.cli.demo.story import MODEL
 from growkit.pipeline.estimate import estimate
-from growkit.report.operation import in_common, kinds
+from growkit.report.operation import group_names, in_common
 from tests.conftest import save_model, save_random, seeded
 
 GROW = ("--hidden", "x2")
@@ -88,7 +88,7 @@ def test_kinds_are_all_names_once(seed: int) -> None:
         if choose.random() < 0.9
     }
     names |= {"layers.01.norm": "a", "a{}.layers.1": "a"}
-    found = kinds(names)
+    found = group_names(names)
     assert sorted(name for members in found.values() for name in members) == sorted(names)
     for shown, members in found.items():
         assert sorted(members) == sorted([shown] if "01" in shown else expanded(shown))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from growkit.base.errors import InputError
@@ -16,10 +17,10 @@ LAST_SECOND = 253402300799
 """Of the year 9999."""
 
 
-def size(count: float) -> str:
-    """A number of bytes, e.g. ``6.43 MB``."""
-    *units, largest = UNITS
-    for unit in units:
+def size(count: float, units: Sequence[str] = UNITS) -> str:
+    """A number of bytes, e.g. ``6.43 MB``, or of other units, each a thousand times the last."""
+    *smaller, largest = units
+    for unit in smaller:
         if float(f"{count:.3g}") < 1000:
             return f"{count:.3g} {unit}"
         count /= 1000

@@ -106,7 +106,7 @@ def list_families(
 ) -> None:
     """List the families, and what can be done to the models of one, or of all."""
     from growkit.pipeline.catalogue import catalogue, model_types, table
-    from growkit.report.operation import abilities, families
+    from growkit.report.operation import ability_parts, family_parts
     from growkit.report.terminal import show_parts
 
     if name and every:
@@ -114,11 +114,11 @@ def list_families(
     if name or every or as_json:
 
         def shown(screen: Any, found: Any) -> None:
-            show_parts(screen, abilities(table(found), every=not name))
+            show_parts(screen, ability_parts(table(found), every=not name))
 
         show(catalogue(name), as_json, shown)
     else:
-        show(model_types(), False, lambda screen, found: show_parts(screen, families(found)))
+        show(model_types(), False, lambda screen, found: show_parts(screen, family_parts(found)))
 
 
 @command(app, "grow")

@@ -1,1 +1,1 @@
-"""What people look at: progress, tables, pages and model cards."""
+"""Results for readers: on the terminal, as pages, in model cards."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
@@ -12,10 +11,8 @@ from growkit.base.errors import plain
 from growkit.base.units import size
 from growkit.families.experts import EAGER_EXPERTS
 from growkit.modeling import OLDEST_TRANSFORMERS
-from growkit.report.proof import glance, losses, modes, numbers, predictions, text_name
-from growkit.report.view import Grid, figure, render
-
-Found = Mapping[str, Any]
+from growkit.report.proof import glance, losses, mode_table, numbers, predictions, text_name
+from growkit.report.view import Found, Grid, figure, render
 
 CONCLUSIONS = ("training", "new capacity", "negative control")
 """Findings of a proof that a card states next to its tables."""
@@ -72,7 +69,7 @@ def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
         trusted=", trust_remote_code=True" if "trust_remote_code" in str(loads_with) else "",
         eager=f", {EAGER_EXPERTS}" if eager else "",
         oldest=OLDEST_TRANSFORMERS,
-        sections=[numbers(proof), losses(proof), modes(proof)] if proof else [],
+        sections=[numbers(proof), losses(proof), mode_table(proof)] if proof else [],
         conclusions={key: found[key] for key in CONCLUSIONS if key in found},
         factors=Grid(["tensors", "learning rate", "weight decay", "eps"], factors, "cnnn"),
         new=any(each["new"] for each in groups),
@@ -94,7 +91,7 @@ def _tensors(names: Any) -> Markup:
 
 
 def _escaped(value: Any) -> Markup:
-    """A value as Markdown, of which nothing is markup."""
+    """A value as Markdown text, with all markup escaped."""
     text = plain("–" if value is None else figure(value))
     return Markup(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|"))  # noqa: S704
 

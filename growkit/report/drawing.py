@@ -175,11 +175,10 @@ class _Drawing:
             self.path("grid", f"M{x:.1f} {TOP}V{self.bottom}")
             self.text(_inside(x, label), self.bottom + LABEL, label, "middle")
 
-    def limit(self, y: float, name: str, y_name: float | None = None) -> None:
+    def limit(self, y: float, name: str, y_name: float) -> None:
         """Add a horizontal line with its name."""
         self.path("limit", f"M{LEFT} {y:.1f}H{RIGHT}")
-        above = y - 6 if y >= TOP + 20 else y + 15
-        self.text(RIGHT, above if y_name is None else y_name, name, "end", "limit-name")
+        self.text(RIGHT, y_name, name, "end", "limit-name")
 
     def svg(self, titles: Titles, more: int = 0) -> str:
         """The chart; ``more`` is the height of what is drawn below the plot."""
@@ -252,7 +251,8 @@ def line(
         previous = value
     chart.path("data", path)
     if limit:
-        chart.limit(up.at(limit[0]), limit[1])
+        y = up.at(limit[0])
+        chart.limit(y, limit[1], y - 6 if y >= TOP + 20 else y + 15)
     if mark:
         x = across.at(mark[0])
         side, gap = ("end", -6) if x > WIDTH / 2 else ("start", 6)
@@ -311,15 +311,12 @@ def residuals(
     if known:
         x, apart = max(known, key=lambda point: abs(point[1]))
         chart.words.append(f"largest difference: {apart:.4g} at {x:.4g}")
-    if len(known) < len(pairs):
-        chart.words.append(f"{len(pairs) - len(known)} are none")
     if band:
         above, below = up.at(band[0]), up.at(-band[0])
         chart.path("limit", f"M{LEFT} {below:.1f}H{RIGHT}")
-        if below - above < NARROW:  # the name of lines within the cloud is above it
-            chart.limit(above, f"dashed: {band[1]}", TOP - 6)
-        else:
-            chart.limit(above, band[1], above - 6)
+        # The name of lines within the cloud is above it.
+        narrow = below - above < NARROW
+        chart.limit(above, f"dashed: {band[1]}", (TOP if narrow else above) - 6)
         chart.words.append(band[1])
     return chart.svg(titles)
 

@@ -10,7 +10,7 @@ from typing import Any
 from growkit.base.errors import shortened
 from growkit.base.units import duration, size
 from growkit.report.proof import proof_view
-from growkit.report.view import Facts, Grid, Paragraph, Part
+from growkit.report.view import Found, Grid, Paragraph, Part
 from growkit.results.inspection import difference_sentence
 from growkit.results.sentences import class_sentence, optimizer_sentence
 
@@ -18,12 +18,11 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 LONGEST_VALUE = 100
 """Characters of a config's value that are shown."""
 
-Found = Mapping[str, Any]
 Indices = tuple[int, ...]
 """The numbers in a name."""
 
 
-def growth(result: Found) -> Iterator[Part]:
+def growth_parts(result: Found) -> Iterator[Part]:
     """A ``growkit.GrowResult``: what was done, or would be, and its proof."""
     if result["dry_run"]:
         yield from (_tensors(result), Paragraph(""))
@@ -66,7 +65,7 @@ def _summary(result: Found, storage: str, sentences: Sequence[str | None]) -> It
         yield Paragraph(f"warning: {warning}", "warn")
 
 
-def large_plan(plan: Found) -> Iterator[Part]:
+def plan_parts(plan: Found) -> Iterator[Part]:
     """A ``LargePlan``: what a recipe takes."""
     yield from _summary(plan, f"in {plan['dtype']}", [_lost(plan)])
     several = plan["files"] > 1
@@ -81,7 +80,7 @@ def large_plan(plan: Found) -> Iterator[Part]:
     yield _estimate(plan, rows, f" {disk}")
 
 
-def _estimate(plan: Found, rows: dict[str, str], speed: str = "") -> Facts:
+def _estimate(plan: Found, rows: dict[str, str], speed: str = "") -> Found:
     times = f"about {duration(plan['write_seconds'])} to write{speed}"
     if plan["proof_seconds"] is not None:
         times += f", {duration(plan['proof_seconds'])} to prove"
@@ -98,17 +97,17 @@ def _tensors(result: Found) -> Grid:
         for name, line in lines.items()
     }
     rows = []
-    for name, members in kinds(same).items():
+    for name, members in group_names(same).items():
         line = lines[members[0]]
         old = ", ".join(" × ".join(map(str, shape)) for shape in line["source_shapes"])
         why = in_common([lines[each]["why"] for each in members])
         rows.append([name, old, " × ".join(map(str, line["shape"])), why])
-    for name, members in kinds(result["dropped"]).items():
+    for name, members in group_names(result["dropped"]).items():
         rows.append([name, "", "dropped", result["dropped"][members[0]]])
     return Grid(["tensor", "old shape", "new shape", "rule"], rows, "tttt")
 
 
-def kinds(named: Mapping[str, Hashable]) -> dict[str, list[str]]:
+def group_names(named: Mapping[str, Hashable]) -> dict[str, list[str]]:
     """Group names that differ in numbers alone.
 
     Args:
@@ -152,13 +151,9 @@ def _blocks(places: Sequence[Indices]) -> Iterator[tuple[list[str], list[Indices
 
 def _spans(numbers: Sequence[int]) -> str:
     """Rising numbers, e.g. ``0–2,5``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number])
-    return ",".join("–".join(map(str, run)) for run in runs)
+    runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(run) for _, run in runs)]
+    return ",".join(str(first) if first == last else f"{first}–{last}" for first, last in ends)
 
 
 def in_common(texts: Sequence[str]) -> str:
@@ -182,7 +177,7 @@ def _ranks(ranks: Sequence[Found]) -> Grid:
     return Grid(["rank", "KL, nats per token", ""], rows, "ttt")
 
 
-def inspection(result: Found) -> Iterator[Part]:
+def inspection_parts(result: Found) -> Iterator[Part]:
     """An ``Inspection``: what a checkpoint is."""
     family = f"{result['family']} ({result['model_class'] or 'no class named'})"
     facts = {
@@ -224,7 +219,7 @@ def _attention(attention: Found) -> dict[str, str]:
     return facts
 
 
-def families(known: Mapping[str, Any]) -> Iterator[Part]:
+def family_parts(known: Mapping[str, Any]) -> Iterator[Part]:
     """Families (``growkit.families.family.Family``) by their ``model_type``."""
     names: dict[str, list[str]] = {}
     for kind, family in known.items():
@@ -237,7 +232,7 @@ def families(known: Mapping[str, Any]) -> Iterator[Part]:
     )
 
 
-def abilities(table: Sequence[Sequence[str]], *, every: bool) -> Iterator[Part]:
+def ability_parts(table: Sequence[Sequence[str]], *, every: bool) -> Iterator[Part]:
     """What can be done to models: a table of every family, or facts of a few."""
     heads, *rows = table
     if every:
@@ -246,16 +241,16 @@ def abilities(table: Sequence[Sequence[str]], *, every: bool) -> Iterator[Part]:
         yield dict(zip(heads, row, strict=True))
 
 
-def check(result: Found) -> Iterator[Part]:
+def check_parts(result: Found) -> Iterator[Part]:
     """A ``CheckResult``: whether a folder is what its manifest recorded, and every difference."""
     yield Paragraph(result["reason"], "good" if result["whole"] else "bad")
     for each in result["differences"]:
         yield Paragraph(difference_sentence(each))
 
 
-def story(result: Found) -> Iterator[Part]:
+def story_parts(result: Found) -> Iterator[Part]:
     """A ``Story``: the growth of the demo, its proof, and what both models write."""
-    yield from growth(result["growth"])
+    yield from growth_parts(result["growth"])
     written = {"before": result["before"], "after": result["after"]}
     if result["before"] == result["after"]:
         written = {"before and after, the same text": result["before"]}

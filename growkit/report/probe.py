@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from growkit.base.units import size
 from growkit.report.drawing import MOST_LINES, Curve, Interval, Titles, curves, intervals
-from growkit.report.view import (
-    Chart,
-    Entry,
-    Grid,
-    Paragraph,
-    Section,
-    View,
-    figure,
-    recorded,
-)
+from growkit.report.view import Cell, Chart, Found, Grid, Paragraph, Topic, View, figure, recorded
 from growkit.results.probe import difference_between, leader, nats, probe_next
-
-Found = Mapping[str, Any]
 
 WORDS = {
     "ranked": "",
@@ -30,20 +20,12 @@ WORDS = {
     "refused": "refused",
 }
 SETTINGS = (
-    *("source", "steps", "warmup", "batch", "length", "seeds", "dtype", "device", "text_sha256"),
-    *(
-        "training_tokens",
-        "held_out_tokens",
-        "weight_decay",
-        "work",
-        "created",
-        "seconds",
-        "versions",
-    ),
+    *("source", "steps", "warmup", "batch", "length", "seeds", "lr", "weight_decay", "dtype"),
+    *("device", "text", "text_sha256", "training_tokens", "held_out_tokens", "work", "created"),
+    *("seconds", "versions"),
 )
 """Keys of the result that a page shows as they are."""
 
-Y_TITLE = "loss, nats per token"
 UNITS = ("FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs", "EFLOPs", "ZFLOPs")
 
 
@@ -105,25 +87,14 @@ def _nats(value: float, sign: str, *, noise: bool) -> str:
     return f"{nats(value, sign)}{', noise' if noise else ''}"
 
 
-def _compute(flops: float) -> tuple[float, str]:
-    """A unit that fits so many floating-point operations, and its name."""
-    power = next((n for n in range(len(UNITS)) if flops < 1000.0 ** (n + 1)), len(UNITS) - 1)
-    return 1000.0**power, UNITS[power]
-
-
 def _equal(result: Found) -> str | None:
     """The compute at which losses are compared, e.g. ``3.1 TFLOPs``."""
-    if result["equal_compute"] is None:
-        return None
-    unit, name = _compute(result["equal_compute"])
-    return f"{result['equal_compute'] / unit:.3g} {name}"
+    return size(result["equal_compute"], UNITS) if result["equal_compute"] is not None else None
 
 
-def _order(result: Found, source: Found) -> Section:
+def _order(result: Found, source: Found) -> Topic:
     rows, first = [], result["candidates"][0]
     for each in result["candidates"]:
-        steps, why = "; ".join(each["steps"]), each["reason"]
-        note = f"{steps}. {each['outcome'].capitalize()}: {why}" if why else steps
         keys = ("rank", "parameters", "lr", "loss", "spread")
         shown = [
             "" if each[key] is None else figure(each[key], ".3g" if key == "lr" else ".4f")
@@ -132,7 +103,7 @@ def _order(result: Found, source: Found) -> Section:
         shown[3] = shown[3] or WORDS[each["outcome"]]
         above = [_above(result, each, other) for other in (source, first)]
         apart = [_nats(found.mean, "+", noise=found.noise) if found else "" for found in above]
-        rows.append([Entry(_name(each), note), *shown[:-1], *apart, shown[-1]])
+        rows.append([Cell(_name(each), "; ".join(each["steps"])), *shown[:-1], *apart, shown[-1]])
     heads = ["candidate", "rank", "parameters", "rate", "loss", "spread"]
     heads += ["to the source", "to the first", "after the last step"]
     why_not = {
@@ -147,39 +118,28 @@ def _order(result: Found, source: Found) -> Section:
             f"{equal} of training each; mean and standard deviation over {result['seeds']} seeds."
         )
         parts.append(Paragraph(sentence))
-    return Section("The order", parts, brief=True)
+    return Topic("The order", parts, brief=True)
 
 
-def _losses(result: Found, source: Found, ranked: Sequence[Found]) -> list[Section]:
-    """Losses along the training, by compute and by steps."""
-    plots = [("Loss by steps", "steps", {each["name"]: 1.0 for each in ranked}, math.inf)]
-    if result["equal_compute"] is not None:
-        unit, name = _compute(result["equal_compute"])
-        scales = {each["name"]: each["step_flops"] / unit for each in ranked}
-        most = result["equal_compute"] / unit
-        plots.insert(0, ("Loss by compute", f"compute, {name}", scales, most))
-    return [
-        Section(
-            title,
-            charts=[_curves(source, ranked, scales, Titles(title, x_title, Y_TITLE), most)],
-            half=True,
-        )
-        for title, x_title, scales, most in plots
-    ]
-
-
-def _curves(
-    source: Found,
-    ranked: Sequence[Found],
-    scales: Mapping[str, float],
-    titles: Titles,
-    most: float,
-) -> Chart:
-    """Losses of the source and the first candidates, up to a position on the axis."""
-    lines, start = [], 0.0
+def _losses(result: Found, source: Found, ranked: Sequence[Found]) -> list[Topic]:
+    """Losses of the source and the first candidates along the training, by compute and by steps."""
     others = [each for each in ranked if not each["source"]]
-    first = [source] if source in ranked else []
-    for style, candidate in enumerate([*first, *others][:MOST_LINES]):
+    drawn = [*([source] if source in ranked else []), *others][:MOST_LINES]
+    plots = [("Loss by steps", "steps", {each["name"]: 1.0 for each in drawn}, math.inf)]
+    if equal := result["equal_compute"]:
+        scales = {each["name"]: each["step_flops"] / equal for each in drawn}
+        plots.insert(0, ("Loss by compute", f"compute, in {_equal(result)}", scales, 1.0))
+    found = []
+    for title, x_title, scales, most in plots:
+        chart = _curves(drawn, scales, most, Titles(title, x_title, "loss, nats per token"))
+        found.append(Topic(title, charts=[chart], half=True))
+    return found
+
+
+def _curves(drawn: Sequence[Found], scales: Found, most: float, titles: Titles) -> Chart:
+    """Losses up to a position on the axis, to which ``scales`` converts steps."""
+    lines, start = [], 0.0
+    for style, candidate in enumerate(drawn):
         trained = [each for each in candidate["curves"] if each["lr"] == candidate["lr"]]
         by = scales[candidate["name"]]
         each = [
@@ -202,14 +162,14 @@ def _curves(
     return Chart(curves(lines, titles, most=2 * start))
 
 
-def _against_source(result: Found, source: Found, ranked: Sequence[Found]) -> Section:
+def _against_source(result: Found, source: Found, ranked: Sequence[Found]) -> Topic:
     rows = [found for each in ranked if (found := _above(result, each, source))]
     title = "Against the source, trained further"
     chart = intervals(rows, Titles(title, "loss − loss of the source, nats per token"))
-    return Section(title, charts=[Chart(chart)] if rows else [], half=True)
+    return Topic(title, charts=[Chart(chart)] if rows else [], half=True)
 
 
-def _pairs(result: Found) -> Section:
+def _pairs(result: Found) -> Topic:
     rows = [
         [
             pair["better"],
@@ -221,10 +181,10 @@ def _pairs(result: Found) -> Section:
     ]
     table = Grid(["lower loss", "higher loss", "higher by", "interval"], rows, "htnn")
     parts = [table, Paragraph(result["rule"])] if rows else []
-    return Section("What is noise", parts, brief=True)
+    return Topic("What is noise", parts, brief=True)
 
 
-def _rates(result: Found) -> Section:
+def _rates(result: Found) -> Topic:
     rates = [f"{rate:g}" for rate in result["lr"]]
     rows = [
         [each["name"], *("not finite" if loss is None else f"{loss:.4f}" for loss in each["by_lr"])]
@@ -232,14 +192,11 @@ def _rates(result: Found) -> Section:
         if each["by_lr"] and len(rates) > 1
     ]
     table = Grid(["rate", *rates], rows, "h" + "n" * len(rates))
-    return Section("By learning rate", [table])
+    return Topic("By learning rate", [table])
 
 
-def _measurement(result: Found) -> Section:
-    rates = ", ".join(f"{rate:g}" for rate in result["lr"])
-    text = Path(str(result["text"])).name
-    found = recorded({"learning rates": rates, "equal compute": _equal(result), "text": text})
-    found |= recorded(result, SETTINGS)
+def _measurement(result: Found) -> Topic:
+    found = recorded({"equal compute": _equal(result)}) | recorded(result, SETTINGS)
     rows = [
         [
             f"{each['name']}, {curve['lr']:g}, seed {curve['seed']}",
@@ -251,4 +208,4 @@ def _measurement(result: Found) -> Section:
     ]
     heads = ["training", "looks", "loss before", "loss at the end"]
     table = Grid(heads, rows, "hnnn", fold=f"All {len(rows):,} trainings")
-    return Section("How the trainings were compared", [found, table])
+    return Topic("How the trainings were compared", [found, table])

@@ -13,22 +13,20 @@ from growkit.report import drawing
 from growkit.report.drawing import Interval, Titles
 from growkit.report.view import (
     NOTHING,
+    Cell,
     Chart,
-    Entry,
-    Facts,
+    Found,
     Grid,
     Paragraph,
-    Section,
+    Topic,
     View,
     figure,
     is_number,
-    listed,
+    listing,
     recorded,
 )
 from growkit.results.advice import failed, next_step, value_sentence
 from growkit.results.sentences import NOT_TRIED, counted, trainability_sentence
-
-Found = Mapping[str, Any]
 
 PROMISES = {
     "exact": "the target is to compute the same function as the source",
@@ -89,6 +87,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> View:
         at_fault = "; ".join(filter(None, (finding["place"], cause))) or None
     source, target = (Path(str(result[key])).name for key in ("source", "target"))
     steps = "; ".join(steps_of(manifest))
+    origin = f"made from {source} ({steps})" if steps else f"compared with its source {source}"
     promise = str(result["promise"])
     meaning = f" ({PROMISES[promise]})" if promise in PROMISES else ""
     warnings = manifest.get("warnings")
@@ -96,9 +95,7 @@ def proof_view(result: Found, manifest: Found | None = None) -> View:
         kind,
         result["verdict"].capitalize(),
         about=f"{source} → {target}",
-        subject=f"{target}, made from {source} ({steps})"
-        if steps
-        else f"{target}, compared with its source {source}",
+        subject=f"{target}, {origin}",
         reason=str(result["reason"]),
         advice=recorded({"At fault": at_fault, "Next": next_step(result)}),
         notes=[f"Promise: {promise}{meaning}. {_use(result, manifest)}"],
@@ -108,13 +105,13 @@ def proof_view(result: Found, manifest: Found | None = None) -> View:
             _difference(result),
             numbers(result),
             losses(result),
-            modes(result),
+            mode_table(result),
             _layers(result),
             _logits(result),
             _positions(result),
             _copies(result),
             _low_rank(result),
-            Section("How it was measured", [recorded(result, CONDITIONS)]),
+            Topic("How it was measured", [recorded(result, CONDITIONS)]),
             _origin(manifest),
         ],
         lossy=promise in ("bounded", "different"),
@@ -126,8 +123,6 @@ def _use(result: Found, manifest: Found) -> str:
     promise, use = result["promise"], ""
     if result["kept"] and not next_step(result):
         use = USES.get(promise, "")
-        if promise == "bounded" and result["max_kl"] is not None:
-            use = "Use it where the limit allows to lose as much."
         if promise == "exact" and (result["trainability"] or {}).get("trainable") is False:
             use = "Use it in place of its source; before training, read “new capacity” below."
     if manifest.get("not_kept"):
@@ -151,8 +146,9 @@ def predictions(result: Found) -> str:
     return counted(result["predictions"], "prediction")
 
 
-def glance(result: Found) -> Facts:
+def glance(result: Found) -> Found:
     """The most important findings."""
+    caught = "caught" if result["negative_control_caught"] else "NOT caught"
     found = {
         "KL": _kl(result),
         "parameters": _parameters(result),
@@ -162,16 +158,13 @@ def glance(result: Found) -> Facts:
         "inference modes": _modes(result["modes"]),
         "training": _training(result["training"]),
         "new capacity": _capacity(result["trainability"]),
-        "negative control": Entry(
-            "caught" if result["negative_control_caught"] else "NOT caught",
-            str(result["negative_control"]),
-        ),
+        "negative control": Cell(caught, str(result["negative_control"])),
         "proved": _proved(result),
     }
     return {name: entry for name, entry in found.items() if entry}
 
 
-def _kl(result: Found) -> Entry | None:
+def _kl(result: Found) -> Cell | None:
     """The KL, where something may be lost or is limited."""
     strict, most = result["strict_float64"], result["max_kl"]
     if result["promise"] == "exact" and most is None:
@@ -179,31 +172,31 @@ def _kl(result: Found) -> Entry | None:
     notes = [f"at most {figure(most)} allowed"] if most is not None else []
     same = strict["top1_agreement"]
     notes += [f"{same:.1%} of the likeliest next tokens are the same"] if is_number(same) else []
-    return Entry(f"{figure(strict['kl_nats_per_token'])} nats per token", "; ".join(notes))
+    return Cell(f"{figure(strict['kl_nats_per_token'])} nats per token", "; ".join(notes))
 
 
-def _parameters(result: Found) -> Entry:
+def _parameters(result: Found) -> Cell:
     before, after = result["source_parameters"], result["parameters"]
     ratio = f"{after / before:.3g}" if before else "1"
     factor = f"× {ratio}" if ratio != "1" else "" if after == before else f"{after - before:+,}"
     sizes = " → ".join(dict.fromkeys(size(result[key]) for key in ("source_bytes", "bytes")))
     note = f"{sizes} {native_name(result)}"
-    return Entry(f"{before:,} → {after:,}", f"{factor}; {note}" if factor else note)
+    return Cell(f"{before:,} → {after:,}", f"{factor}; {note}" if factor else note)
 
 
-def _tensors(result: Found) -> Entry:
+def _tensors(result: Found) -> Cell:
     recovered, every = result["tensors_recovered"], result["source_tensors"]
     if result["first_lost_tensor"]:
-        return Entry("not all recovered", f"first: {result['first_lost_tensor']}")
+        return Cell("not all recovered", f"first: {result['first_lost_tensor']}")
     if recovered is None or every is None:
         why = "it is not known how the target was made, so the verdict is based on logits"
-        return Entry("not compared", why)
+        return Cell("not compared", why)
     rest = every - recovered
     note = f"; the other {rest:,} went into tensors that are computed from them" if rest else ""
-    return Entry(f"{recovered:,} of {every:,} recovered", f"bit for bit{note}")
+    return Cell(f"{recovered:,} of {every:,} recovered", f"bit for bit{note}")
 
 
-def _loss(result: Found) -> Entry | None:
+def _loss(result: Found) -> Cell | None:
     strict, native = (
         [result[f"loss_{of}{ending}"] for of in ("source", "target")] for ending in ("", "_native")
     )
@@ -212,7 +205,7 @@ def _loss(result: Found) -> Entry | None:
     runs = f"{native_name(result)} {_arrow(native, '.4f')}; " if any(map(is_number, native)) else ""
     over = f"nats per token, {predictions(result)}, {text_name(result)}"
     form = ".6f" if result["promise"] == "exact" else ".4f"
-    return Entry(_arrow(strict, form), f"in strict float64; {runs}{over}")
+    return Cell(_arrow(strict, form), f"in strict float64; {runs}{over}")
 
 
 def _arrow(values: Sequence[Any], form: str) -> str:
@@ -235,17 +228,17 @@ def headroom(finding: Found) -> str | None:
     return f"{shown} × {'below' if finding['kept'] else 'above'} the limit"
 
 
-def _headroom(result: Found) -> Entry | None:
+def _headroom(result: Found) -> Cell | None:
     names = {"strict_float64": "in strict float64", "native": native_name(result)}
     judged = [each for each in result["findings"] if each["name"] in names]
     found = [(text, names[each["name"]]) for each in judged if (text := headroom(each))]
     if not found:
         return None
     (first, where), *rest = found
-    return Entry(first, "; ".join([where, *(" ".join(each) for each in rest)]))
+    return Cell(first, "; ".join([where, *(" ".join(each) for each in rest)]))
 
 
-def _modes(results: Sequence[Found]) -> Entry | None:
+def _modes(results: Sequence[Found]) -> Cell | None:
     if not results:
         return None
     tried = [mode for mode in results if not mode["note"].startswith(NOT_TRIED)]
@@ -263,10 +256,10 @@ def _modes(results: Sequence[Found]) -> Entry | None:
             reasons.setdefault(mode["note"].removeprefix(NOT_TRIED), []).append(mode["name"])
     notes += [f"not tried: {', '.join(names)} ({why})" for why, names in reasons.items()]
     every = len(named["kept"]) == len(results)
-    return Entry(f"all {first}" if every else first, "; ".join(notes))
+    return Cell(f"all {first}" if every else first, "; ".join(notes))
 
 
-def _training(found: Found | None) -> Entry | None:
+def _training(found: Found | None) -> Cell | None:
     if not found:
         return None
     first = {
@@ -276,45 +269,46 @@ def _training(found: Found | None) -> Entry | None:
     }[found["kept"]]
     ends = _arrow([found[f"losses_{of}"][-1] for of in ("source", "target")], ".6f")
     steps = counted(found["steps"], "step")
-    return Entry(first, f"after {steps} of AdamW in float64 the losses are {ends}")
+    return Cell(first, f"after {steps} of AdamW in float64 the losses are {ends}")
 
 
-def _capacity(found: Found | None) -> Entry | None:
+def _capacity(found: Found | None) -> Cell | None:
     if not found:
         return None
     first = "can train" if found["trainable"] else "cannot train as it is"
     if found["identical_gradients"]:
         first = "copies stay equal"
-    return Entry(first, trainability_sentence(found))
+    return Cell(first, trainability_sentence(found))
 
 
-def _proved(result: Found) -> Entry:
+def _proved(result: Found) -> Cell:
     took = f"in {duration(result['seconds'])}, " if is_number(result["seconds"]) else ""
     when = f"{result['created'][:16].replace('T', ' ')} UTC"
-    return Entry(when, f"{took}on {result['native']['device']}")
+    return Cell(when, f"{took}on {result['native']['device']}")
 
 
-def _difference(result: Found) -> Section:
+def _difference(result: Found) -> Topic:
     keys = ("layer", "component", "tensor", "cause", "factor")
     first = ("first_differing_layer", "first_difference", "first_lost_tensor", "changed")
     found = recorded(result["fault"] or {}, keys) | recorded(result, first)
     found |= {each["name"]: value_sentence(each) for each in result["changed_values"]}
-    return Section("Where and why it differs", [found])
+    return Topic("Where and why it differs", [found])
 
 
-def numbers(result: Found) -> Section:
+def numbers(result: Found) -> Topic:
     """How far logits are apart, next to what rounding does to the source alone."""
     columns = [result[key] for key in ("strict_float64", "native", "rounding")]
     why = columns[0]["tolerance_why"]
-    rows = []
-    for label, key, meaning in MEASURES:
-        note = f"{meaning} ({why})" if why and key == "tolerance" else meaning
-        rows.append([Entry(label, note), *(column[key] for column in columns)])
+    notes = {"tolerance": f" ({why})"} if why else {}
+    rows = [
+        [Cell(label, meaning + notes.get(key, "")), *(column[key] for column in columns)]
+        for label, key, meaning in MEASURES
+    ]
     heads = ["", "strict float64", native_name(result), "source's rounding"]
-    return Section("The numbers", [Grid(heads, rows, "hnnn")], brief=True)
+    return Topic("The numbers", [Grid(heads, rows, "hnnn")], brief=True)
 
 
-def losses(result: Found) -> Section:
+def losses(result: Found) -> Topic:
     """The losses of both models."""
     rows = []
     for name, ending in (("in strict float64", ""), (native_name(result), "_native")):
@@ -326,10 +320,10 @@ def losses(result: Found) -> Section:
         rows.append([name, *shown, figure(change, "+.3g" if change else "g")])
     text = f"Over {predictions(result)} ({text_name(result)})."
     table = Grid(["", "before", "after", "change"], rows, "hnnn")
-    return Section("Loss before and after", [table], text)
+    return Topic("Loss before and after", [table], text)
 
 
-def modes(result: Found) -> Section:
+def mode_table(result: Found) -> Topic:
     """How far logits are apart in every inference mode."""
     verdicts = {True: "✓ kept", False: "✗ not kept", None: "no limit"}
     pairs = (("relative", "tolerance"), ("native", "native_tolerance"))
@@ -337,16 +331,16 @@ def modes(result: Found) -> Section:
     for mode in result["modes"]:
         untried = mode["note"].startswith(NOT_TRIED)
         verdict = "not tried" if untried else verdicts[mode["kept"]]
-        row = [Entry(mode["name"], mode["note"]), verdict]
+        row = [Cell(mode["name"], mode["note"]), verdict]
         for value, limit in ((mode[measured], mode[most]) for measured, most in pairs):
             shown = "no limit" if limit is None else limit
             row += [NOTHING, NOTHING] if value is limit is None else [value, shown]
         rows.append(row)
     heads = ["inference mode", "verdict", "strict float64", "limit", native_name(result)]
-    return Section("Inference modes", [Grid([*heads, "its limit"], rows, "hvnnnn")])
+    return Topic("Inference modes", [Grid([*heads, "its limit"], rows, "hvnnnn")])
 
 
-def _layers(result: Found) -> Section:
+def _layers(result: Found) -> Topic:
     layers, tolerance = result["by_layer"], result["strict_float64"]["tolerance"]
     errors = [layer["relative"] for layer in layers]
     chart = drawing.line(
@@ -357,11 +351,11 @@ def _layers(result: Found) -> Section:
         limit=(tolerance, f"limit {tolerance:.3g}") if is_number(tolerance) else None,
     )
     zero = "Every hidden state is identical to the source's."
-    return Section("Error by layer", **_unless_zero(errors, zero, chart), half=True)
+    return Topic("Error by layer", **_unless_zero(errors, zero, chart), half=True)
 
 
 def _unless_zero(
-    values: Sequence[Any], sentence: str, svg: str, *parts: Any, caption: Entry | None = None
+    values: Sequence[Any], sentence: str, svg: str, *parts: Any, caption: Cell | None = None
 ) -> dict[str, Any]:
     """A section's chart, or a sentence where all of its values are zero; parts follow."""
     if any(value != 0 for value in values):
@@ -369,7 +363,7 @@ def _unless_zero(
     return {"parts": [Paragraph(sentence), *parts] if values else parts}
 
 
-def _logits(result: Found) -> Section:
+def _logits(result: Found) -> Topic:
     sample, largest = result["logit_sample"], result["rounding"]["max_abs_logit_diff"]
     title = "Logits, source against target"
     chart = drawing.residuals(
@@ -377,7 +371,7 @@ def _logits(result: Found) -> Section:
         Titles(title, "logit of the source", "target − source"),
         (largest, "largest rounding of the source alone") if is_number(largest) else None,
     )
-    return Section(title, charts=[Chart(chart)] if sample else [], half=True)
+    return Topic(title, charts=[Chart(chart)] if sample else [], half=True)
 
 
 def binned(
@@ -408,7 +402,7 @@ def binned(
     return found
 
 
-def _positions(result: Found) -> Section:
+def _positions(result: Found) -> Topic:
     values = result["kl_by_position"]
     found = binned(values, result["tokens_by_position"])
     chart = drawing.line(
@@ -419,10 +413,10 @@ def _positions(result: Found) -> Section:
     rows = [[name, tokens, mean] for name, mean, tokens in found]
     table = Grid(["positions", "tokens", "KL, nats per token"], rows, "hnn", fold="All positions")
     zero = "At every position predictions are identical to the source's."
-    return Section("KL by position", **_unless_zero(values, zero, chart, table), half=True)
+    return Topic("KL by position", **_unless_zero(values, zero, chart, table), half=True)
 
 
-def _copies(result: Found) -> Section:
+def _copies(result: Found) -> Topic:
     capacity, matrices = _capacity(result["trainability"]), result["symmetry"]
     distances: dict[str, list[float]] = {}
     for matrix in matrices:
@@ -436,20 +430,20 @@ def _copies(result: Found) -> Section:
         around_zero=False,
     )
     keys = ("tensor", "copies", "relative_distance", "effective_rank_gain")
-    table = listed(matrices, keys, "cnnn", f"All {len(matrices):,} matrices")
+    table = listing(matrices, keys, "cnnn", f"All {len(matrices):,} matrices")
     zero = "All copies of a matrix get the same gradient: they are 0 apart."
     values = [value for found in distances.values() for value in found]
     note = "the mean over layers, with a bar from the smallest to the largest"
-    caption = Entry("How far the copies of a matrix are apart, relative to their size", note)
+    caption = Cell("How far the copies of a matrix are apart, relative to their size", note)
     shown = _unless_zero(values, zero, chart, table, caption=caption)
     if capacity:
         shown["parts"] = [Paragraph(capacity.note), *shown["parts"]]
     copied = matrices or (result["trainability"] or {}).get("copied")
     text = "Copies learn different things if their gradients differ." if copied else ""
-    return Section("Can the new capacity train?", **shown, text=text, half=True)
+    return Topic("Can the new capacity train?", **shown, text=text, half=True)
 
 
-def _low_rank(result: Found) -> Section:
+def _low_rank(result: Found) -> Topic:
     by_rank, spectra = result["kl_by_rank"], result["spectra"]
     charts = []
     if by_rank:
@@ -463,31 +457,30 @@ def _low_rank(result: Found) -> Section:
             log=True,
             mark=(chosen, f"rank {chosen}, chosen") if chosen in ranks and not more else None,
         )
-        charts.append(Chart(chart, Entry("KL by rank", "what another rank would cost or gain")))
+        charts.append(Chart(chart, Cell("KL by rank", "what another rank would cost or gain")))
     known = [found for found in spectra if is_number(found["residual"])]
     for found in sorted(known, key=lambda each: -each["residual"])[:MOST_SPECTRA]:
         values, kept = found["singular_values"], found["kept"]
         chart = drawing.line(
             values,
             Titles(f"Singular values of {found['module']}", "index", "singular value"),
-            names=[str(index + 1) for index in range(len(values))],
             log=True,
             mark=(kept - 0.5, f"{kept} kept") if kept < len(values) else None,
         )
         note = f"{kept} kept, rank {found['rank']}; residual {figure(found['residual'])}"
-        charts.append(Chart(chart, Entry(found["module"], f"{note} {found['unit']}")))
+        charts.append(Chart(chart, Cell(found["module"], f"{note} {found['unit']}")))
     keys = ("module", "rank", "residual", "unit")
-    table = listed(spectra, keys, "cnnt", f"All {len(spectra):,} modules")
-    return Section("What the low rank holds", [table], charts=charts)
+    table = listing(spectra, keys, "cnnt", f"All {len(spectra):,} modules")
+    return Topic("What the low rank holds", [table], charts=charts)
 
 
-def _origin(manifest: Found) -> Section:
+def _origin(manifest: Found) -> Topic:
     """How the target was made, as far as a manifest has the form that growkit gives it."""
     hashes = manifest.get("source_files")
     steps = {f"step {number}": step for number, step in enumerate(steps_of(manifest), 1)}
     items = list(hashes.items()) if isinstance(hashes, Mapping) else []
     table = Grid(["source file", "SHA-256"], items, "cc", fold="Source files")
-    return Section("How it was made", [steps | recorded(manifest, RECORDED), table])
+    return Topic("How it was made", [steps | recorded(manifest, RECORDED), table])
 
 
 def steps_of(manifest: Found) -> list[str]:

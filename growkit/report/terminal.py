@@ -18,17 +18,17 @@ from growkit.base.units import duration
 from growkit.report import operation
 from growkit.report.probe import probe_view
 from growkit.report.proof import proof_view
-from growkit.report.view import Entry, Paragraph, Part, figure
+from growkit.report.view import Cell, Paragraph, Part, figure
 from growkit.results.result import Result
 
 SHOWN: dict[str, Callable[[Any], Iterable[Part]]] = {
     "VerifyResult": lambda result: proof_view(result).brief(),
     "ProbeResult": lambda result: probe_view(result).brief(),
-    "GrowResult": operation.growth,
-    "LargePlan": operation.large_plan,
-    "Inspection": operation.inspection,
-    "CheckResult": operation.check,
-    "Story": operation.story,
+    "GrowResult": operation.growth_parts,
+    "LargePlan": operation.plan_parts,
+    "Inspection": operation.inspection_parts,
+    "CheckResult": operation.check_parts,
+    "Story": operation.story_parts,
 }
 """What is shown of results, by the name of their class."""
 
@@ -54,27 +54,23 @@ def show_result(console: Console, result: Any) -> None:
 def show_parts(console: Console, parts: Iterable[Part]) -> None:
     """Print the parts of a view."""
     for part in parts:
-        _show_part(console, part)
-
-
-def _show_part(console: Console, part: Part) -> None:
-    if isinstance(part, Paragraph):
-        text = Text(part.text) if part.style == "quote" else part.text
-        whole = not (console.is_terminal or console.record)  # lines of a file stay whole
-        console.print(text, style=STYLES.get(part.style), soft_wrap=whole)
-    elif isinstance(part, Mapping):
-        table = Table.grid(padding=(0, 2))
-        for name, value in part.items():
-            table.add_row(name, figure(value))
-        console.print(table)
-    elif part:
-        table = Table(show_edge=False, pad_edge=False, show_lines=part.lines)
-        for head, kind in zip(part.heads, part.kinds, strict=True):
-            table.add_column(head, justify="right" if kind == "n" else "left", overflow="fold")
-        for row in part.rows:
-            cells = (cell.value if isinstance(cell, Entry) else cell for cell in row)
-            table.add_row(*map(figure, cells))
-        console.print(table)
+        if isinstance(part, Paragraph):
+            text = Text(part.text) if part.style == "quote" else part.text
+            whole = not (console.is_terminal or console.is_jupyter)  # as a file has them
+            console.print(text, style=STYLES.get(part.style), soft_wrap=whole)
+        elif isinstance(part, Mapping):
+            table = Table.grid(padding=(0, 2))
+            for name, value in part.items():
+                table.add_row(name, figure(value))
+            console.print(table)
+        elif part:
+            table = Table(show_edge=False, pad_edge=False, show_lines=part.lines)
+            for head, kind in zip(part.heads, part.kinds, strict=True):
+                table.add_column(head, justify="right" if kind == "n" else "left", overflow="fold")
+            for row in part.rows:
+                cells = (cell.value if isinstance(cell, Cell) else cell for cell in row)
+                table.add_row(*map(figure, cells))
+            console.print(table)
 
 
 def show(result: Result) -> None:

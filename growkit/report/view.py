@@ -16,6 +16,9 @@ from markupsafe import Markup
 
 from growkit.base.units import duration
 
+Found = Mapping[str, Any]
+"""Names with their values, as results and manifests have them."""
+
 BEYOND = 1e300
 """Larger magnitudes count as infinite: their differences would overflow."""
 
@@ -43,8 +46,8 @@ def figure(value: Any, form: str = ".3g") -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A value with a remark."""
+class Cell:
+    """A value with a note."""
 
     value: Any
     note: str = ""
@@ -59,10 +62,6 @@ class Paragraph:
 
     text: str
     style: str = ""
-
-
-Facts = Mapping[str, Any]
-"""Names with their values."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,10 @@ class Grid:
         return bool(self.rows)
 
 
-Part = Paragraph | Facts | Grid
+Part = Paragraph | Found | Grid
 
 
-def recorded(found: Mapping[str, Any], keys: Sequence[str] = ()) -> dict[str, Any]:
+def recorded(found: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
     """Values of a result or a manifest by their names there, all or some; empty ones left out."""
     shown = {}
     for key in keys or found:
@@ -106,7 +105,7 @@ def recorded(found: Mapping[str, Any], keys: Sequence[str] = ()) -> dict[str, An
     return shown
 
 
-def listed(found: Sequence[Mapping[str, Any]], keys: Sequence[str], kinds: str, fold: str) -> Grid:
+def listing(found: Sequence[Found], keys: Sequence[str], kinds: str, fold: str) -> Grid:
     """Parts of a result as a table; see ``Grid``."""
     heads = [key.replace("_", " ") for key in keys]
     return Grid(heads, [[each[key] for key in keys] for each in found], kinds, fold)
@@ -117,11 +116,11 @@ class Chart:
     """A drawing for pages, as SVG."""
 
     svg: str
-    caption: Entry | None = None
+    caption: Cell | None = None
 
 
 @dataclass(frozen=True)
-class Section:
+class Topic:
     """Findings under a heading; left out if there are none.
 
     Attributes:
@@ -167,11 +166,11 @@ class View:
     about: str
     subject: str
     reason: str
-    advice: Facts
-    sections: Sequence[Section]
+    advice: Found
+    sections: Sequence[Topic]
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    glance: Facts = field(default_factory=dict)
+    glance: Found = field(default_factory=dict)
     lossy: bool = False
 
     def brief(self) -> Iterator[Part]:
