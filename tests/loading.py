@@ -44,7 +44,7 @@ from transformers.distributed import DistributedConfig
 
 import growkit
 from growkit.distributed import GrownStorageReader
-from growkit.distributed.entries import Entries
+from growkit.distributed.grown import Entry
 from growkit.engine.oracle import parsed
 from tests.conftest import load_strict, save_model
 from tests.optimizer_state import FLAT, load_distributed, save_distributed, step, trained
@@ -273,19 +273,19 @@ def look_at_faults(folder: Path, name: str, found: dict[str, Any], faults: int) 
     recipe = growkit.load_recipe(folder / name / "recipe.yaml")
     config = AutoConfig.from_pretrained(recipe.output)
     expected = AutoModelForCausalLM.from_pretrained(recipe.output).state_dict()
-    fill = Entries.fill
+    fill = Entry.fill
 
-    def misplaced(entries: Entries, into: Tensor, name: str, where: Any) -> None:
+    def misplaced(entry: Entry, into: Tensor, where: Any) -> None:
         rows, *others = where
-        if name == "model.layers.1.mlp.up_proj.weight" and rows.start:
+        if entry.name == "model.layers.1.mlp.up_proj.weight" and rows.start:
             where = [slice(rows.start - 1, rows.stop - 1), *others]
-        fill(entries, into, name, where)
+        fill(entry, into, where)
 
     every = [("offset", recipe.seed, misplaced), ("seed", 4, fill)]
     for fault, seed, patched in every[:faults]:
         model = spread(config, on_rows, torch.bfloat16)
         state = model.state_dict()
-        with mock.patch.object(Entries, "fill", patched):
+        with mock.patch.object(Entry, "fill", patched):
             dcp.load(state, storage_reader=GrownStorageReader(replace(recipe, seed=seed)))
         found[f"fault: {fault}"] = spread_tensors(state), differing(state, expected)
 

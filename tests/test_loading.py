@@ -194,7 +194,7 @@ def test_the_proof_alone_is_kept(form: str, tmp_path: Path) -> None:
     content[-1] ^= 1
     (source / "model.safetensors").write_bytes(content)
     for opened in (growkit.load, GrownStorageReader):
-        with pytest.raises(InputError, match="its proof says nothing of it"):
+        with pytest.raises(InputError, match="its proof does not cover it"):
             opened(out)
 
 

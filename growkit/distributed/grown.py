@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+from torch import Tensor
+
 from growkit.base.errors import InputError
-from growkit.checkpoint.model_files import check_carried
-from growkit.checkpoint.reading import outlined
-from growkit.checkpoint.tensors import Config, Weights
-from growkit.distributed.entries import Entries, Entry
-from growkit.distributed.recorded import check_recorded
+from growkit.checkpoint.folder import read_json
+from growkit.checkpoint.model_files import GENERATION, check_carried
+from growkit.checkpoint.publishing import own_hash
+from growkit.checkpoint.reading import Checkpoint, outlined
+from growkit.checkpoint.tensors import (
+    TORCH_NAMES,
+    Config,
+    TensorInfo,
+    Weights,
+    full,
+    main_dtype,
+    slabs,
+)
+from growkit.checkpoint.writing import sha256
+from growkit.engine.oracle import lacks_class, parsed
 from growkit.families.added import stranger, temporary_family
 from growkit.families.family import family_of
+from growkit.planning.layouts import read_layout
+from growkit.planning.plan import Planned
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.planner import plan
 from growkit.recipe.recipe import Recipe
@@ -23,6 +40,80 @@ from growkit.sources import find
 
 if TYPE_CHECKING:
     from growkit.optimizer.growing import GrownState
+
+
+class _Last:
+    """The last tensor that was computed as a whole, for its parts are asked for one by one."""
+
+    def __init__(self) -> None:
+        self._entry: tuple[Weights, str] | None = None
+        self._tensor: Tensor | None = None
+        self._lock = Lock()  # transformers reads in several threads
+
+    def read(self, weights: Weights, name: str) -> Tensor:
+        with self._lock:
+            if self._entry != (weights, name):
+                self._entry = self._tensor = None  # never are two of them in memory
+                self._tensor = weights.read(name)
+                self._entry = weights, name
+            assert self._tensor is not None
+            return self._tensor
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor that is made when it is indexed, as safetensors' slices are read.
+
+    Attributes:
+        weights: make it.
+        name: its name among these.
+        last: keeps it for a while, if it can only be made as a whole.
+    """
+
+    weights: Weights
+    name: str
+    last: _Last
+
+    @property
+    def info(self) -> TensorInfo:
+        """Its shape and dtype."""
+        return self.weights.tensors[self.name]
+
+    def get_shape(self) -> list[int]:
+        """Its shape."""
+        return list(self.info.shape)
+
+    def get_dtype(self) -> str:
+        """Its dtype, a safetensors name."""
+        return self.info.dtype
+
+    def __getitem__(self, index: Any) -> Tensor:
+        chosen = index if isinstance(index, tuple) else () if index is ... else (index,)
+        where = full(self.info.shape, chosen)
+        sizes = [each.stop - each.start for each in where]
+        made = torch.empty(sizes, dtype=self.info.torch_dtype)
+        self.fill(made, where)
+        return made
+
+    def fill(self, into: Tensor, where: list[slice]) -> None:
+        """Write a part into a tensor of its shape, of this dtype or a wider one.
+
+        Raises:
+            InputError: what it is made from cannot be read.
+        """
+        cuts = self.weights.cuts(self.name)
+        if not cuts:
+            into.copy_(self.last.read(self.weights, self.name)[tuple(where)])
+            return
+        for slab in slabs(self.info.shape, cuts, where=where):
+            inside = zip(slab, where, strict=True)
+            place = tuple(slice(s.start - w.start, s.stop - w.start) for s, w in inside)
+            into[place].copy_(self.weights.read(self.name, *slab))
+
+
+def entries_of(weights: Weights, last: _Last) -> dict[str, Entry]:
+    """All tensors, by their own names."""
+    return {name: Entry(weights, name, last) for name in weights.tensors}
 
 
 class Grown:
@@ -66,10 +157,18 @@ class Grown:
             if file is not None and manifest:
                 check_recorded(file, self.source, together=together)
             self.lineage = plan(self.recipe, self.source).lineage
-            self._check()
+            self.lineage.check_duplicates()
             named = family_of(self.target.config, self.recipe.output).named(self.target.config)
             self.config: Config = dict(named)
-        self.entries = entries_of(self.target)
+        for name in self.target.tensors:
+            if not self.lineage.repeatable(name):
+                raise InputError(
+                    f"tensor {name} is computed with singular vectors, whose last bits depend on "
+                    "the machine, so that processes need not agree; write the model with growkit "
+                    "run, and load that"
+                )
+        self._last = _Last()
+        self.entries = entries_of(self.target, self._last)
 
     @property
     def target(self) -> Weights:
@@ -79,31 +178,15 @@ class Grown:
     @property
     def whole(self) -> list[str]:
         """Tensors that every process computes as a whole, to take its part of them."""
-        return [name for name, entry in self.entries.items() if not entry.cuts]
-
-    def beside(self, name: str) -> Config | None:
-        """A JSON file beside the weights of the source; None if there is none."""
-        return self.source.opened.json(name) if self.source.opened.has(name) else None
-
-    def _check(self) -> None:
-        self.lineage.check_duplicates()
-        for name in self.target.tensors:
-            if not self.lineage.repeatable(name):
-                raise InputError(
-                    f"tensor {name} is computed with singular vectors, whose last bits depend on "
-                    "the machine, so that processes need not agree; write the model with growkit "
-                    "run, and load that"
-                )
+        return [name for name, entry in self.entries.items() if not entry.weights.cuts(entry.name)]
 
     @cached_property
-    def by_class(self) -> Entries:
+    def by_class(self) -> dict[str, Entry]:
         """Every parameter and persistent buffer that the model's class makes of the files.
 
         Raises:
             InputError: transformers has no class for the model, or it does not fit.
         """
-        import torch
-
         from growkit.engine.class_weights import ClassWeights, empty_model
         from growkit.engine.loader import loading
 
@@ -115,8 +198,8 @@ class Grown:
                 of = stored(name)  # of tied parameters, files hold one
                 if of in weights.tensors:
                     plain = weights.stored_as(of)
-                    found[name] = self.entries[plain] if plain else Entry(weights, of)
-        return Entries(found)
+                    found[name] = self.entries[plain] if plain else Entry(weights, of, self._last)
+        return found
 
     @cached_property
     def optimizer(self) -> GrownState | None:
@@ -134,12 +217,112 @@ class Grown:
             optimizer = Optimizer(Path(self.recipe.optimizer), self.source, self.lineage)
             return optimizer.grown(outline, law_of(self.lineage))
 
-    def moments(self) -> Mapping[str, Entry]:
+    def moments(self) -> dict[str, Entry]:
         """The optimizer's tensors, by the name ``parameter.kind``."""
         state = self.optimizer
-        return {} if state is None else entries_of(state)
+        return {} if state is None else entries_of(state, self._last)
 
 
-def entries_of(weights: Weights) -> Entries:
-    """All tensors, by their own names."""
-    return Entries({name: Entry(weights, name) for name in weights.tensors})
+def load(
+    recipe: Recipe | str | Path,
+    *,
+    source: str | Path | None = None,
+    distributed_config: Any = None,
+    **options: Any,
+) -> Any:
+    """The model that a recipe makes, loaded with transformers without being written.
+
+    What it computes with is, bit for bit, what ``from_pretrained`` would load of the folder that
+    ``growkit.run`` writes. Every process reads of the source what its own part is made from.
+
+    Args:
+        recipe: see ``growkit.run``. Of a model's manifest the source must be the recorded one, so
+            that its proof is a proof of what is loaded; its weights need not be there.
+        source: replaces the recipe's source.
+        distributed_config: transformers' ``DistributedConfig``, by which the model is spread over
+            processes; None for all of it in this one.
+        **options: others of ``from_pretrained``, e.g. ``dtype`` or ``device_map``.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: the recipe or the source cannot be used, transformers has no causal language
+            model for what is made, or the model has to be written first.
+    """
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    grown = Grown(recipe, source, together=distributed_config is not None)
+    folder, opened, weights = grown.source.where(), grown.source.opened, grown.target
+    with temporary_family(grown.recipe.family):
+        settings = grown.config
+        if lacks_class(settings):
+            weights = Planned(weights, read_layout(weights))
+            settings = weights.config
+        config = parsed(settings, f"the config of what {folder} becomes")
+    known: Any = AutoModelForCausalLM._model_mapping
+    if type(config) not in known:
+        raise InputError(
+            f"{folder} becomes a model of type {config.model_type}, which transformers has no "
+            "causal language model for; write it with growkit.run"
+        )
+    options.setdefault("dtype", config.dtype or TORCH_NAMES[main_dtype(weights.tensors)])
+    if distributed_config is not None:
+        options["distributed_config"] = distributed_config
+    if opened.has(GENERATION):
+        generation = GenerationConfig.from_dict(opened.json(GENERATION))
+        options.setdefault("generation_config", generation)
+    state = entries_of(weights, _Last())
+    return known[type(config)].from_pretrained(None, config=config, state_dict=state, **options)
+
+
+def check_recorded(manifest: Path, source: Checkpoint, *, together: bool = False) -> None:
+    """Compare a source with the manifest of what was made of it.
+
+    Args:
+        manifest: the file.
+        source: what is read.
+        together: whether all processes that torchrun has started do this. Those on one machine,
+            which read the same files, then share these.
+
+    Raises:
+        InputError: a file is not the recorded one, the model broke its promise, or the manifest was
+            changed.
+    """
+    content = read_json(manifest)
+    if "growkit" not in content:
+        return  # a recipe of its own
+    if content.get("kept") is False:
+        raise InputError(
+            f"the model of {manifest} did not keep its promise, so it should not be loaded; "
+            "see the verification in there"
+        )
+    if not own_hash(content):
+        raise InputError(
+            f"{manifest} is not as growkit wrote it, so that what it makes need not be what was "
+            "proved; copy it again, or give a recipe without a proof"
+        )
+    known = dict(content["source_files"])
+    if GENERATION in content["files"]:
+        known[GENERATION] = content["files"][GENERATION][1]  # as it was copied from the source
+    names = ["config.json", GENERATION] if source.opened.has(GENERATION) else ["config.json"]
+    names += [file.relative_to(source.folder).as_posix() for file in source.files]
+    if GENERATION in known and GENERATION not in names:
+        raise InputError(
+            f"{source.where()} has no {GENERATION}, and {manifest} was made from a model that had "
+            "one; give that file, or a recipe without a proof"
+        )
+    for name in _shared(names) if together else names:
+        if known.get(name) != sha256(source.folder / name):
+            raise InputError(
+                f"{source.where()}/{name} is not the file that {manifest} was made from, so its "
+                "proof does not cover it; give that file, or a recipe without a proof"
+            )
+
+
+def _shared(names: list[str]) -> Iterable[str]:
+    """Those of this process among the ones that torchrun has started on this machine."""
+    rank, size = (os.environ.get(f"LOCAL_{name}", "") for name in ("RANK", "WORLD_SIZE"))
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        return names
+    return names[int(rank) :: int(size)]

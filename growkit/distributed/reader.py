@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from growkit.distributed.entries import Entries, Entry
 from growkit.distributed.grown import Grown
 from growkit.engine.oracle import lacks_class
+from growkit.optimizer.groups import Group
 from growkit.recipe.recipe import Recipe
 
 
@@ -58,14 +58,20 @@ class GrownStorageReader(HuggingFaceStorageReader):
         self.grown = Grown(recipe, source)
         super().__init__(self.grown.source.where())
         under, state = (f"{name}." if name else "" for name in (model, optimizer))
-        every: dict[str, Entry] = {}
-        if not lacks_class(self.grown.target.config):
-            every |= {under + name: entry for name, entry in self.grown.by_class.items()}
-        every |= {under + name: entry for name, entry in self.grown.entries.items()}
-        for name, entry in self.grown.moments().items():
-            every[f"{state}state.{name}"] = entry
-        self._entries = Entries(every)
-        self._values = {f"{state}{name}": value for name, value in _options(self.grown).items()}
+        of_class = {} if lacks_class(self.grown.target.config) else self.grown.by_class
+        self._entries = {under + name: entry for name, entry in of_class.items()}
+        self._entries |= {under + name: entry for name, entry in self.grown.entries.items()}
+        self._entries |= {f"{state}state.{n}": entry for n, entry in self.grown.moments().items()}
+        self._values = {  # under the names that torch gives options when it flattens groups
+            f"{state}param_groups.{name}.{key}": value
+            for group in self._groups
+            for name in group.parameters
+            for key, value in group.options.items()
+        }
+
+    @property
+    def _groups(self) -> Sequence[Group]:
+        return self.grown.optimizer.groups if self.grown.optimizer else ()
 
     def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Groups for the optimizer of a grown model: the source's, scaled by the law of updates.
@@ -76,7 +82,7 @@ class GrownStorageReader(HuggingFaceStorageReader):
         named = dict(model.named_parameters())
         return [
             {"params": [named[name] for name in group.parameters], **group.options}
-            for group in (self.grown.optimizer.groups if self.grown.optimizer else ())
+            for group in self._groups
         ]
 
     def read_metadata(self) -> Metadata:
@@ -85,44 +91,27 @@ class GrownStorageReader(HuggingFaceStorageReader):
         for name, entry in self._entries.items():
             size = torch.Size(entry.info.shape)
             whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-            listed[name] = TensorStorageMetadata(TensorProperties(entry.dtype), size, [whole])
+            listed[name] = TensorStorageMetadata(
+                TensorProperties(entry.info.torch_dtype), size, [whole]
+            )
         return Metadata(listed, storage_data={}, storage_meta=StorageMeta(load_id=self.load_id))
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Make what is asked for; see ``StorageReader``."""
-        asked: defaultdict[str, list[ReadItem]] = defaultdict(list)
-        for item in plan.items:
-            asked[item.storage_index.fqn].append(item)
-        for name, items in asked.items():
-            for item in items:
-                if item.type is LoadItemType.BYTE_IO:
-                    planner.load_bytes(item, _saved(self._values[name]))
-                else:
-                    self._make(name, item, planner)
+        # What can only be computed as a whole is computed once for all of its parts.
+        for item in sorted(plan.items, key=lambda item: item.storage_index.fqn):
+            name = item.storage_index.fqn
+            if item.type is LoadItemType.BYTE_IO:
+                stream = io.BytesIO()
+                torch.save(self._values[name], stream)
+                stream.seek(0)
+                planner.load_bytes(item, stream)
+            else:
+                pairs = zip(item.storage_offsets, item.lengths, strict=True)
+                target = planner.resolve_tensor(item).detach()
+                where = [slice(begin, begin + length) for begin, length in pairs]
+                self._entries[name].fill(target, where)
+                planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    def _make(self, name: str, item: ReadItem, planner: LoadPlanner) -> None:
-        pairs = zip(item.storage_offsets, item.lengths, strict=True)
-        where = [slice(begin, begin + length) for begin, length in pairs]
-        target = planner.resolve_tensor(item).detach()
-        self._entries.fill(target, name, where)
-        planner.commit_tensor(item, target)
-
-
-def _options(grown: Grown) -> dict[str, Any]:
-    """What parameter groups say, by the names that torch gives them when it flattens them."""
-    return {
-        f"param_groups.{name}.{key}": value
-        for group in (grown.optimizer.groups if grown.optimizer else ())
-        for name in group.parameters
-        for key, value in group.options.items()
-    }
-
-
-def _saved(value: Any) -> io.BytesIO:
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    stream.seek(0)
-    return stream
