@@ -11,14 +11,14 @@ from __future__ import annotations
 import io
 import pickle
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from growkit.base.errors import InputError, reason
+from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import LIST as LIST
 from growkit.checkpoint.scratch import temporary
@@ -36,6 +36,7 @@ from growkit.checkpoint.weight_file import (
     TorchFile,
     WeightFile,
     check_header,
+    damaged,
     open_saved,
     plain_tensors,
     room,
@@ -295,17 +296,9 @@ def read_list(folder: Folder) -> dict[str, Listed]:
     return read
 
 
-@contextmanager
-def refusing(folder: Folder, what: str) -> Iterator[None]:
+def refusing(folder: Folder, what: str) -> AbstractContextManager[None]:
     """Turn any error to which damaged files lead into a sentence."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"{what} cannot be read from {folder} ({reason(error)}); {REMEDY}"
-        ) from None
+    return damaged(f"{what} cannot be read from {folder}", REMEDY)
 
 
 class _StandIn:
@@ -336,7 +329,7 @@ class _Opcodes(dict[int, Any]):
     """No sets, for example, and no arrays of a size that is only claimed."""
 
     def __missing__(self, opcode: int) -> Any:
-        raise pickle.UnpicklingError(f"opcode {opcode} is nothing that such a list is written with")
+        raise ValueError(f"opcode {opcode} is nothing that such a list is written with")
 
 
 class _Unpickler(pickle._Unpickler):
@@ -351,7 +344,7 @@ class _Unpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in MADE_OF.get(module, ()):
-            raise pickle.UnpicklingError(f"{module}.{name} is nothing that such a list is made of")
+            raise ValueError(f"{module}.{name} is nothing that such a list is made of")
         if module == "torch":
             return tuple if name == "Size" else name
         return _Entries if name == "OrderedDict" else type(name, (_StandIn,), {})

@@ -219,12 +219,8 @@ def _check_makeable(output: Path) -> None:
     """Find out whether a folder can be made next to ``output``, without making one."""
     parent = next(each for each in output.parents if os.path.lexists(each))
     with writing(output):
-        try:
+        with suppress(FileNotFoundError):  # any other error: its name is too long, for example
             os.lstat(Scratch(output.with_name(f".{output.name}.")).path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:  # its name is too long, for example
-            raise OSError(error.errno, error.strerror) from None
         if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
             code = errno.EACCES if parent.is_dir() else errno.ENOTDIR
             raise OSError(code, os.strerror(code), str(parent))
@@ -274,18 +270,12 @@ def writing(output: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        why = {
-            errno.ENOSPC: f"the disk filled up while writing {output}; free some space",
-            errno.ENAMETOOLONG: (
-                f"{output} cannot be written, since its name is too long; choose a shorter one"
-            ),
-        }
-        why[errno.EDQUOT] = why[errno.ENOSPC]
-        other = (
-            f"{output} cannot be written ({error.strerror}{where}); "
-            "choose a folder that you may write to"
-        )
-        raise PlaceError(why.get(error.errno or 0, other)) from error
+        why, remedy = f"({error.strerror}{where})", "choose a folder that you may write to"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why, remedy = "since the disk filled up", "free some space"
+        elif error.errno == errno.ENAMETOOLONG:
+            why, remedy = "since its name is too long", "choose a shorter one"
+        raise PlaceError(f"{output} cannot be written {why}; {remedy}") from error
 
 
 # A run

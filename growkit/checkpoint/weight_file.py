@@ -15,7 +15,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -193,6 +193,28 @@ class WeightFile(Weights):
             )
 
 
+@contextmanager
+def damaged(failure: str, remedy: str) -> Iterator[None]:
+    """Turn any error to which a damaged file leads into a sentence.
+
+    Args:
+        failure: what cannot be done.
+        remedy: what to do about it.
+
+    Raises:
+        InputError: in the place of any other error.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old formats: nothing a user could change
+            yield
+    except InputError:
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
+        why = "it holds more than tensors" if isinstance(error, UnpicklingError) else reason(error)
+        raise InputError(f"{failure} ({why}); {remedy}") from None
+
+
 def open_weights(folder: Folder, name: str) -> WeightFile:
     """Read what a file, safetensors or ``*.bin``, says of its tensors.
 
@@ -211,17 +233,9 @@ def open_weights(folder: Folder, name: str) -> WeightFile:
 
 
 def _open_safetensors(folder: Folder, name: str) -> WeightFile:
-    path = folder.path / name
-    with folder.open(name) as stream:
-        try:
-            return WeightFile(folder, name, stream, _listed(stream, path))
-        except InputError:
-            raise
-        except ValueError as error:
-            raise InputError(
-                f"{path} is not a whole safetensors file ({reason(error)}); it may be truncated, "
-                "copy it again"
-            ) from None
+    path, remedy = folder.path / name, "it may be truncated, copy it again"
+    with folder.open(name) as stream, damaged(f"{path} is not a whole safetensors file", remedy):
+        return WeightFile(folder, name, stream, _listed(stream, path))
 
 
 def _listed(stream: IO[bytes], path: Path) -> dict[str, Place]:
@@ -278,6 +292,11 @@ class TorchFile:
     remedy: str
     most: int = MOST_PICKLE
 
+    def damaged(self, path: Path) -> AbstractContextManager[None]:
+        """See ``damaged``."""
+        failure = f"{path} cannot be loaded as {self.name}"
+        return damaged(failure, f"it may be truncated or hold code, {self.remedy}")
+
 
 WEIGHTS = TorchFile("plain weights", "save the model as safetensors")
 
@@ -306,7 +325,7 @@ def open_saved(
         InputError: it is truncated, holds code or is no archive.
     """
     path = folder.path / name
-    with folder.open(name) as stream, _refusing(path, kind):
+    with folder.open(name) as stream, kind.damaged(path):
         begin, length = part or (0, os.fstat(stream.fileno()).st_size)
         archive = cast("IO[bytes]", _Archive(stream, begin, length))
         if archive.read(4) != b"PK\x03\x04":
@@ -347,24 +366,8 @@ def room(info: TensorInfo) -> Tensor:
         return torch.empty(info.shape, dtype=info.torch_dtype)
 
 
-@contextmanager
-def _refusing(path: Path, kind: TorchFile) -> Iterator[None]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old formats: nothing a user could change
-            yield
-    except InputError:
-        raise
-    except Exception as error:  # a damaged pickle may raise anything
-        why = "it holds more than tensors" if isinstance(error, UnpicklingError) else reason(error)
-        raise InputError(
-            f"{path} cannot be loaded as {kind.name} ({why}); it may be truncated or hold code, "
-            f"{kind.remedy}"
-        ) from None
-
-
 def _open_plain(folder: Folder, name: str) -> WeightFile:
-    with folder.open(name) as stream, _refusing(folder.path / name, WEIGHTS):
+    with folder.open(name) as stream, WEIGHTS.damaged(folder.path / name):
         if read(stream, len(LEGACY), folder.path / name) == LEGACY:
             return _LegacyFile(folder, name, stream)
     return open_saved(folder, name, plain_tensors, WEIGHTS)[1]
@@ -382,7 +385,7 @@ class _LegacyFile(WeightFile):
         return 0
 
     def read(self, name: str, *where: slice | None) -> Tensor:
-        with self._folder.open(self.path.name) as stream, _refusing(self.path, WEIGHTS):
+        with self._folder.open(self.path.name) as stream, WEIGHTS.damaged(self.path):
             self.check_unchanged(stream)
             return cut(self._load(stream)[name].contiguous(), where)
 
@@ -395,17 +398,11 @@ class _LegacyFile(WeightFile):
             return plain_tensors(torch.load(stream, map_location="cpu", weights_only=True))
 
 
-class _Archive(io.RawIOBase):
-    """An archive in a part of a file, of which no more is read at once than real ones need."""
+class _Archive:
+    """An archive in a part of a file; no more is read at once than real ones need."""
 
     def __init__(self, stream: IO[bytes], begin: int, length: int) -> None:
         self._stream, self._begin, self._length, self._at = stream, begin, length, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, self._length)
@@ -422,11 +419,6 @@ class _Archive(io.RawIOBase):
         data = self._stream.read(count)
         self._at += len(data)
         return data
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 Records = Mapping[str, tuple[int, int]]
