@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, Special, refuse, rewrite
@@ -19,7 +19,7 @@ from growkit.conversions.shared_diff.search import Heads, Search, Way, projectio
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import shared_queries
 from growkit.planning.operation import Change, Option, Row, Value, is_number
-from growkit.planning.plan import Check, Plan, Rule, taken_over, unused_tensors
+from growkit.planning.plan import Check, Judged, Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed
 from growkit.results.operation import RankTried
 
@@ -151,7 +151,11 @@ def _special(search: Search, way: Way) -> Special:
 
 def _checks(search: Search, way: Way) -> list[Check]:
     """What must hold of the parts."""
-    from growkit.conversions.shared_diff.low_rank import judge
+
+    def judge(*args: Any) -> Judged:
+        from growkit.conversions.shared_diff.low_rank import judge_parts  # brings torch
+
+        return judge_parts(*args)
 
     found = []
     for layer in range(search.layers):

@@ -223,7 +223,7 @@ def _size(rest: Tensor, moment: Tensor | None) -> Tensor:
     return (rest * (rest if moment is None else moment @ rest)).sum((-1, -2))
 
 
-def judge(
+def judge_parts(
     module: str,
     heads: Heads,
     calibrated: bool,
