@@ -14,7 +14,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
-from growkit.engine.oracle import CPU, load
+from growkit.engine.oracle import CPU, load_model
 from growkit.engine.strict import strict_float64
 from tests import architectures, odd_pairs
 from tests.architectures import TYPES, outcome, save, with_fault
@@ -76,7 +76,7 @@ def test_layers_one_at_a_time_are_the_whole_model(kind: str, tmp_path: Path) -> 
             states = stage.after
         with model.head() as head:
             found = [head(state) for state in states]
-        whole = load(folder, torch.float64, CPU, "eager")
+        whole = load_model(folder, torch.float64, CPU, "eager")
         cache = DynamicCache(config=whole.config)
         expected = [whole(ids[None], use_cache=False).logits[0]]
         for part in (ids[:9], ids[9:]):

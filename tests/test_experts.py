@@ -14,7 +14,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.lending import Stored
-from growkit.engine.oracle import CPU, load
+from growkit.engine.oracle import CPU, load_model
 from growkit.engine.spool import Spool
 from growkit.engine.strict import strict_float64
 from tests.architectures import TYPES, outcome, save, with_fault
@@ -44,7 +44,7 @@ def test_logits_and_gradients(kind: str, tmp_path: Path, small_parts: int) -> No
     folder = save(kind, tmp_path / "model")
     logits, found = run(folder)
     with strict_float64():
-        model = load(folder, torch.float64, CPU, "eager")
+        model = load_model(folder, torch.float64, CPU, "eager")
         expected = model(IDS[None], use_cache=False).logits[0]
         functional.cross_entropy(expected[:-1], IDS[1:]).backward()
     assert (logits - expected).abs().max() <= 1e-13 * expected.abs().max()

@@ -15,7 +15,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
-from growkit.optimizer.groups import Group
+from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.schedule import grown_schedule
 from tests.conftest import folder_bytes, save_model
 from tests.optimizer_state import (
@@ -162,7 +162,7 @@ def rates_of(name: str, given: list[float], scale: list[float]) -> tuple[Any, An
     after = schedule_of(name, grown_one)
     origins = [place * len(given) // len(scale) for place in range(len(scale))]
     groups = [
-        Group((), source.param_groups[of], each, of)
+        ParamGroup((), source.param_groups[of], each, of)
         for of, each in zip(origins, scale, strict=True)
     ]
     for new, group in zip(grown_one.param_groups, groups, strict=True):
@@ -211,7 +211,7 @@ def test_every_schedule_goes_on_at_its_rates() -> None:
 def test_other_schedules(changed: dict[str, Any], said: str) -> None:
     """What nobody knows to be a rate or a factor, and what is of another optimizer."""
     state = schedule_of("LinearLR", optimizer_of([RATE])).state_dict()
-    groups = [Group((), {}, 1.0), Group((), {}, 0.5)]
+    groups = [ParamGroup((), {}, 1.0), ParamGroup((), {}, 0.5)]
     assert grown_schedule(state | {"warmup_steps": 3, "base_lrs": [RATE] * 3}, "here", 1, groups)
     with pytest.raises(InputError, match=said):
         grown_schedule({"deep": [state | changed]}, "here", 1, groups)

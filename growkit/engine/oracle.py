@@ -48,7 +48,7 @@ REFUSED = {
 """Keys that have transformers build another model than the class's own, and what to do."""
 
 
-def load(
+def load_model(
     stored: Path | Checkpoint, dtype: torch.dtype, device: torch.device, attention: str | None
 ) -> nn.Module:
     """The model in a folder, ready to run.
@@ -106,7 +106,7 @@ def load(
     return checkpoint.as_read(model)
 
 
-def check_config(config: Config, name: str) -> None:
+def check_accepted(config: Config, name: str) -> None:
     """Build the model of a config without weights, to see whether transformers takes it.
 
     Args:

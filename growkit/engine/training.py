@@ -84,7 +84,7 @@ class _Part:
             self.parameter.data[self.where] = self.leaf.data
 
 
-class Training:
+class StrictTraining:
     """A model that AdamW trains.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 
 from growkit.base.errors import InputError, reason
 from growkit.checkpoint.scratch import temporary
-from growkit.engine.oracle import CPU, load, quiet
+from growkit.engine.oracle import CPU, load_model, quiet
 from growkit.engine.strict import strict_float64
 from growkit.inference.classes import ModelClass
 from growkit.pipeline.running import grow
@@ -78,7 +78,7 @@ class Trials:
 
 def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     with strict_float64(), quiet(), torch.no_grad():
-        model: Any = load(folder, torch.float64, CPU, "eager")
+        model: Any = load_model(folder, torch.float64, CPU, "eager")
         logits = model(ids, use_cache=False).logits
     assert isinstance(logits, torch.Tensor)
     return logits

@@ -76,7 +76,7 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParamGroup:
     """A group of parameters.
 
     Attributes:
@@ -92,7 +92,7 @@ class Group:
     origin: int = 0
 
 
-def split(groups: Sequence[Group], factors: Mapping[str, Factors]) -> list[Group]:
+def split_groups(groups: Sequence[ParamGroup], factors: Mapping[str, Factors]) -> list[ParamGroup]:
     """Groups whose parameters have the same factors, with the options scaled by these.
 
     A group becomes one for each set of factors in it, in the order in which these come up;
@@ -109,7 +109,7 @@ def split(groups: Sequence[Group], factors: Mapping[str, Factors]) -> list[Group
         for name in group.parameters:
             alike.setdefault(factors.get(name, Factors()), []).append(name)
         for each, names in alike.items():
-            found.append(Group(tuple(names), each.scaled(group.options), each.lr, number))
+            found.append(ParamGroup(tuple(names), each.scaled(group.options), each.lr, number))
     return found
 
 

@@ -18,9 +18,9 @@ from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconver
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class
 from growkit.engine.training import MOMENTS
-from growkit.optimizer.groups import Factors, Group, split
+from growkit.optimizer.groups import Factors, ParamGroup, split_groups
 from growkit.optimizer.parameters import Parameters
-from growkit.optimizer.state import ORDERS, STEP, Grown, State
+from growkit.optimizer.state import ORDERS, STEP, State
 from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import Plan, Planned, Rule
@@ -36,7 +36,7 @@ Moments = dict[str, dict[str, "Tensor"]]
 """The moments of AdamW in memory, by parameter and by ``MOMENTS``."""
 
 
-class GrownState(Grown):
+class GrownState(Weights):
     """The state of a grown model's optimizer, computed while it is written.
 
     Args:
@@ -76,7 +76,7 @@ class GrownState(Grown):
             for name in group.parameters
             if not all(name in self._made[kind].tensors for kind in known)
         }
-        self.groups = split([group for group, _ in groups], factors)
+        self.groups = split_groups([group for group, _ in groups], factors)
         self.steps = {
             name: 0.0 if name in self.reset else state.steps[self._origins[name]]
             for group, _ in groups
@@ -143,7 +143,7 @@ class GrownState(Grown):
             found |= {name: named[0] for name in each.shapes if named}
         return found
 
-    def _grouped(self) -> list[tuple[Group, frozenset[str]]]:
+    def _grouped(self) -> list[tuple[ParamGroup, frozenset[str]]]:
         """The target's parameters in the source's groups, and the kinds that these have.
 
         What was grown stays in its group. What is new joins those that decay as it does, and of
@@ -168,7 +168,7 @@ class GrownState(Grown):
             # Those of a group are alike, but for what was never needed.
             known = [kinds[name] for name in each.parameters]
             shared = frozenset.intersection(*known) if known else frozenset[str]()
-            found.append((Group(tuple(of), each.options), shared))
+            found.append((ParamGroup(tuple(of), each.options), shared))
         return found
 
     def _info(self, name: str, kind: str) -> TensorInfo:

@@ -15,9 +15,9 @@ from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.tensors import FLOAT_BYTES, total_bytes, total_parameters
 from growkit.optimizer.groups import Factors, class_updates
 from growkit.optimizer.growing import GrownState
-from growkit.optimizer.parameters import Parameters, check_class, parameters_of
+from growkit.optimizer.parameters import Parameters, check_trainable, parameters_of
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
-from growkit.optimizer.state import MUON, Format, State, check
+from growkit.optimizer.state import MUON, Format, State, check_state
 from growkit.planning.lineage import Lineage
 from growkit.planning.updates import Law, law_of
 from growkit.results.operation import OptimizerResult
@@ -46,7 +46,7 @@ def open_state(path: Path, parameters: Parameters) -> State:
     for each in formats():
         if each.holds(path):
             state = each.open(path, parameters)
-            check(state, parameters)
+            check_state(state, parameters)
             return state
     known = ", ".join(each.name for each in formats())
     raise InputError(f"{path} holds no optimizer's state that growkit reads; give {known}")
@@ -80,7 +80,7 @@ class Optimizer:
 
     def __init__(self, path: Path, source: Checkpoint, lineage: Lineage) -> None:
         self._lineage = lineage
-        check_class(lineage.target.config, f"the grown {source.folder}")
+        check_trainable(lineage.target.config, f"the grown {source.folder}")
         self._before = parameters_of(source)
         self.state = open_state(path, self._before)
         self.files = self.state.files

@@ -37,7 +37,7 @@ class Parameters:
     conversions: tuple[Conversion, ...]
 
 
-def check_class(config: Config, where: str) -> None:
+def check_trainable(config: Config, where: str) -> None:
     """Refuse a model that transformers cannot train.
 
     Raises:
@@ -56,7 +56,7 @@ def parameters_of(checkpoint: Checkpoint) -> Parameters:
     Raises:
         InputError: it has no class for the model, or the files do not fit it.
     """
-    check_class(checkpoint.config, str(checkpoint.folder))
+    check_trainable(checkpoint.config, str(checkpoint.folder))
     model, _, stored = empty_model(checkpoint, torch.float32, "eager")
     first: dict[str, str] = {}  # of tied parameters
     for name, _ in model.named_parameters():

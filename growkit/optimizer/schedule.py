@@ -12,7 +12,7 @@ from copy import copy
 from typing import Any
 
 from growkit.base.errors import InputError
-from growkit.optimizer.groups import Group
+from growkit.optimizer.groups import ParamGroup
 
 RATES = frozenset({"base_lrs", "_last_lr", "_init_lrs", "min_lrs", "max_lrs"})
 """Lists of learning rates, one for every group."""
@@ -58,7 +58,7 @@ def holds_schedule(content: Any) -> bool:
     return isinstance(content, list | tuple) and any(map(holds_schedule, content))
 
 
-def grown_schedule(content: Any, where: str, groups: int, grown: Sequence[Group]) -> Any:
+def grown_schedule(content: Any, where: str, groups: int, grown: Sequence[ParamGroup]) -> Any:
     """The same content, in which every schedule has an entry for each of the new groups.
 
     Args:
@@ -84,7 +84,7 @@ def grown_schedule(content: Any, where: str, groups: int, grown: Sequence[Group]
     return content
 
 
-def _grown(key: str, value: Any, where: str, groups: int, grown: Sequence[Group]) -> Any:
+def _grown(key: str, value: Any, where: str, groups: int, grown: Sequence[ParamGroup]) -> Any:
     """An entry of a schedule."""
     scales = sorted({each.rate for each in grown})
     if key in OF_GROUPS:

@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import Weights
-from growkit.optimizer.groups import RATES, Group
+from growkit.optimizer.groups import RATES, ParamGroup
 from growkit.optimizer.parameters import Parameters
+
+if TYPE_CHECKING:
+    from growkit.optimizer.growing import GrownState
 
 ORDERS = {"exp_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "momentum_buffer": 1}
 """Every kind of tensor that grows with the weights, and the power of the gradient in it."""
@@ -88,7 +91,7 @@ class State:
     format: Format
     where: Path
     files: tuple[Path, ...]
-    groups: Sequence[Group]
+    groups: Sequence[ParamGroup]
     steps: Mapping[str, float]
     numbers: Weights
     rest: Any = None
@@ -104,20 +107,6 @@ class State:
             parameter, _, kind = name.rpartition(".")
             found.setdefault(parameter, set()).add(kind)
         return {parameter: frozenset(kinds) for parameter, kinds in found.items()}
-
-
-class Grown(Weights):
-    """The state of the optimizer of a grown model, computed while it is written.
-
-    Its tensors have names like ``parameter.kind``; a step is one of them.
-
-    Attributes:
-        groups: its groups.
-        steps: see ``State``.
-    """
-
-    groups: Sequence[Group]
-    steps: Mapping[str, float]
 
 
 class Format(Protocol):
@@ -145,7 +134,7 @@ class Format(Protocol):
         ...
 
     def write(
-        self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
+        self, state: State, grown: GrownState, folder: Path, advance: Callable[[int], None]
     ) -> None:
         """Write a grown state into the folder of a model, one tensor after the other.
 
@@ -158,7 +147,7 @@ class Format(Protocol):
         ...
 
 
-def check(state: State, parameters: Parameters) -> None:
+def check_state(state: State, parameters: Parameters) -> None:
     """Check a state against the model that it should belong to.
 
     Raises:
@@ -178,7 +167,7 @@ def check(state: State, parameters: Parameters) -> None:
                 f"{state.where} has {name} in {grouped[name] or 'no'} groups, where one was "
                 "expected; save the optimizer again"
             )
-    first: dict[str, Group] = {}
+    first: dict[str, ParamGroup] = {}
     for group in state.groups:
         _check_options(state, group)
         for name in group.parameters:
@@ -223,7 +212,7 @@ def _check_moments(
                 )
 
 
-def _check_optimizer(state: State, group: Group, name: str, kinds: frozenset[str]) -> None:
+def _check_optimizer(state: State, group: ParamGroup, name: str, kinds: frozenset[str]) -> None:
     if kinds not in KNOWN:
         _refuse(state, f"only {' and '.join(sorted(kinds)) or 'no moment'} of {name}")
     first = MUON if kinds == MUON else ADAMW
@@ -249,7 +238,7 @@ def _check_optimizer(state: State, group: Group, name: str, kinds: frozenset[str
         )
 
 
-def _check_options(state: State, group: Group) -> None:
+def _check_options(state: State, group: ParamGroup) -> None:
     """Numbers can be scaled, and all values are plain."""
     for key, value in group.options.items():
         parts = _parts(value)

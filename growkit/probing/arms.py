@@ -19,7 +19,7 @@ from growkit.base.progress import Advance, Progress
 from growkit.checkpoint.publishing import is_untouched
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_parameters
-from growkit.engine.oracle import lacks_class, load, longest_context
+from growkit.engine.oracle import lacks_class, load_model, longest_context
 from growkit.engine.prompts import ids_of, load_tokenizer
 from growkit.engine.texts import documents, read_text
 from growkit.families.added import temporary_family
@@ -305,7 +305,7 @@ class Bench:
             trainable(arm.found.name, self.device),
             harness.isolated(self.device, seed),
         ):
-            model: Any = load(arm.stored, torch.float32, self.device, None)
+            model: Any = load_model(arm.stored, torch.float32, self.device, None)
             law = arm.stored if isinstance(arm.stored, Path) else None
             groups = harness.groups_of(model, law, rate, self.settings.weight_decay)
             return harness.Training(

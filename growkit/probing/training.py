@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from growkit.base.progress import Advance, nothing
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.oracle import load, quiet
+from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import choose_kernels, reproducible
 from growkit.optimizer.parameters import decayed
 from growkit.training.groups import param_groups
@@ -326,7 +326,7 @@ def groups_of(
 
 def flops_of(stored: Path | Checkpoint, window: Tensor, device: torch.device) -> int:
     """Floating-point operations of training on a window, [tokens], as torch counts them."""
-    model: Any = load(stored, torch.float32, device, None)  # as it is trained
+    model: Any = load_model(stored, torch.float32, device, None)  # as it is trained
     if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # products of groups are not counted
     ids = window[None].to(device)

@@ -18,7 +18,7 @@ from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.tensors import Config, total_parameters
 from growkit.engine.calls import Call
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import load, longest_context, quiet
+from growkit.engine.oracle import load_model, longest_context, quiet
 from growkit.engine.strict import strict_float64
 from growkit.results.proof import ModeResult
 from growkit.results.sentences import NOT_TRIED
@@ -223,14 +223,14 @@ def _unusable(name: str, error: ModeError, source: Callable[[], Any], *, exact: 
 
 def _reloaded(model: Checkpoint, prompt: Tensor, device: torch.device) -> tuple[bool, float]:
     """Whether weights are the same once saved and loaded, and how far logits are then apart."""
-    loaded: Any = load(model, torch.float64, device, "eager")
+    loaded: Any = load_model(model, torch.float64, device, "eager")
     with (
         temporary("reload") as scratch,
         _using(model, "save and reload"),
     ):
         expected = _logits(loaded, prompt)
         loaded.save_pretrained(scratch)
-        again = load(scratch, torch.float64, device, "eager")
+        again = load_model(scratch, torch.float64, device, "eager")
         found = _logits(again, prompt)
     # torch compares bits; the weights' addresses may change the order of sums.
     read, written = again.state_dict(), loaded.state_dict()
@@ -257,7 +257,7 @@ def _generated(prompt: Tensor, device: torch.device, tokens: int, model: Checkpo
     """
     from transformers import GenerationConfig
 
-    loaded: Any = load(model, torch.float64, device, "eager")
+    loaded: Any = load_model(model, torch.float64, device, "eager")
     longest = longest_context(model.config)
     if isinstance(longest, int):  # what comes behind it may have no embedding
         prompt = prompt[: max(1, longest - NEW_TOKENS)]

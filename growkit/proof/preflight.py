@@ -41,7 +41,7 @@ def preflight(settings: Settings | None, source: Checkpoint, grown: Weights) -> 
         return
     from growkit.engine import devices
     from growkit.engine.loader import loading
-    from growkit.engine.oracle import check_config
+    from growkit.engine.oracle import check_accepted
     from growkit.engine.prompts import make_prompts
     from growkit.proof.training import check_room
 
@@ -49,8 +49,8 @@ def preflight(settings: Settings | None, source: Checkpoint, grown: Weights) -> 
     make_prompts(settings, source.folder, source.config)
     loading(source)
     file = source.folder / "config.json"
-    check_config(source.config, f"{file}")
-    check_config(grown.config, f"the grown model's config, made from {file}")
+    check_accepted(source.config, f"{file}")
+    check_accepted(grown.config, f"the grown model's config, made from {file}")
 
 
 def _built_without_gpus() -> bool:

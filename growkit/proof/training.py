@@ -26,11 +26,11 @@ from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import TensorInfo, total_parameters
 from growkit.engine.metrics import finite
-from growkit.engine.oracle import load
+from growkit.engine.oracle import load_model
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
-from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, Custom, Training
-from growkit.optimizer.groups import Group, class_updates
+from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, Custom, StrictTraining
+from growkit.optimizer.groups import ParamGroup, class_updates
 from growkit.optimizer.growing import grown_moments
 from growkit.optimizer.optimizer import Optimizer, open_state, written_in
 from growkit.optimizer.parameters import parameters_of
@@ -191,10 +191,10 @@ def _loaded(
     beginning: Beginning | None,
     device: torch.device,
     updates: Updates | None = None,
-) -> Training:
+) -> StrictTraining:
     with strict_float64():
-        model = load(stored, torch.float64, device, None)
-        return Training(model, updates, beginning.customs if beginning else None)
+        model = load_model(stored, torch.float64, device, None)
+        return StrictTraining(model, updates, beginning.customs if beginning else None)
 
 
 def _begun(
@@ -432,7 +432,7 @@ class States:
         return True
 
 
-def _settings(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+def _settings(groups: Sequence[ParamGroup]) -> dict[str, dict[str, Any]]:
     """The options of every parameter."""
     return {name: dict(group.options) for group in groups for name in group.parameters}
 

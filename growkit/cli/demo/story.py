@@ -64,9 +64,9 @@ def _continue(folder: Path) -> str:
     import torch
     from transformers import AutoTokenizer
 
-    from growkit.engine.oracle import load
+    from growkit.engine.oracle import load_model
 
-    model = load(folder, torch.float32, torch.device("cpu"), None)
+    model = load_model(folder, torch.float32, torch.device("cpu"), None)
     tokenizer = AutoTokenizer.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False
     )

@@ -32,10 +32,11 @@ from growkit.checkpoint.distributed_file import REMEDY, DistributedFile, Listed,
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import LIST
 from growkit.checkpoint.tensors import STORED_NAMES
-from growkit.optimizer.groups import Group
+from growkit.optimizer.groups import ParamGroup
+from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import OF_GROUPS, grown_schedule, holds_schedule
-from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Grown, State, as_float
+from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, State, as_float
 
 FOLDER = "optimizer"
 """What it is called in the folder of a model."""
@@ -110,7 +111,7 @@ class _Distributed:
         return State(self, path, entries.files, groups, steps, numbers, rest, beside, of_path)
 
     def write(
-        self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
+        self, state: State, grown: GrownState, folder: Path, advance: Callable[[int], None]
     ) -> None:
         """See ``Format``."""
         rest: _Rest = state.rest
@@ -217,7 +218,7 @@ class _Planner(DefaultSavePlanner):
     """Makes every tensor when it is written."""
 
     def __init__(
-        self, grown: Grown, keys: Mapping[str, str], advance: Callable[[int], None]
+        self, grown: GrownState, keys: Mapping[str, str], advance: Callable[[int], None]
     ) -> None:
         super().__init__()
         self._grown, self._of, self._advance = grown, keys, advance
@@ -269,7 +270,7 @@ def _parent(entry: str) -> str:
 
 
 def _schedules(
-    path: Path, values: Mapping[str, Any], groups: list[Group]
+    path: Path, values: Mapping[str, Any], groups: list[ParamGroup]
 ) -> dict[str, dict[str, Any]]:
     """Entries that belong to schedules, by what their names begin with.
 
@@ -292,7 +293,7 @@ def _schedules(
     return found
 
 
-def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> list[Group]:
+def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> list[ParamGroup]:
     """Parameters with the same options are a group."""
     found: list[tuple[dict[str, Any], list[str]]] = []
     for name in dict.fromkeys((*parameters.shapes, *options)):
@@ -302,4 +303,4 @@ def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> li
                 found.append((options[name], [name]))
             else:
                 alike.append(name)
-    return [Group(tuple(names), each) for each, names in found]
+    return [ParamGroup(tuple(names), each) for each, names in found]

@@ -13,7 +13,8 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.weight_file import TorchFile, WeightFile, open_saved, room
 from growkit.checkpoint.writing import fill
-from growkit.optimizer.groups import Group
+from growkit.optimizer.groups import ParamGroup
+from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
 from growkit.optimizer.state import (
@@ -22,7 +23,6 @@ from growkit.optimizer.state import (
     SCALED,
     STEP,
     WITHOUT_RATES,
-    Grown,
     State,
     as_float,
 )
@@ -104,7 +104,7 @@ class _Trainer:
                 for key, value in group.items()
                 if key not in ("params", "param_names")
             }
-            groups.append(Group(tuple(saved.names[number]), options))
+            groups.append(ParamGroup(tuple(saved.names[number]), options))
         for key in [key for key in numbers.tensors if key.endswith(f".{STEP}")]:
             steps[key.removesuffix(f".{STEP}")] = float(numbers.read(key))
         numbers.tensors = {
@@ -123,7 +123,7 @@ class _Trainer:
         return State(self, file, files, groups, steps, numbers, rest, beside, schedules, assumed)
 
     def write(
-        self, state: State, grown: Grown, folder: Path, advance: Callable[[int], None]
+        self, state: State, grown: GrownState, folder: Path, advance: Callable[[int], None]
     ) -> None:
         """See ``Format``."""
         import torch
