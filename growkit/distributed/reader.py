@@ -23,7 +23,7 @@ from torch.futures import Future
 
 from growkit.distributed.grown import Grown
 from growkit.engine.oracle import lacks_class
-from growkit.optimizer.groups import Group
+from growkit.optimizer.groups import ParamGroup
 from growkit.recipe.recipe import Recipe
 
 
@@ -70,7 +70,7 @@ class GrownStorageReader(HuggingFaceStorageReader):
         }
 
     @property
-    def _groups(self) -> Sequence[Group]:
+    def _groups(self) -> Sequence[ParamGroup]:
         return self.grown.optimizer.groups if self.grown.optimizer else ()
 
     def param_groups(self, model: nn.Module) -> list[dict[str, Any]]:
