@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +18,9 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.checkpoint import writing
 from growkit.checkpoint.writing import parse_bytes
-from tests.conftest import folder_bytes, relative_error, strict_logits
+from tests.conftest import folder_bytes, relative_error, seeded, strict_logits
 
 Make = Callable[..., Path]
 
@@ -56,6 +60,37 @@ def test_writing_leaves_torch_its_threads(make: Make, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert len(done.stdout.split()) == 3, done.stderr
     assert len(set(done.stdout.split())) == 1
+
+
+@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+def test_hashes_follow_the_writing_of_files(
+    form: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tensors written in any order; the control is a file that is hashed too early."""
+    write, beyond = writing._write_tensor, writing._Written.beyond
+    chance, waits = seeded(3), [0.0]
+    partly: list[int] = []
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(chance.random() / 100)
+        write(*arguments)
+
+    def noted(self: Any, position: int, stop: Any) -> int:
+        found = beyond(self, position, stop)
+        partly.append(found) if found < sys.maxsize else None
+        return found if waits else sys.maxsize
+
+    monkeypatch.setattr(writing, "_write_tensor", slowly)
+    monkeypatch.setattr(writing._Written, "beyond", noted)
+    steps = (growkit.GrowStep("hypercloning", {"hidden": "x2"}),)
+    source = str(make("llama", num_hidden_layers=4))
+    recipe = growkit.Recipe(source, steps, str(tmp_path / "out"), None, format=form)
+    growkit.run(recipe)
+    assert growkit.check(tmp_path / "out")["whole"]
+    assert len(partly) > 5
+    waits.clear()
+    growkit.run(replace(recipe, output=str(tmp_path / "early")))
+    assert not growkit.check(tmp_path / "early")["whole"]
 
 
 def test_tensors_begin_at_multiples_of_their_element_size(make: Make, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Every tensor is there in any number of parts, each an archive of torch of its own. The list of all
 entries is an untrusted pickle. Nothing of torch is made while it is read: names of classes that
-such a list is made of become stand-ins that only keep what they are given, every other name is
+such a list is made of become placeholders that only keep their arguments, every other name is
 refused. Shapes, parts and places are checked one by one, and each archive against the list.
 """
 
@@ -175,7 +175,7 @@ class DistributedFile(Weights):
         if len(parts) == 1 and parts[0][0].sizes == info.shape:
             return self._open(name, parts[0][0]).read(name, *where)
         shape = [each.stop - each.start for each in asked]
-        with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+        with torch._C.DisableTorchFunction():  # strict float64 must not apply
             found = torch.empty(shape, dtype=info.torch_dtype)
             for part, inside in parts:
                 there = tuple(_moved(i, each.start) for i, each in zip(inside, asked, strict=True))
@@ -301,7 +301,7 @@ def refusing(folder: Folder, what: str) -> AbstractContextManager[None]:
     return damaged(f"{what} cannot be read from {folder}", REMEDY)
 
 
-class _StandIn:
+class _Placeholder:
     """Keeps what something in a list is made of."""
 
     def __init__(self, *given: Any) -> None:
@@ -320,7 +320,7 @@ class _Entries(dict[Any, Any]):
         super().__init__()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if not isinstance(key, str | _StandIn):
+        if not isinstance(key, str | _Placeholder):
             raise TypeError("an entry has no name")
         super().__setitem__(key, value)
 
@@ -333,7 +333,7 @@ class _Opcodes(dict[int, Any]):
 
 
 class _Unpickler(pickle._Unpickler):
-    """Reads a list of entries with stand-ins for all of torch."""
+    """Reads a list of entries with placeholders for all of torch."""
 
     dispatch = _Opcodes(
         {
@@ -347,7 +347,7 @@ class _Unpickler(pickle._Unpickler):
             raise ValueError(f"{module}.{name} is nothing that such a list is made of")
         if module == "torch":
             return tuple if name == "Size" else name
-        return _Entries if name == "OrderedDict" else type(name, (_StandIn,), {})
+        return _Entries if name == "OrderedDict" else type(name, (_Placeholder,), {})
 
     def _empty(self) -> None:
         cast(Any, self).append(_Entries())
@@ -406,7 +406,7 @@ def _check_whole(shape: Sizes, parts: Sequence[tuple[Sizes, Sizes]]) -> None:
 
     How many parts an element is in, as a function of its place, follows from their corners alone,
     signed in turn: those inside must cancel, and those of the tensor be left. This takes as long as
-    there are parts, whatever they are.
+    there are parts.
 
     Raises:
         ValueError: they do not make it up.

@@ -37,7 +37,7 @@ BLOCK = 1 << 20
 """Bytes that are copied at a time."""
 
 State = tuple[int, int, int, int, int, int]
-"""Device, inode, kind, size and times: what tells files apart, and one from itself before."""
+"""Device, inode, kind, size and times: these tell files apart, and one from itself before."""
 
 
 class Folder:

@@ -239,7 +239,7 @@ class Widened(Weights):
 
         dtype = self.tensors[name].torch_dtype
         before = self._source.tensors[name].dtype
-        with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+        with torch._C.DisableTorchFunction():  # strict float64 must not apply
             found = self._source.read(name, *where).to(dtype)
         narrower = before in FLOAT_BYTES and rounds(before, self.tensors[name].dtype)
         if narrower and not found.isfinite().all():
@@ -290,8 +290,8 @@ def outlined(weights: Weights, config: Config) -> Iterator[Checkpoint]:
     transformers can be asked about a model that is written nowhere. The folder takes no room.
 
     Args:
-        weights: whose tensors it seems to hold; their numbers are not to be read.
-        config: what ``config.json`` says.
+        weights: the tensors in its headers; their numbers are not to be read.
+        config: the contents of ``config.json``.
 
     Raises:
         InputError: the folder cannot be made.

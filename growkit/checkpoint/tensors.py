@@ -65,7 +65,7 @@ Where = Sequence[slice | None]
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a header says of a tensor: its shape and its dtype (a safetensors name)."""
+    """The header of a tensor: its shape and its dtype (a safetensors name)."""
 
     shape: tuple[int, ...]
     dtype: str

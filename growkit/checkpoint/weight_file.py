@@ -136,7 +136,7 @@ class WeightFile(Weights):
         import torch
 
         begin, info, strides = self.places[name]
-        with torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+        with torch._C.DisableTorchFunction():  # strict float64 must not apply
             if strides is not None or not info.shape:
                 data = self._bytes(name, begin, self.places[name].extent * info.element_bytes)
                 whole = data.view(info.torch_dtype).as_strided(info.shape, strides or ())
@@ -216,7 +216,7 @@ def damaged(failure: str, remedy: str) -> Iterator[None]:
 
 
 def open_weights(folder: Folder, name: str) -> WeightFile:
-    """Read what a file, safetensors or ``*.bin``, says of its tensors.
+    """Read the headers of all tensors in a file, safetensors or ``*.bin``.
 
     Raises:
         InputError: it is damaged, holds something else, or only points to weights.
@@ -489,7 +489,7 @@ def _content(records: Records, pickled: bytes) -> Any:
     loader: Any = Unpickler(io.BytesIO(pickled), encoding="utf-8")
     loader.persistent_load = storage
     patched = patch.object(torch._utils, "_rebuild_tensor", forward)
-    with patched, torch._C.DisableTorchFunction():  # whatever dtype is wanted around this
+    with patched, torch._C.DisableTorchFunction():  # strict float64 must not apply
         return loader.load()
 
 

@@ -241,7 +241,7 @@ def load(
         source: replaces the recipe's source.
         distributed_config: transformers' ``DistributedConfig``, by which the model is spread over
             processes; None for all of it in this one.
-        **options: others of ``from_pretrained``, e.g. ``dtype`` or ``device_map``.
+        **options: further ones of ``from_pretrained``, e.g. ``dtype`` or ``device_map``.
 
     Returns:
         The model.

@@ -32,7 +32,7 @@ ADDRESS = re.compile(r"(?:hf:/+)?(?P<name>[^@]+?)/?(?:@(?P<revision>\w[\w./+-]*)
 """``hf://ORG/NAME@REVISION``; both ends may be left out."""
 
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
-"""Of a model without an organisation, which is only looked for where ``hf://`` says so."""
+"""Name of a model without an organisation, which needs ``hf://`` before it."""
 
 
 class Hub:
@@ -61,7 +61,7 @@ class Hub:
             folder = _fetched(name, revision, weights)
         except InputError:
             raise
-        except Exception as error:  # whatever goes wrong, the cache may have it
+        except Exception as error:  # the cache may have it all the same
             failed = error
             folder = _cached(name, revision, address_in(given), error, weights)
         warning = failed and (
@@ -195,6 +195,6 @@ def _why(error: Exception) -> str:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE says not to ask the Hub"
+        return "HF_HUB_OFFLINE forbids to ask the Hub"
     quoted = reason(error).partition(" for url")[0]
     return f"the Hub did not give it ({type(error).__name__}: {quoted})"

@@ -157,11 +157,6 @@ def in_child(run: Callable[[], Any], hook: Hook | None = None, inside: str = "")
     Returns:
         How it ended (minus the signal that killed it), and what it said.
     """
-    return ended(started(run, hook, inside))
-
-
-def started(run: Callable[[], Any], hook: Hook | None = None, inside: str = "") -> tuple[int, int]:
-    """The same, without waiting; gives the child, and where it says something."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -172,12 +167,6 @@ def started(run: Callable[[], Any], hook: Hook | None = None, inside: str = "") 
         finally:
             os._exit(code)
     os.close(writing)
-    return child, reading
-
-
-def ended(started: tuple[int, int]) -> tuple[int, str]:
-    """How a child ended, and what it said."""
-    child, reading = started
     with os.fdopen(reading) as stream:
         said = stream.read()
     _, status = os.waitpid(child, 0)
