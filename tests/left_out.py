@@ -1,4 +1,4 @@
-"""Configs that leave keys out: what the class of the source assumes for them, the target resolves."""
+"""Configs that leave keys out: what its class assumes for them, the target resolves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Odd but sound models, grown and proved: configs that nobody would train, but every class accepts."""
+"""Odd but sound models, grown and proved: every class accepts them."""
 
 from __future__ import annotations
 

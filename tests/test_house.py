@@ -51,7 +51,7 @@ class Depth:
 
     def plan(self, source, options, seed):
         family = family_of(source.config, source.where())
-        dropped, duplicates = unused_tensors(source, family)
+        unused = unused_tensors(source, family)
         layers = source.config["num_hidden_layers"]
         if not options["more_layers"].isdigit():
             raise InputError(f"more_layers is {options['more_layers']}; give a number")
@@ -65,9 +65,7 @@ class Depth:
             info = source.tensors[origin]
             made = Constant(info, 0.0, "new") if silent else Kept(origin)
             rules.append(Rule(name, info, made))
-        plan = Plan(config, tuple(rules), {}, dropped, duplicates)
-        plan.check(source, family.patterns(config), family.sizes(config))
-        return Change([plan])
+        return Change([Plan.checked(source, family, config, rules, unused=unused)])
 
 
 OPERATION = Depth()

@@ -147,7 +147,7 @@ def test_a_tensor_that_is_not_repeatable_needs_a_check(tmp_path: Path) -> None:
     steps = (ConvertStep("shared-diff", {"rank": 2}),)
     plan: Plan = plan_recipe(Recipe("source", steps, "target"), source).lineage.plans[-1]
     read = Planned(source, read_layout(source))
-    layouts, sizes = DIFF.patterns(plan.config), DIFF.sizes(plan.config)
-    plan.check(read, layouts, sizes)
+    unused = plan.dropped, plan.duplicates
+    Plan.checked(read, DIFF, plan.config, plan.rules, unused=unused, checks=plan.checks)
     with pytest.raises(AssertionError, match="unchecked"):
-        replace(plan, checks=()).check(read, layouts, sizes)
+        Plan.checked(read, DIFF, plan.config, plan.rules, unused=unused)

@@ -85,16 +85,23 @@ def as_diff_transformer(config: Config, where: str) -> Config:
         return config
     form = _form(family, where)
     for key, values in form.harmless.items():
-        said = config.get(key, form.assumed.get(key, values[0]))
-        if said not in values:
+        value = config.get(key, form.assumed.get(key, values[0]))
+        if value not in values:
             has = f"has {key}" if key in config else f"lacks {key}, for which the class assumes"
             raise InputError(
-                f"config.json in {where} {has} {said!r}, which no DIFF Transformer made of a "
+                f"config.json in {where} {has} {value!r}, which no DIFF Transformer made of a "
                 f"{family.name} model can have; {' or '.join(map(repr, values))} was expected"
             )
     _check_known(family, form, config, where)
     complete = family.complete(config)
-    _check_layers(complete, where)
+    types = complete.get("layer_types")
+    for each in types if isinstance(types, list) else ():
+        if each != "full_attention":
+            raise InputError(
+                f"config.json in {where} has a layer of type {each!r} (layer_types), but all "
+                "layers of a DIFF Transformer attend to the whole text; 'full_attention' was "
+                "expected"
+            )
     sizes = {"noise_heads": 0} | family.sizes(config)
     sizes.setdefault("signal_heads", sizes.get("heads", 0))  # softmax families have only heads
     sizes["value_head_dim"] = _value_head_dim(family, config)
@@ -108,9 +115,9 @@ def as_diff_transformer(config: Config, where: str) -> Config:
     diff = _with_numbers(diff, DIFF, sizes)
     if form.lambda_init:
         diff["lambda_init"] = [form.lambda_init(layer) for layer in range(sizes["layers"])]
-    standing = {tensor.canonical or tensor.name for tensor in family.tensors}
+    own_names = {tensor.canonical or tensor.name for tensor in family.tensors}
     for name, tensor, _ in DIFF.members(diff):
-        if tensor.name not in standing:
+        if tensor.name not in own_names:
             raise InputError(
                 f"with hidden_act {diff.get('hidden_act')!r}, as config.json in {where} says, a "
                 f"model has tensor {name}, but no {family.name} model has that; correct config.json"
@@ -137,22 +144,6 @@ def _check_known(family: Family, form: DiffForm, config: Config, where: str) -> 
                 f"config.json in {where} has {key} {value!r}, which growkit does not know in a "
                 f"{family.name} model, so that nobody knows whether a DIFF Transformer would "
                 f"compute the same; remove it, if it changes nothing"
-            )
-
-
-def _check_layers(complete: Config, where: str) -> None:
-    """Refuse layers that look through a window.
-
-    Raises:
-        InputError: the config, complete, lists some.
-    """
-    types = complete.get("layer_types")
-    for each in types if isinstance(types, list) else ():
-        if each != "full_attention":
-            raise InputError(
-                f"config.json in {where} has a layer of type {each!r} (layer_types), but all "
-                "layers of a DIFF Transformer attend to the whole text; 'full_attention' was "
-                "expected"
             )
 
 
@@ -266,16 +257,14 @@ def _written(
 
 def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
     """The config of a DIFF Transformer in the keys of a family."""
+    assumed = DIFF.complete({key: value for key, value in diff.items() if key not in OF_SOME})
+    fixed = dict(form.switches) | {
+        key: assumed[key] for key in _without(family) if key not in form.switches
+    }
     problems = [
         f"{key} {diff.get(key)!r} (it has {value!r})"
-        for key, value in form.switches.items()
+        for key, value in fixed.items()
         if key not in COMPUTED and diff.get(key) != value
-    ]
-    assumed = DIFF.complete({key: value for key, value in diff.items() if key not in OF_SOME})
-    problems += [
-        f"{key} {diff[key]!r} (it has {assumed[key]!r})"
-        for key in _without(family)
-        if key not in form.switches and diff[key] != assumed[key]
     ]
     if not diff["num_noise_heads"] and "num_noise_heads" not in form.switches:
         problems.append("num_noise_heads 0 (--to diff and diff-v2 add some)")
@@ -317,7 +306,7 @@ def _written_config(diff: Config, family: Family, form: DiffForm) -> Config:
 def _with_numbers(config: Config, family: Family, sizes: dict[str, int]) -> Config:
     """The config with every key that is a sum of sizes."""
     config = dict(config)
-    for key, entry in family.axes.items():
+    for key, entry in family.axes.items():  # some depend on keys before them
         axes = entry(config) if callable(entry) else entry
         if axes:
             config[key] = sum(sizes[axis] for axis in axes)

@@ -23,7 +23,13 @@ PROMISES = ("exact", "bounded", "different")
 Value = str | int | float | list[int]
 """An option's value as people write it."""
 
-KINDS = {str: "text", int: "a whole number", float: "a number", list: "a list"}
+KINDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    bool: "true or false",
+}
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class Option:
         Raises:
             InputError: it is of another kind.
         """
-        if not isinstance(value, self.kinds) or isinstance(value, bool):
+        if not isinstance(value, self.kinds) or isinstance(value, bool) != (bool in self.kinds):
             raise InputError(f"{where} is {shown(value)}; {self.expected} was expected")
 
     @property
@@ -102,15 +108,9 @@ class Switch(Option):
 
     def read(self, value: Value | None) -> str | None:
         """See ``Option``."""
-        if value is None:
-            return None
-        self.check_kind(value, self.name)
+        if value is not None:
+            self.check_kind(value, self.name)
         return "on" if value else None
-
-    def check_kind(self, value: object, where: str, shown: Callable[[object], str] = repr) -> None:
-        """See ``Option``."""
-        if not isinstance(value, bool):
-            raise InputError(f"{where} is {shown(value)}; true or false was expected")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import (
     ANYWHERE,
@@ -150,7 +149,7 @@ class Plan:
     def checked(
         cls, source: Weights, family: Family, config: Config, rules: Iterable[Rule], **more: Any
     ) -> Plan:
-        """A plan that was checked.
+        """A plan that uses or drops every source tensor, and writes every target once.
 
         Args:
             source: what it is made of.
@@ -161,27 +160,20 @@ class Plan:
         """
         dropped, duplicates = more.pop("unused")
         plan = cls(config, tuple(rules), dropped=dropped, duplicates=duplicates, **more)
-        plan.check(source, family.patterns(config), family.sizes(config))
-        return plan
-
-    def check(
-        self, source: Weights, patterns: Mapping[str, Pattern], sizes: Mapping[str, int]
-    ) -> None:
-        """Assert what a plan promises; ``patterns`` and ``sizes`` are those of the target."""
-        used = {name for rule in self.rules for name in rule.sources}
-        assert used | set(self.dropped) == set(source.tensors), "a source tensor was forgotten"
-        assert not used & set(self.dropped), "a dropped tensor is used"
-        written = [rule.target for rule in self.rules]
+        patterns, sizes = family.patterns(config), family.sizes(config)
+        used = {name for rule in plan.rules for name in rule.sources}
+        assert used | set(dropped) == set(source.tensors), "a source tensor was forgotten"
+        assert not used & set(dropped), "a dropped tensor is used"
+        written = [rule.target for rule in plan.rules]
         assert len(written) == len(set(written)), "a target is written twice"
         assert set(written) == set(patterns), "the targets are not those of the pattern"
-        for rule in self.rules:
+        checked = {name for check in plan.checks for name in check.targets}
+        for rule in plan.rules:
             assert rule.info.shape == patterns[rule.target].shape(sizes), rule.target
-        checked = {name for check in self.checks for name in check.targets}
-        assert all(rule.transform.repeatable or rule.target in checked for rule in self.rules), (
-            "unchecked"
-        )
+            assert rule.transform.repeatable or rule.target in checked, "unchecked"
         assert checked <= set(written), "a check for what is not written"
-        assert all(used.issuperset(check.sources) for check in self.checks), "a check of nothing"
+        assert all(used.issuperset(check.sources) for check in plan.checks), "a check of nothing"
+        return plan
 
 
 class Planned(Weights):
@@ -199,16 +191,15 @@ class Planned(Weights):
         self.plan = plan
         self.tensors = {rule.target: rule.info for rule in plan.rules}
         self._source = source
-        self._rules = {rule.target: rule for rule in plan.rules}
 
     def where(self, name: str | None = None) -> str:
         """Where the first source of the tensor comes from."""
-        sources = self._rules[name].sources if name else ()
+        sources = self.plan.by_target[name].sources if name else ()
         return self._source.where(sources[0] if sources else None)
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """Make the tensor, a few rows at a time where its transform can."""
-        rule = self._rules[name]
+        rule = self.plan.by_target[name]
         self.check_duplicates(rule.sources)
         rows, *others = rule.info.shape or (1,)
         step = max(1, AT_A_TIME // max(1, prod(others))) if rule.transform.local else max(rows, 1)
@@ -229,7 +220,7 @@ class Planned(Weights):
     def read(self, name: str, *where: slice | None) -> Tensor:
         """Make a part of a tensor."""
         if any(where):
-            rule = self._rules[name]
+            rule = self.plan.by_target[name]
             return rule.transform.part(self._source, full(rule.info.shape, where))
         import torch
 
@@ -238,7 +229,7 @@ class Planned(Weights):
 
     def cuts(self, name: str) -> int:
         """As the tensors that it is made from, if a part needs only parts of these."""
-        rule = self._rules[name]
+        rule = self.plan.by_target[name]
         cuts = (self._source.cuts(each) for each in rule.sources)
         return min(cuts, default=ANYWHERE) if rule.transform.local else 0
 

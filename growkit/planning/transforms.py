@@ -42,14 +42,19 @@ class Transform(ABC):
     why: str
 
     @property
-    @abstractmethod
+    def parts(self) -> Sequence[Transform]:
+        """The transforms that it is composed of, if it is."""
+        return ()
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Names of the tensors that it is made from."""
+        return tuple(dict.fromkeys(name for part in self.parts for name in part.sources))
 
     @property
     def local(self) -> bool:
         """Whether a slice needs only the rows of the source that it copies, not all of it."""
-        return True
+        return all(part.local for part in self.parts)
 
     @property
     def holds(self) -> bool:
@@ -62,7 +67,7 @@ class Transform(ABC):
 
         If not, the plan needs a check of what must hold of it.
         """
-        return True
+        return all(part.repeatable for part in self.parts)
 
     @property
     def period(self) -> int | None:
@@ -353,8 +358,6 @@ class Constant(Transform):
     value: float
     why: str
 
-    sources = ()
-
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
         import torch
@@ -388,19 +391,9 @@ class Section(Transform):
     why: str
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def parts(self) -> Sequence[Transform]:
         """See ``Transform``."""
-        return self.whole.sources
-
-    @property
-    def local(self) -> bool:
-        """See ``Transform``."""
-        return self.whole.local
-
-    @property
-    def repeatable(self) -> bool:
-        """See ``Transform``."""
-        return self.whole.repeatable
+        return (self.whole,)
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
@@ -430,23 +423,9 @@ class Stacked(Transform):
     why: str
 
     @property
-    def _parts(self) -> list[Transform]:
+    def parts(self) -> Sequence[Transform]:
+        """See ``Transform``."""
         return [part for parts in self.matrices for part, _ in parts]
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """See ``Transform``."""
-        return tuple(dict.fromkeys(name for part in self._parts for name in part.sources))
-
-    @property
-    def local(self) -> bool:
-        """See ``Transform``."""
-        return all(part.local for part in self._parts)
-
-    @property
-    def repeatable(self) -> bool:
-        """See ``Transform``."""
-        return all(part.repeatable for part in self._parts)
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
@@ -473,7 +452,7 @@ class Stacked(Transform):
         """See ``Transform``."""
         by_name = dict(zip(self.sources, before, strict=True))
         first, *others = (
-            part.update([by_name[name] for name in part.sources]).whole() for part in self._parts
+            part.update([by_name[name] for name in part.sources]).whole() for part in self.parts
         )
         return first.because("its matrices train apart") if others else first
 
