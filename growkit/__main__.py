@@ -1,4 +1,4 @@
-"""The ``growkit`` command and ``python -m growkit``: signals are heeded before all else."""
+"""The ``growkit`` command and ``python -m growkit``: signals are handled first."""
 
 from growkit.cli.signals import heed_signals
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.base.paths import by_name, without_paths
+from growkit.base.names import by_name, without_paths
 from growkit.cli.app import app
 from growkit.cli.demo.story import MODEL
 from growkit.recipe.files import load_recipe

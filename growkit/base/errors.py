@@ -1,4 +1,4 @@
-"""What a user did wrong, and text of others as it may be shown."""
+"""Errors of users, and untrusted text as it may be shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InputError(ValueError):
 
 
 class PlaceError(InputError):
-    """Nothing can be written where it belongs, whatever it was to be made of."""
+    """The output cannot be written to its place."""
 
 
 def reason(error: BaseException) -> str:
@@ -31,9 +31,7 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def foreign(failure: str, remedy: str) -> Iterator[None]:
-    """Whatever another library raises in here becomes a sentence, also what is no ``Exception``.
-
-    But for Ctrl-C and the like, and for memory that ran out.
+    """Turn errors of another library into a sentence, except Ctrl-C and lack of memory.
 
     Args:
         failure: what it could not do.

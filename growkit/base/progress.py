@@ -1,4 +1,4 @@
-"""What people read: progress, tables, model cards."""
+"""Where long work shows its progress."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _SHOWN: ContextVar[Progress] = ContextVar("progress", default=Silent())
 
 @contextmanager
 def shown(progress: Progress) -> Iterator[None]:
-    """Let work in here show how far it is there, without being told: an operation's plan, say."""
+    """Let work in here show its progress without an argument, such as an operation's plan."""
     before = _SHOWN.set(progress)
     try:
         yield

@@ -11,7 +11,7 @@ def members(package: str, attribute: str) -> dict[str, object]:
     """``{module name: module.attribute}`` for every module of a package that has it, by name.
 
     A new module in the package is found by being there; nothing else needs to name it. Modules
-    without the attribute are what the others share.
+    without the attribute are shared by the rest.
     """
     return dict(_members(package, attribute, tuple(import_module(package).__path__)))
 

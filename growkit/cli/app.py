@@ -282,7 +282,7 @@ def _recipe(
 
 
 def _check_proved(proof: Settings | None, *asked: str) -> None:
-    """Refuse options for a proof that is switched off: nobody may take its limit for one kept."""
+    """Refuse options for a proof that is switched off, so that its limit cannot seem kept."""
     if proof is None:
         for name in asked:
             flag = "--" + name.replace("_", "-")

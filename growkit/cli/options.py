@@ -53,7 +53,7 @@ GROUPS: dict[Any, type] = {
     Writing: Recipe,
     Running: Running,
 }
-"""Types of parameters that stand for several options: the fields of these classes."""
+"""Types of parameters that become several options: one for each field of these classes."""
 
 
 def path(text: str) -> Path:
@@ -154,8 +154,8 @@ def expanded(function: Callable[..., Any], verb: str | None = None) -> Callable[
     """A command whose parameters for several options are replaced by these.
 
     Args:
-        function: a command. A parameter whose type is in ``GROUPS`` stands for an option of each
-            field, one of type ``Given`` for all options of the verb's operations.
+        function: a command. A parameter whose type is in ``GROUPS`` becomes an option for each
+            field, one of type ``Given`` all options of the verb's operations.
         verb: of the operations.
     """
     signature = inspect.signature(function, eval_str=True)
@@ -190,7 +190,7 @@ def _collect(kind: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _options(kind: Any, verb: str | None) -> Iterator[inspect.Parameter]:
-    """The options that a parameter of this type stands for."""
+    """The options of a parameter of this type."""
     if kind is Given:
         assert verb is not None
         yield from _options_of_operations(verb)

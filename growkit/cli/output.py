@@ -34,7 +34,7 @@ def say(message: str) -> None:
 
 @contextmanager
 def after(done: str) -> Iterator[None]:
-    """Begin the message of whatever goes wrong in here with what has been done before."""
+    """Begin the message of an error in here with what was done before."""
     try:
         yield
     except InputError as error:

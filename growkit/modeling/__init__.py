@@ -1,6 +1,6 @@
 """The transformers model for every variant of differential attention.
 
-The only place with attention mathematics. Its files are copied beside exported weights, so that a
+The only place with attention mathematics. Its files are copied next to exported weights, so that a
 folder loads in a Python that has no growkit; they import nothing of it.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 MODEL_TYPE = "diff_transformer"
 OLDEST_TRANSFORMERS = 5
-"""The oldest major version with which the code beside the weights runs, as it says itself."""
+"""The oldest major version with which the copied code runs; its config has the same."""
 
 ARCHITECTURE = "DiffTransformerForCausalLM"
 AUTO_MAP = {
@@ -37,7 +37,7 @@ FILES = (
 
 
 def copy_code(folder: Path) -> None:
-    """Copy the model's files beside the weights in a folder."""
+    """Copy the model's files next to the weights in a folder."""
     for name in FILES:
         shutil.copyfile(Path(__file__).parent / name, folder / name)
 

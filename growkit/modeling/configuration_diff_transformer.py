@@ -38,7 +38,7 @@ MULTIPLIERS = (
 """Numbers by which something is multiplied, or divided."""
 
 DERIVED: Any = None
-"""Default of a value that follows from others."""
+"""Default of a value that follows from the rest."""
 
 FORMER_KEYS = {"output_multiplier": "head_output_scale"}
 """Keys of older configs, and their names today. Trainers read the old one as a scale of logits."""
@@ -61,7 +61,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
             own; None for ``num_attention_heads`` with as many noise as signal heads, and for twice
             the noise heads otherwise.
         head_dim: width of a query or key head; None for ``hidden_size // num_attention_heads``.
-        value_head_dim: width of a value head, of which there is one for every signal key head; None
+        value_head_dim: width of a value head, one for every signal key head; None
             for ``2 * head_dim``.
         lambda_type: ``vectors`` (four per layer), or ``projected`` per token and signal head
             (V2: a sigmoid).
@@ -106,7 +106,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
         **kwargs: for transformers.
 
     Raises:
-        ValueError: a value is unknown, or the combination is impossible; says why.
+        ValueError: a value is unknown, or the combination is impossible.
     """
 
     model_type = "diff_transformer"

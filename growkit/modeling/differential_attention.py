@@ -48,7 +48,7 @@ def lambda_of_vectors(
     """λ of a layer (arXiv 2410.05258, eq. 2): exp(λq1·λk1) - exp(λq2·λk2) + λ_init.
 
     Args:
-        lambda_q1: [head_dim]; the others as well.
+        lambda_q1: [head_dim], like the rest.
         lambda_k1: see above.
         lambda_q2: see above.
         lambda_k2: see above.

@@ -45,10 +45,10 @@ from .seen_tokens import Seen, packed_texts, refuse_packed, seen_tokens, tracing
 POLY_NORM_EPS = 1e-6
 
 OWN = (None, "sdpa", "eager", "paged|eager")
-"""Attention implementations that run here; all others are called as transformers' models do."""
+"""Attention implementations that run here; the rest are called as transformers' models do."""
 
 ANY_WIDTH = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
-"""Those of the others that take keys and values as wide as they come."""
+"""Those of the rest that take keys and values of any width."""
 
 
 class PolyNorm(nn.Module):
@@ -237,7 +237,7 @@ class DiffTransformerAttention(nn.Module):
             past_key_values: what came before.
             attention_mask: for implementations of attention other than those here.
             seen: which tokens see which, for those here.
-            **kwargs: for others as well; ``cache`` is that of continuous batching.
+            **kwargs: for other implementations; ``cache`` is that of continuous batching.
 
         Returns:
             [batch, rows, hidden], and the maps of the signal heads, less those of the noise heads
@@ -514,7 +514,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         """As in transformers; refused where an implementation has no room for this attention.
 
         Raises:
-            ValueError: it cannot run this model; says which can.
+            ValueError: it cannot run this model.
         """
         found: str = super().get_correct_attn_implementation(requested_attention, is_init_check)
         if found in OWN:
@@ -591,7 +591,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             use_cache: whether to return a cache.
             **kwargs: ``output_hidden_states`` for those of every layer, ``output_attentions`` for
                 the maps A₁ - λ A₂ + γ H of every layer, [batch, signal heads, rows, columns], whose
-                rows do not sum to one; all others for the implementation of attention.
+                rows do not sum to one; the rest for the implementation of attention.
 
         Raises:
             ValueError: the inputs contradict each other, or the cache cannot be used.
@@ -702,7 +702,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
 
         Args:
             input_ids: [batch, rows].
-            attention_mask: see the model, as for the others.
+            attention_mask: see the model, also for the rest.
             position_ids: see there.
             past_key_values: see there.
             inputs_embeds: see there.

@@ -46,7 +46,7 @@ class Seen(NamedTuple):
     Attributes:
         real: [batch, columns], false for padding; None if there is none.
         packed: texts that do not see each other, shortest first; empty if no row has several.
-        visible: [batch or 1, 1, rows, columns], true for visible, instead of all the others; None
+        visible: [batch or 1, 1, rows, columns], true for visible, instead of the rest; None
             where it is not needed, since it grows with the square of the tokens.
         eager: whether attention maps are computed in full.
     """

@@ -1,7 +1,7 @@
-"""What can be done to the models of every family, as families and operations say themselves.
+"""What can be done to the models of every family.
 
-Nothing of it is written down: every operation is asked for a plan of a small model of every family,
-and a plan says what it promises, or why there is none.
+Nothing of it is written down: every operation plans the change of a small model of every family,
+and either promises something or is refused.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from growkit.results.inspection import Abilities, Answer
 FACTORS = ("x3/2", "x2", "x4")
 """Sizes that are tried, until one is had exactly: whole factors follow from the first of them."""
 
-ANY, WHOLE, FOURS = "any size", "whole factors", "powers of four"
-REACH = dict(zip(FACTORS, (ANY, WHOLE, FOURS), strict=True))
-"""What a family can have that has one of these."""
+REACH = dict(zip(FACTORS, ("any size", "whole factors", "powers of four"), strict=True))
+"""The sizes of a family that takes one of these."""
 
 NEEDED: Mapping[str, Value] = {"rank": 1, "experts": "x2"}
 """Values for options that must be given."""
@@ -88,19 +87,14 @@ def abilities(family: Family, kind: str) -> Abilities:
 
 
 def possibilities(model: Weights) -> Iterator[Answer]:
-    """What can be done to one model: sizes that grow in each way, and conversions.
-
-    A size stands once, in the way that promises most.
-    """
+    """What can be done to one model: every size in the way that promises most, and conversions."""
     model = _with_few_experts(model)
     for operation in operations("grow").values():
         answers: dict[str, Answer] = {}
         sizes = {each.name for each in operation.options if isinstance(each, SizeOption)}
-        for each in _growths(operation, model):
-            size = next(name for name in each.options if name in sizes)
-            known = answers.get(size)
-            if each.promise and (known is None or _rank(each) < _rank(known)):
-                answers[size] = each
+        asked = [each for each in _growths(operation, model) if each.promise]
+        for each in sorted(asked, key=lambda answer: PROMISES.index(str(answer.promise))):
+            answers.setdefault(next(name for name in each.options if name in sizes), each)
         yield from answers.values()
     for operation in operations("convert").values():
         answer = _answer("convert", operation, _needed(operation), model)
@@ -121,19 +115,13 @@ def _with_few_experts(model: Weights) -> Weights:
     return Headers(family, config, model.where())
 
 
-def _rank(answer: Answer) -> int:
-    return PROMISES.index(answer.promise or PROMISES[-1])
-
-
 def _conversion(
     operation: Operation, family: Family, model: Example, switches: Mapping[str, object]
 ) -> Answer:
-    """A conversion; of a model whose config says more, where that is what it takes."""
+    """A conversion, of a model with more config keys if it is refused without them."""
     answer = _answer("convert", operation, _needed(operation), model)
-    plain = {key: values[0] for key, values in family.form.harmless.items()} if family.form else {}
-    more = {
-        key: value for key, value in plain.items() if family.form and key in family.form.assumed
-    }
+    form = family.form
+    more = {k: v[0] for k, v in form.harmless.items() if k in form.assumed} if form else {}
     if answer.promise or not more:
         return answer
     other = _answer("convert", operation, _needed(operation), example(family, **switches, **more))
@@ -148,7 +136,7 @@ def _needed(operation: Operation) -> dict[str, Value]:
 
 
 def _growths(operation: Operation, model: Weights) -> Iterator[Answer]:
-    """Every size of a method, in every way that makes it more of what the method says."""
+    """Every size of a method, exactly and rounded, until a factor is exact."""
     sizes = [each for each in operation.options if isinstance(each, SizeOption)]
     rounding = any(each.name == "promise" for each in operation.options)
     for size in sizes:
@@ -187,9 +175,10 @@ def _answer(
 
 
 def table(rows: Sequence[Abilities]) -> list[list[str]]:
-    """The catalogue for people: a heading, and a line for every type of models.
+    """The catalogue for users: a heading, and a line for every type of models.
 
-    A line says how far each growth method can change which sizes, exactly where it says no more.
+    A cell has the sizes that a growth method can change and how far, exactly unless it adds a
+    promise.
     """
     growths = operations("grow")
     lines = [["family", "model_type", *growths, "convert to"]]
@@ -200,55 +189,46 @@ def table(rows: Sequence[Abilities]) -> list[list[str]]:
 
 
 def _conversions(answers: Sequence[Answer]) -> str:
-    """All that there are; with what a config has to say behind those that want it."""
+    """All conversions, with the config keys that some need."""
     named: dict[str, list[str]] = {}
     for each in answers:
         if each.promise:
             only = " and ".join(f"{key} is {value}" for key, value in each.only.items())
-            named.setdefault(only, []).append(each.operation + _unless_exact(each.promise))
-    told = [", ".join(names) + (f", if {only}" if only else "") for only, names in named.items()]
-    return "; ".join(told) or NOTHING
-
-
-def _unless_exact(promise: str | None) -> str:
-    return "" if promise == "exact" else f" ({promise})"
+            promise = "" if each.promise == "exact" else f" ({each.promise})"
+            named.setdefault(only, []).append(each.operation + promise)
+    parts = [", ".join(names) + (f", if {only}" if only else "") for only, names in named.items()]
+    return "; ".join(parts) or NOTHING
 
 
 def _cell(row: Abilities, operation: Operation) -> str:
-    """What a growth method can do, in a few words: sizes that can grow alike stand together."""
-    answers = [answer for answer in row.grow if answer.operation == operation.name]
+    """What a growth method can do; sizes that can grow alike share an entry."""
     found: dict[str, list[str]] = {}
     for name in (each.name for each in operation.options if isinstance(each, SizeOption)):
-        words = _words(row, name, [answer for answer in answers if name in answer.options])
+        of_method = [each for each in row.grow if each.operation == operation.name]
+        words = _words(row, name, [each for each in of_method if name in each.options])
         if words:
             found.setdefault(words, []).append(name)
     return "; ".join(f"{', '.join(names)}: {words}" for words, names in found.items()) or NOTHING
 
 
 def _words(row: Abilities, name: str, answers: list[Answer]) -> str:
-    """How far a size can grow; nothing if it cannot."""
-    reach = {
-        tied: _reach(name, [answer for answer in answers if answer.tied == tied])
-        for tied in dict.fromkeys(answer.tied for answer in answers)
-    }
-    others = {each.becomes for each in answers if each.promise} - {row.family}
-    outcome = f" (as {others.pop()})" if len(others) == 1 else ""
+    """How far a size can grow; empty if it cannot."""
+    reach: dict[bool | None, str] = {}
+    for tied in dict.fromkeys(answer.tied for answer in answers):
+        words = []
+        for promise in PROMISES:
+            known = (each for each in answers if (each.tied, each.promise) == (tied, promise))
+            least = next((each.options[name] for each in known), None)
+            if least:
+                words.append(REACH[least] + ("" if promise == "exact" else f" {promise}"))
+            if least == FACTORS[0]:
+                break
+        reach[tied] = ", ".join(words)
+    becomes = {each.becomes for each in answers if each.promise} - {row.family}
+    outcome = f" (as {becomes.pop()})" if len(becomes) == 1 else ""
     if len({*reach.values()}) == 1:
-        words = next(iter(reach.values()))
-        return words and words + outcome
+        (alike,) = {*reach.values()}
+        return alike and alike + outcome
     kinds = {True: "tied", False: "untied"}
-    told = (f"{words or 'not'} if {kinds[bool(tied)]}" for tied, words in reach.items())
-    return ", ".join(told) + outcome
-
-
-def _reach(name: str, answers: list[Answer]) -> str:
-    """How far a size can grow in one model: exactly, and at what cost further."""
-    words = []
-    for promise in PROMISES:
-        least = next((each.options[name] for each in answers if each.promise == promise), None)
-        if least is None:
-            continue
-        words.append(REACH[least] + ("" if promise == "exact" else f" {promise}"))
-        if least == FACTORS[0]:
-            break
-    return ", ".join(words)
+    parts = (f"{words or 'not'} if {kinds[bool(tied)]}" for tied, words in reach.items())
+    return ", ".join(parts) + outcome

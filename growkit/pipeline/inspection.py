@@ -22,7 +22,12 @@ from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_lambda_vectors, variant
 from growkit.families.family import Family, stored_family
 from growkit.pipeline.catalogue import possibilities
-from growkit.planning.layouts import LAMBDA_VECTORS, as_diff_transformer, is_differential
+from growkit.planning.layouts import (
+    LAMBDA_VECTORS,
+    as_diff_transformer,
+    is_differential,
+    lambda_value,
+)
 from growkit.planning.plan import unused_tensors
 from growkit.recipe.operations import DEFAULT_METHOD, operations
 from growkit.results.inspection import Answer, Attention, Inspection, Possible
@@ -76,17 +81,15 @@ def _inspected(source: Source) -> Inspection:
 
 
 def _possible(answer: Answer) -> Possible:
-    verb = "convert" if answer.operation in operations("convert") else "grow"
-    choice = {"grow": f"--method {answer.operation}", "convert": f"--to {answer.operation}"}[verb]
-    words = [] if choice == f"--method {DEFAULT_METHOD}" else [choice]
+    verb, how = "grow", "--method"
+    if answer.operation in operations("convert"):
+        verb, how = "convert", "--to"
+    words = [] if answer.operation == DEFAULT_METHOD else [how, answer.operation]
     words += [f"--{name.replace('_', '-')} {value}" for name, value in answer.options.items()]
     assert answer.promise
     assert answer.becomes
-    return Possible(
-        command=f"growkit {verb} SRC OUT {' '.join(words)}",
-        promise=answer.promise,
-        becomes=answer.becomes,
-    )
+    command = f"growkit {verb} SRC OUT {' '.join(words)}"
+    return Possible(command=command, promise=answer.promise, becomes=answer.becomes)
 
 
 def _attention(checkpoint: Checkpoint, family: Family) -> Attention | None:
@@ -108,24 +111,13 @@ def _attention(checkpoint: Checkpoint, family: Family) -> Attention | None:
 
 def _lambda(checkpoint: Checkpoint, config: Config) -> list[float]:
     """λ of every layer."""
-    try:
-        return _lambdas(checkpoint, config)
-    except OverflowError:
-        raise InputError(
-            f"λ of a layer in {checkpoint.where()} overflows; its λ vectors are not usable"
-        ) from None
-
-
-def _lambdas(checkpoint: Checkpoint, config: Config) -> list[float]:
-    from growkit.planning.layouts import lambda_value
-
-    return [
-        lambda_value(
-            [
-                checkpoint.read(f"model.layers.{layer}.self_attn.{vector}")
-                for vector in LAMBDA_VECTORS
-            ],
-            lambda_init,
-        )
-        for layer, lambda_init in enumerate(config["lambda_init"])
-    ]
+    values = []
+    for layer, lambda_init in enumerate(config["lambda_init"]):
+        names = [f"model.layers.{layer}.self_attn.{vector}" for vector in LAMBDA_VECTORS]
+        try:
+            values.append(lambda_value([checkpoint.read(name) for name in names], lambda_init))
+        except OverflowError:
+            raise InputError(
+                f"λ of a layer in {checkpoint.where()} overflows; its λ vectors are not usable"
+            ) from None
+    return values

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
-from growkit.base.paths import name_of
+from growkit.base.names import name_of
 from growkit.base.progress import Noting, Progress, Silent, steps
 from growkit.base.units import duration, size
 from growkit.checkpoint.inputs import Inputs

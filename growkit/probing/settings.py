@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError
-from growkit.base.names import perhaps
-from growkit.base.paths import name_of
+from growkit.base.names import name_of, perhaps
 from growkit.base.settings import DEVICES, option
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import MANIFEST

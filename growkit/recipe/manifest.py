@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError, reason
-from growkit.base.paths import by_name, name_of, without_paths
+from growkit.base.names import by_name, name_of, without_paths
 from growkit.base.progress import Advance, Progress, Silent
 from growkit.base.units import given_date, size, today
 from growkit.checkpoint.folder import Folder
@@ -175,7 +175,7 @@ def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:
     there = [name for name in opened.names() if name != MANIFEST]
     found = [difference(name, "missing") for name in sorted({*recorded} - {*there})]
     if not own_hash(manifest):
-        found.append(difference(MANIFEST, "changed", "it has another SHA-256 than it says"))
+        found.append(difference(MANIFEST, "changed", "its own SHA-256 differs"))
     total = sum(count for name, (count, _) in recorded.items() if name in there)
     with progress.bytes("checking", total) as advance:
         for name in there:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError
-from growkit.base.names import did_you_mean
-from growkit.base.paths import name_of
+from growkit.base.names import did_you_mean, name_of
 from growkit.base.registry import members
 from growkit.base.settings import Settings, check_seed, option
 from growkit.checkpoint.folder import check_name

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from growkit.base.errors import InputError
-from growkit.base.paths import ADDRESS
+from growkit.base.names import ADDRESS
 from growkit.base.registry import members
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import check_names, weight_files
