@@ -799,7 +799,7 @@ def test_one_that_is_ahead_is_named_though_another_has_a_lower_mean(
     noisy, clear = pair("wide", "source", noise=True), pair("other", "source", noise=False)
     result["differences"] = [noisy, clear, pair("wide", "other", noise=True)]
     assert probe_sentence(result).startswith("other is ahead: ")
-    assert probe_sentence(result).endswith("; wide cannot be told from it")
+    assert probe_sentence(result).endswith("; wide cannot be distinguished from it")
     assert "as other says" in probe_next(result)
     assert "other is ahead</h1>" in page_of(probe_view(result))
     assert "2 of 3 candidates were trained" in page_of(probe_view(result))

@@ -247,7 +247,7 @@ def test_more_tokens(rows: str, tied: bool, make: Make, tmp_path: Path) -> None:
     result = growkit.grow(source, out, vocab=37, new_tokens=rows, hidden="x2", verify=QUICK)
     assert (result["promise"], result["kept"]) == ("exact", True)
     assert str(result["lost"]).startswith("8 new tokens share the softmax")
-    assert "the logits of the source's 29 were compared; the others take 0." in str(
+    assert "the logits of the source's 29 were compared; the new ones take 0." in str(
         proof_of(result)["reason"]
     )
     assert error(source, out) < 1e-12

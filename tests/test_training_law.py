@@ -250,7 +250,7 @@ def test_training_that_cannot_be_proved(grouped: Pair, tmp_path: Path) -> None:
             Settings(steps=steps)
     source = save_model(tmp_path / "one", "llama")
     other = save_model(tmp_path / "other", "llama")
-    with pytest.raises(growkit.InputError, match="no manifest says how the target was made"):
+    with pytest.raises(growkit.InputError, match="no manifest records how the target was made"):
         growkit.verify(source, other, **QUICK, steps=1)
     tensors = Checkpoint(grouped.target).tensors
     huge = {name: type(info)((2**25, 2**20), info.dtype) for name, info in tensors.items()}

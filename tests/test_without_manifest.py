@@ -57,7 +57,7 @@ def test_the_verdict_says_what_it_uncovered_notes(source: Path, target: Path) ->
     result = growkit.verify(source, target, **QUICK)
     assert result["kept"]
     assert result["weights_recovered"] is None
-    told = "weights were not compared, because no manifest says how the target was made"
+    told = "weights were not compared, because no manifest records how the target was made"
     assert told in result["reason"].split(". ")[0]
     assert (result["changed"], result["notes"], result["unknown_files"]) == ([], [], [])
 

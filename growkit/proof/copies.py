@@ -48,7 +48,7 @@ class AsClass:
 
     Args:
         checkpoint: the files.
-        as_diff: whether the class is the DIFF Transformer, whatever the checkpoint is.
+        as_diff: whether to load it as a DIFF Transformer.
     """
 
     def __init__(self, checkpoint: Checkpoint, *, as_diff: bool = False) -> None:
@@ -71,7 +71,7 @@ class AsClass:
         return ClassWeights(self.checkpoint, loading(self.checkpoint).conversions)
 
     def stored(self, name: str, dimension: int = 0) -> Places | None:
-        """The tensor in the files that a parameter is, and which of its coordinates stand where."""
+        """The stored tensor of a parameter, and the places of its coordinates."""
         if self._plan:
             return traced((self._plan,), name, dimension)
         weights = self.weights
@@ -116,7 +116,7 @@ class Copies:
             for each, tensor in ((self._after, name), (self._before, of))
         )
         if len(source) != grown or source.max(initial=NOTHING) >= size:
-            return None  # the target is not what its manifest says
+            return None  # the manifest does not describe this target
         return Copied(torch.from_numpy(source), after.factor / before.factor)
 
     def module(self, module: str) -> str | None:

@@ -1,4 +1,4 @@
-"""A few logits by which a model is known again where it lies in memory, whoever holds its shards.
+"""A few logits that identify a model in memory, even if its shards are on many ranks.
 
 The proof asks the source for them in strict float64, on the same tokens for every model with so
 many of them. What rounding to the storage dtype does to the source is measured on the way, and

@@ -46,8 +46,8 @@ class Mode:
     """One way to ask.
 
     Attributes:
-        name: for people.
-        calls: the forward passes; those that continue others count from the first of the mode.
+        name: shown to users.
+        calls: the forward passes; a call that continues another refers to it by its index here.
         padding: tokens at the beginning of each call whose logits mean nothing.
         note: what exactly is tried; or why it cannot be, if there are no calls.
         failed: whether it can be with the source, but not with the target.
@@ -61,7 +61,7 @@ class Mode:
 
 
 def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[Mode]:
-    """All ways to ask, of which the prefill of every window is the first.
+    """All inference modes; the prefill of every window is the first.
 
     Args:
         windows: token ids, each [tokens].
@@ -118,7 +118,7 @@ class NotAskedError(InputError):
         self.by_target = by_target
 
     def without(self, asked: list[Mode]) -> list[Mode]:
-        """The same ways, but for that one, which says why it is not tried."""
+        """The same modes, with the reason why this one is not tried."""
         instead = _not_tried(self.mode, str(self))
         if self.by_target:
             instead = Mode(self.mode, (), note=f"the source can, but {self}", failed=True)
@@ -247,7 +247,7 @@ def _same_weights(found: tuple[bool, float], *_: Any, exact: bool) -> ModeResult
 
 
 def _generated(prompt: Tensor, device: torch.device, tokens: int, model: Checkpoint) -> list[int]:
-    """What a model says, greedily, whatever its folder says of sampling and of ends.
+    """Greedy continuation; settings of generation in the folder are ignored.
 
     Args:
         prompt: token ids, [tokens].

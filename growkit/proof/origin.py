@@ -1,8 +1,8 @@
 """How a target was made, as far as its manifest can be believed.
 
 The recipe of a manifest is planned again, to know what the weights must be. It may not have growkit
-read any file but those of the two folders, nor search for anything: what a search found stands in
-the manifests that growkit writes.
+read any file outside the two folders, nor start a search: manifests that growkit writes contain
+the results of searches.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from growkit.recipe.planner import plan
 from growkit.recipe.recipe import Recipe, Step
 
 NO_FILE = os.path.join(os.devnull, "not read")
-"""The path of no file: what stands for a text that a manifest names."""
+"""A path without a file, used in place of a text that a manifest names."""
 
 
 def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> Origin:
-    """How the target was made, as far as a recipe from a manifest says so.
+    """How the target was made, according to the recipe in its manifest.
 
     Args:
         before: the source.
@@ -36,7 +36,7 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
         recipe: from the target's manifest.
     """
     if recipe is None:
-        return Origin(unknown="no manifest says how the target was made")
+        return Origin(unknown="no manifest records how the target was made")
     unfit = "the recipe in the target's manifest does not fit this source"
     try:
         steps = tuple(_settled(step) for step in recipe.steps)
@@ -50,7 +50,7 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
 
 
 def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> None:
-    """Refuse a source whose manifest says that it was made from the target.
+    """Refuse a source that was made from the target, according to its manifest.
 
     The target of an exact growth computes the same function whichever way round, but nothing of how
     it was made can be checked against its own result.
@@ -70,8 +70,8 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
     if made is None or _explains(before, after, recipe) or not _explains(after, before, made):
         return
     raise InputError(
-        f"the arguments appear to be exchanged: {MANIFEST} in {before.folder} says that this model "
-        f"was made from another, and {after.folder} fits as that; the source comes first: growkit "
+        f"the arguments appear to be exchanged: {MANIFEST} in {before.folder} records that this "
+        f"model was made from another, and {after.folder} fits as that; the source comes first: growkit "
         f"verify {quote(str(after.folder))} {quote(str(before.folder))} (or remove that file to "
         "compare the two as models of unknown origin)"
     )

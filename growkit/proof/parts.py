@@ -57,7 +57,7 @@ def changed_layer_setting(
 ) -> str | None:
     """The first setting of a layer that differs from those of layers that were like it.
 
-    Sizes may be others, if they are so wherever they were the same.
+    A size may change if it changes in the same way in all layers.
 
     Args:
         source: a model.
@@ -65,7 +65,7 @@ def changed_layer_setting(
         layers: which layers of the source those of the target compute; None for the same ones.
 
     Returns:
-        Its name in the target; None where there is none, or nobody knows which layers to compare.
+        Its name in the target; None if none differs, or the corresponding layers are not known.
     """
     before, after = (_layer_configs(model) for model in (source, target))
     if layers is None and len(before) == len(after):
@@ -249,8 +249,8 @@ class ProofParts:
             return []
         old, new = (each.config["vocab_size"] for each in (self.before, self.after))
         return [
-            f"of the {new} tokens, the logits of the source's {old} were compared; the others take "
-            f"{share:.2g} of the softmax"
+            f"of the {new} tokens, the logits of the source's {old} were compared; the new ones "
+            f"take {share:.2g} of the softmax"
         ]
 
     @cached_property
@@ -316,7 +316,7 @@ class ProofParts:
                 )
         if lost:
             component = component_named(lost, self.after) or found["component"]
-            if component != found["component"]:  # what was read off is said of something else
+            if component != found["component"]:  # the cause was read off another component
                 found["cause"] = found["factor"] = None
             found["tensor"], found["component"] = lost, component
         elif weights.changed and not weights.lost:

@@ -92,7 +92,7 @@ def check_vocabulary(checkpoint: Checkpoint) -> None:
 
 
 def vocabulary_error(before: Checkpoint, after: Checkpoint, why: str) -> InputError:
-    """What is said of models that do not answer with the same tokens."""
+    """The error for models that do not share a vocabulary."""
     sizes = [checkpoint.config["vocab_size"] for checkpoint in (before, after)]
     return InputError(
         f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; only "

@@ -137,7 +137,7 @@ class Gradients:
         return not self._largest.get(name) and not reached
 
     def _waits(self, name: str) -> bool:
-        """Whether a tensor of the files learns only when others have."""
+        """Whether a stored tensor gets a gradient only after other tensors have changed."""
         for plan in reversed(self._plans):
             if name in plan.waits:
                 return True

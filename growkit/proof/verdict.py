@@ -76,7 +76,7 @@ def verify(
     Logits come from transformers' own classes, loaded from the files as they are. An exact promise
     is kept when no logit differs by more than some times what rounding does to the source itself,
     in strict float64 and in the storage dtype (``docs/numerics.md``). Where the target's manifest
-    says how it was made, its weights must also give the source's back, bit for bit.
+    records how it was made, its weights must also give the source's back, bit for bit.
 
     Args:
         source: folder of the model that was grown, or its name on the Hub; see ``growkit.grow``.
@@ -93,7 +93,7 @@ def verify(
         steps: of AdamW that both take in strict float64, to see whether they learn the same; no
             training without.
         optimizer: the state of the source's optimizer that the target was grown with, for these
-            steps; without, what lies in the source's folder, if the target was grown with it.
+            steps; without, the state in the source's folder, if the target was grown with it.
         progress: where progress is shown, such as ``growkit.Bars()``.
         advance: called with the number of bytes done, for a progress bar that expects
             ``proof_bytes`` of them.

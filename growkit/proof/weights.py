@@ -36,7 +36,7 @@ class ComparedWeights:
             source that no tensor gives back; None if nothing is lost.
         spectra: of the projections that checks looked at, up to the first that is refused.
         unchecked: tensors that no check could look at, because what is left of them was computed
-            once more, or they were made from what others compute with other bits.
+            once more, or they were made from tensors whose bits depend on the machine.
         recovered: how many of the source's tensors the target gives back, of how many; those that
             are dropped, since models compute them, do not count.
     """
@@ -132,7 +132,7 @@ def _first_lost(lineage: Lineage, target: Weights) -> str | None:
 
 
 def _first_unsound(lineage: Lineage, target: Weights, rules: Sequence[Rule]) -> str | None:
-    """The first tensor that is not what its rule says."""
+    """The first tensor that does not follow its rule."""
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
             found = pool.map(partial(_sound, lineage, target), rules)
@@ -145,7 +145,7 @@ def _first_unsound(lineage: Lineage, target: Weights, rules: Sequence[Rule]) -> 
 
 
 def _sound(lineage: Lineage, target: Weights, rule: Rule) -> bool:
-    """Whether what was written is what the rule says."""
+    """Whether the written tensor follows its rule."""
     name = rule.target
     if target.tensors.get(name) != rule.info:
         return False
@@ -181,7 +181,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _recomputed_sources(plans: Sequence[Plan]) -> set[str]:
-    """The source's tensors that no tensor gives back: others are computed from them, or none."""
+    """The source's tensors that no tensor gives back, because they are recomputed or dropped."""
     names: set[str] = set()
     for plan in reversed(plans):
         made = {rule.target: rule.sources for rule in plan.rules}

@@ -12,7 +12,7 @@ EXACT = 1e-10
 
 
 class Attention(Result):
-    """The differential attention of a model, whatever its layout.
+    """The differential attention of a model, independent of its layout.
 
     Attributes:
         variant: what it is called.
@@ -89,12 +89,12 @@ class Answer(Result):
     Attributes:
         operation: a growth method, or the variant or layout of a conversion.
         options: of the operation, as on the command line.
-        tied: whether the output head of the model is its embedding; null where the family says
-            nothing of that.
+        tied: whether the output head of the model is its embedding; null where the family leaves
+            that open.
         promise: exact, bounded or different; null where there is no plan.
         becomes: the family of what is made; null where there is no plan.
         why: why there is none; null where there is one.
-        only: what the config has to say for that, beside its sizes.
+        only: config keys, other than sizes, that this requires.
     """
 
     operation: str
@@ -156,7 +156,7 @@ class Evidence(Result):
         tensor: its name.
         pattern: what it reads and writes.
         by_number: what each dimension could be, by the number of the checkpoint alone.
-        others: other patterns that its class leaves open.
+        others: alternative patterns that its class allows.
     """
 
     tensor: str
@@ -219,7 +219,7 @@ class CheckResult(Result):
         reason: the same in a sentence.
         files: number of files that were recorded.
         bytes: size of these together.
-        created: when the folder was made, as its manifest says; null if it does not.
+        created: when the folder was made, from its manifest; null if that is not recorded.
         differences: every file that is missing, extra, changed or unreadable.
     """
 

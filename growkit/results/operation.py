@@ -10,7 +10,7 @@ class UpdateGroup(Result):
     """Tensors that an optimizer treats alike.
 
     Attributes:
-        tensors: their names in the files; a ``*`` stands for any number.
+        tensors: their names in the files; a ``*`` matches any number.
         lr: what the source's learning rate is multiplied by.
         weight_decay: what decoupled weight decay is multiplied by.
         eps: what AdamW's eps is multiplied by.
@@ -65,7 +65,7 @@ class Estimate(Result):
     """What a run will take.
 
     Attributes:
-        disk_needed: bytes that the output needs; it is written beside an earlier one.
+        disk_needed: bytes that the output needs; it is written next to an earlier one.
         disk_free: bytes that its disk has left.
         memory: bytes of memory, at most about.
         write_seconds: about how long writing takes.
@@ -172,7 +172,7 @@ class OptimizerResult(Result):
         groups: the number of parameter groups, in the source's state in a dry run.
         bytes: size of its tensors, about that in a dry run.
         reset: parameters that begin without moments, and why; empty in a dry run.
-        beside: what else of a training lies with the state, and what becomes of it.
+        beside: other files of a training run next to the state, and what becomes of them.
         assumed: the order of the parameters that was assumed, because the files do not name them;
             empty if they do.
     """

@@ -38,7 +38,7 @@ class ProbeCandidate(Result):
             where growing broke a promise, so that it was not trained; or ``refused``, where it
             cannot be grown or trained.
         reason: why it is not ranked by its loss, in a sentence; null if it is.
-        steps: of its recipe, as they stand there.
+        steps: of its recipe, as written there.
         promise: ``exact``, ``bounded`` or ``different``; null for the source, and if refused.
         parameters: number of its parameters; null if refused.
         step_flops: floating-point operations of a step; null if it was not trained.
@@ -101,7 +101,7 @@ class ProbeResult(Result):
         source: the source folder, or its name on the Hub.
         reason: what was found, in a sentence.
         early: whether at equal compute so few steps were taken, or a loss was so far above where it
-            began, that the order says little; ``warnings`` tell which.
+            began, that the order means little; see ``warnings``.
         candidates: the source and the candidates by rank, those that were refused at the end.
         differences: of all pairs of those that are ranked by their loss.
         rule: when a difference is noise.
@@ -163,7 +163,7 @@ def difference_between(result: Mapping[str, Any], one: str, other: str) -> Probe
 def probe_sentence(result: Mapping[str, Any]) -> str:
     """What was found, in a sentence."""
     early = result["early"] and result["differences"]
-    return f"{_found(result)}{'; so early, this says little, see the warnings' if early else ''}"
+    return f"{_found(result)}{'; so early, this means little, see the warnings' if early else ''}"
 
 
 def _found(result: Mapping[str, Any]) -> str:
@@ -186,7 +186,7 @@ def _found(result: Mapping[str, Any]) -> str:
             for each in others
             if (pair := difference_between(result, best["name"], each["name"])) and pair["noise"]
         ]
-        tied = f"; {', '.join(alike)} cannot be told from it" if alike else ""
+        tied = f"; {', '.join(alike)} cannot be distinguished from it" if alike else ""
         return (
             f"{best['name']} is ahead: at equal compute its loss is {by} below that of {itself} "
             f"which is more than noise{tied}"
@@ -237,7 +237,7 @@ def probe_next(result: Mapping[str, Any]) -> str:
         return "probe again with more --steps, and as the warnings say"
     if ahead := leader(result):
         longer = " (probe with more --steps first, to see whether that lasts)"
-        return f"grow the source as {ahead['name']} says, and train what it becomes{longer}"
+        return f"grow the source by {ahead['name']}, and train the result{longer}"
     apart = difference_between(result, others[0]["name"], source["name"])
     if apart is None or apart["noise"]:
         return "probe again with more --seeds and more --steps, so that less is noise"

@@ -112,7 +112,7 @@ class Measured(Result):
 
 
 class Trainability(Result):
-    """What one backward pass of the target says of its capacity.
+    """Result of one backward pass through the target.
 
     Attributes:
         trainable: whether every parameter gets a gradient, and no two copies the same.
@@ -295,13 +295,13 @@ class VerifyResult(Result):
         findings: everything that was compared, in the order in which it decides.
         weights_recovered: whether the target's weights give the source's back, every element of
             every tensor, bit for bit; null if it is not known how the target was made, so that
-            the verdict rests on logits and on what the files beside the weights do.
+            the verdict rests on logits and on the files next to the weights.
         first_lost_tensor: the first tensor that does not; null if there is none.
         changed: files of the target, and keys of its config, that are not what growkit writes; or,
             where it is not known how the target was made, that do not do what the source's do.
         changed_values: of keys among these, what they are and what they should be.
         notes: what the verdict does not cover, in words.
-        unknown_files: files of the target of which nothing is known.
+        unknown_files: files of the target that were not compared.
         strict_float64: the comparison in strict float64.
         native: the comparison in the storage dtype, on the device.
         rounding: what rounding to that dtype does to the source alone: the source in it against

@@ -51,7 +51,7 @@ def _schema(declared: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if isinstance(declared, type) and issubclass(declared, Result):
         name = declared.__name__
         if name not in definitions:
-            definitions[name] = {}  # it may hold others like itself
+            definitions[name] = {}  # it may contain itself
             definitions[name] = _object(declared, definitions)
         return {"$ref": f"#/$defs/{name}"}
     of = get_args(declared)

@@ -35,7 +35,7 @@ def _late(found: Mapping[str, Any]) -> str:
     start = "new layer starts" if idle == 1 else f"{idle:,} new layers start"
     return (
         f"; the {start} as identity: the matrices that write the output learn from the first step, "
-        "the others from the second"
+        "the rest from the second"
     )
 
 
@@ -61,9 +61,9 @@ def optimizer_sentence(found: Mapping[str, Any]) -> str:
 
 def recovered_sentence(recovered: int, every: int) -> str:
     """How many of the source's tensors come back from the written weights, bit for bit."""
-    others = every - recovered
-    went = "the other one went" if others == 1 else f"the other {others:,} went"
-    rest = f", {went} into tensors that are computed from them" if others else ""
+    count = every - recovered
+    went = "the remaining one went" if count == 1 else f"the remaining {count:,} went"
+    rest = f", {went} into tensors that are computed from them" if count else ""
     return f"{recovered:,} of {every:,} tensors are recovered bit for bit{rest}"
 
 
