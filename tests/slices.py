@@ -23,13 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
-    DiffLlamaConfig,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
     PreTrainedConfig,
-    Qwen3Config,
 )
 
 import growkit
@@ -39,7 +33,6 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.families.example import Example
 from growkit.families.family import family_of
 from growkit.growth.copying import MoreRows
-from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.planning.lineage import Lineage
 from growkit.planning.transforms import Constant, Mapped, Section, Slices, Stacked, Transform
 from growkit.recipe.files import parse_recipe
@@ -50,7 +43,6 @@ from tests.fuzz.steps import any_operation, options
 from tests.sizes import KINDS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
-HYPERCLONING, GROUP_DIFF = {"grow": "hypercloning"}, {"grow": "group-diff"}
 
 
 @dataclass
@@ -61,7 +53,6 @@ class Case:
     dtype: str
     steps: list[dict[str, Any]]
     seed: int
-    widened: str | None = None
 
 
 @dataclass
@@ -76,13 +67,8 @@ class Counts:
 
 
 def any_case(seed: int) -> Case:
-    """A random case; not every one can be had."""
-    chance = Random(seed)
-    return _any_operation(chance) if chance.random() < 0.5 else _any_growth(chance)
-
-
-def _any_operation(chance: Random) -> Case:
     """Any model of any family, and anything that operations say can be done to it."""
+    chance = Random(seed)
     while True:
         kind = chance.choice(list(KINDS))
         config = CONFIG_MAPPING[kind](**KINDS[kind].any(chance))
@@ -96,52 +82,7 @@ def _any_operation(chance: Random) -> Case:
         settings = json.loads(config.to_json_string(use_diff=False))
         with suppress(InputError, AssertionError):  # numbers that headers do not have
             plan(parse_recipe(content, "recipe"), Example(family_of(settings, kind), settings))
-            return Case(config, chance.choice(DTYPES[:2]), taken, chance.randrange(10))
-
-
-def _any_growth(chance: Random) -> Case:
-    """Growths by factors, of all dtypes."""
-    differential = chance.random() < 0.4
-    classes: list[type[PreTrainedConfig]] = [DiffLlamaConfig, DiffTransformerConfig]
-    if not differential:
-        classes = [LlamaConfig, MistralConfig, Qwen3Config, MixtralConfig, GPT2Config]
-    kind = chance.choice(classes)
-    kv_heads = chance.choice([1, 2, 3]) * (2 if differential else 1)
-    heads = kv_heads * chance.choice([1, 2])
-    config = kind(
-        vocab_size=29,
-        hidden_size=heads * chance.choice([4, 6]),
-        intermediate_size=chance.choice([7, 24]),
-        num_hidden_layers=chance.choice([1, 2]),
-        num_attention_heads=heads,
-        **({} if kind is GPT2Config else {"num_key_value_heads": kv_heads}),
-        **({"num_local_experts": 3} if kind is MixtralConfig else {}),
-        **({"head_dim": 16} if differential else {}),
-        tie_word_embeddings=chance.random() < 0.5,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    steps = [_step(chance, differential) for _ in range(chance.choice([1, 1, 2, 3]))]
-    dtype = chance.choice(DTYPES)
-    widened = "float32" if dtype in ("bfloat16", "float16") and chance.random() < 0.2 else None
-    return Case(config, dtype, steps, chance.randrange(10), widened)
-
-
-def _step(chance: Random, differential: bool) -> dict[str, Any]:
-    def factor() -> str:
-        return f"x{chance.choice([1, 2, 3, 4])}"
-
-    if chance.random() < 0.35:
-        of_diff = ["gda", "dint", "diff", "motif", "microsoft", "diffllama", "diff-transformer"]
-        target = chance.choice(of_diff if differential else ["diff-v2", "diff", "microsoft-v2"])
-        return {"convert": target}
-    noise: dict[str, Any] = {"symmetry": "keep"}
-    if chance.random() < 0.7:
-        noise = {"symmetry": "break", "snr_db": chance.choice([5.0, 10.0, 30.0])}
-    if differential and chance.random() < 0.5:
-        return {**GROUP_DIFF, "hidden": factor(), "signal_heads": factor(), **noise}
-    return {**HYPERCLONING, "hidden": factor(), "ffn": factor(), **noise}
+            return Case(config, chance.choice(DTYPES), taken, chance.randrange(10))
 
 
 def recipe_of(case: Case, folder: Path) -> Recipe:
@@ -153,7 +94,7 @@ def recipe_of(case: Case, folder: Path) -> Recipe:
     save_file(tensors, file, {"format": "pt"})
     content: dict[str, Any] = {"source": str(source), "output": str(folder / "out")}
     content |= {"steps": case.steps, "seed": case.seed, "verify": False}
-    return parse_recipe(content | ({"dtype": case.widened} if case.widened else {}), "recipe")
+    return parse_recipe(content, "recipe")
 
 
 def look(case: Case, folder: Path, chance: Random, each: int, counts: Counts) -> bool:

@@ -19,7 +19,7 @@ from growkit.families.family import families
 from growkit.growth import depth
 from growkit.growth.depth import arrangement
 from growkit.results.sentences import trainability_sentence
-from tests.conftest import relative_error, save_model, save_random, seeded
+from tests.conftest import relative_error, save_random, seeded
 from tests.depth import KINDS, Case, check, spoiled
 from tests.families import SIZES
 
@@ -324,26 +324,3 @@ def test_layers_that_compute_nothing_are_passed_over(make: Make, tmp_path: Path)
     found = growkit.verify(source, out, **FEW)
     assert found["fault"] is not None
     assert (found["fault"]["layer"], found["fault"]["tensor"]) == (3, name)
-
-
-def test_new_layers_have_gathered_no_moments(make: Make) -> None:
-    from growkit.checkpoint.reading import Checkpoint
-
-    change = depth.OPERATION.plan(
-        Checkpoint(make("llama")), {"blocks": "identity", "layers": "3"}, 0
-    )
-    moments = {rule.target: rule.transform.moments(1) for rule in change.plans[0].rules}
-    assert moments["model.layers.2.self_attn.q_proj.weight"] is None
-    assert moments["model.layers.1.self_attn.q_proj.weight"] is not None
-
-
-def test_what_a_dry_run_and_a_manifest_say(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama")
-    plan = growkit.grow(source, tmp_path / "out", method="depth", layers=3, dry_run=True)["plan"]
-    why = {each["tensor"]: each["why"] for each in plan}
-    assert why["model.layers.2.mlp.down_proj.weight"].startswith("zero, so that")
-    assert why["model.layers.2.mlp.up_proj.weight"] == "in a new layer, as in layer 1"
-    growkit.grow(source, tmp_path / "out", layers=3, **GROW)
-    manifest = json.loads((tmp_path / "out" / "growkit.json").read_text())
-    step = {"grow": "depth", "layers": 3, "blocks": "identity", "place": "even"}
-    assert manifest["recipe"]["steps"] == [step]

@@ -365,15 +365,6 @@ def test_what_cannot_be_expressed_is_refused(
     assert list(tmp_path.iterdir()) == [source]
 
 
-@pytest.mark.parametrize("wrong", [[0.2], [0.2, 0.3, 0.4], 0.8, "x", [None, None]], ids=str)
-def test_a_wrong_lambda_init_is_refused(wrong: Any, tmp_path: Path) -> None:
-    source = save(tmp_path / "source", "diff-transformer")
-    change_config(source, lambda_init=wrong)
-    with pytest.raises(InputError, match="lambda_init"):
-        convert(source, "motif")
-    assert list(tmp_path.iterdir()) == [source]
-
-
 @pytest.mark.parametrize(("dtype", "wider"), [("float32", "float64"), ("bfloat16", "float32")])
 @pytest.mark.parametrize("layout", ["microsoft", "diff-transformer"])
 def test_an_affine_head_norm_goes_into_the_columns(

@@ -45,7 +45,7 @@ def test_what_is_read_too_much_is_noticed(tmp_path: Path, monkeypatch: pytest.Mo
     """The control of the test above, in which all columns are read."""
     monkeypatch.setattr(law, "_columns", lambda read, needed, rows: read(rows)[:, needed])
     wider = [["x2"], ["x3"], ["x4"]]
-    seed = next(n for n in range(100) if [s.get("hidden") for s in any_case(n).steps] in wider)
+    seed = next(n for n in range(999) if [s.get("hidden") for s in any_case(n).steps] in wider)
     with pytest.raises(AssertionError, match="Case"):
         look(any_case(seed), tmp_path, seeded(0), 50, Counts())
 
@@ -127,16 +127,6 @@ def test_on_a_given_date_every_byte_is_the_same(
     monkeypatch.delenv(DATE)  # the control
     growkit.grow(source, tmp_path / "out", hidden="x2", verify=quick)
     assert folder_bytes(tmp_path / "out")["growkit.json"] != one["growkit.json"]
-
-
-@pytest.mark.parametrize("date", ["yesterday", "-1", "9" * 15, "1.5"])
-def test_a_date_that_is_none_is_refused(
-    date: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(DATE, date)
-    with pytest.raises(growkit.InputError, match="seconds since 1970 were expected"):
-        growkit.grow(make("llama"), tmp_path / "out", hidden="x2", verify=False)
-    assert not (tmp_path / "out").exists()
 
 
 class Headers:
