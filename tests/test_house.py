@@ -29,47 +29,6 @@ OPERATION = CopyMethod(
     sizes=(SizeOption("inner", "MLP size", axes=("ffn",)),),
 )
 """
-DEPTH = r'''
-"""Identity blocks at the end: new layers whose o_proj and down_proj are zero."""
-
-import re
-
-from growkit.base.errors import InputError
-from growkit.families.family import families as all_families
-from growkit.families.family import family_of
-from growkit.planning.operation import Change, SizeOption
-from growkit.planning.plan import Plan, Rule, unused_tensors
-from growkit.planning.transforms import Constant, Kept
-
-
-class Depth:
-    name, paper, rows = "append", "-", ()
-    options = (SizeOption("more_layers", "layers to add", axes=("layers",)),)
-
-    def expresses(self, family, config, options):
-        return True
-
-    def plan(self, source, options, seed):
-        family = family_of(source.config, source.where())
-        unused = unused_tensors(source, family)
-        layers = source.config["num_hidden_layers"]
-        if not options["more_layers"].isdigit():
-            raise InputError(f"more_layers is {options['more_layers']}; give a number")
-        config = source.config | {"num_hidden_layers": layers + int(options["more_layers"])}
-        rules = []
-        for name in family.patterns(config):
-            number = re.search(r"layers\.(\d+)", name)
-            new = number is not None and int(number[1]) >= layers
-            origin = re.sub(r"layers\.\d+", f"layers.{layers - 1}", name) if new else name
-            silent = new and ("o_proj" in name or "down_proj" in name)
-            info = source.tensors[origin]
-            made = Constant(info, 0.0, "new") if silent else Kept(origin)
-            rules.append(Rule(name, info, made))
-        return Change([Plan.checked(source, family, config, rules, unused=unused)])
-
-
-OPERATION = Depth()
-'''
 CONVERSION = """
 from growkit.conversions.rewriting import OnDiffTransformer, rewrite
 from growkit.families.diff_transformer import FAMILY
@@ -121,21 +80,6 @@ def test_a_method_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     source = save_model(tmp_path / "source", "llama")
     growkit.grow(source, tmp_path / "out", method="wide-mlp", inner="x3", verify=None)
     assert relative_error(source, tmp_path / "out") < 1e-12
-
-
-def test_a_method_that_adds_tensors_is_one_new_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """New tensors hold nothing of the source; the others must still give all of it back."""
-    (tmp_path / "depth_for_this_test.py").write_text(DEPTH)
-    monkeypatch.setattr(growth, "__path__", [*growth.__path__, str(tmp_path)])
-    source = save_model(tmp_path / "source", "llama", attention_bias=False)
-    quick = growkit.Settings(prompts=2, length=12)
-    result = growkit.grow(source, tmp_path / "out", method="append", more_layers=2, verify=quick)
-    assert result["kept"]
-    assert result["verification"] is not None
-    assert result["verification"]["weights_recovered"] is True
-    assert growkit.inspect(tmp_path / "out")["sizes"]["layers"] == 4
 
 
 def test_a_conversion_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

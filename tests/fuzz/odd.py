@@ -10,6 +10,7 @@ import pickletools
 import struct
 import zipfile
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -38,15 +39,10 @@ HOSTILE = [
     *("os.system", "__import__('os')", "org/kernel", "canary.Model", "org/name--canary.Model"),
     *(words("1e3 1_000 ٣ ² 0x10 1.0 x0 x-1 x99999999 X2 2x 16,12 auto")),
 ]
-WORDS = words(
-    "linear dynamic yarn longrope llama3 default proportional su mrope silu gelu relu "
-    "poly_norm polynorm swish gelu_pytorch_tanh linear float16 bfloat16 float32 float64 "
-    "float8_e4m3fn torch.float16 int8 auto eager sdpa flash_attention_2 flex_attention "
-    "paged|sdpa none own shared vectors projected affine plain causal column_mean gated "
-    "unified full llama mistral diffllama diff_transformer Motif microsoft_diff gpt2 bert "
-    "microsoft_diff_v2 mixtral qwen3_moe full_attention sliding_attention bnb "
-    "LlamaForCausalLM DiffLlamaForCausalLM LlamaModel GPT2LMHeadModel NoSuchClass"
-)
+SEEDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("seeds.yaml").read_text("utf-8"))
+"""What the fuzzer begins with."""
+
+WORDS, DTYPES = words(SEEDS["words"]), words(SEEDS["dtypes"])
 # What only text can say: it takes the place of a string once the rest is text.
 RAW = {
     "§digits§": "1" + "0" * 5000,
@@ -182,10 +178,6 @@ def damaged(random: Random, content: bytes) -> bytes:
 
 # --- Weights --------------------------------------------------------------------------------------
 
-DTYPES = words(
-    "F64 F32 F16 BF16 F8_E4M3 F8_E5M2 F8_E8M0 F4 F6_E2M3 I64 I32 I16 I8 U64 U32 U16 U8 BOOL "
-    "C64 f32 F128 float32"
-)
 BITS = {"F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32}
 BITS |= {"F16": 16, "BF16": 16, "I16": 16, "U16": 16, "F4": 4, "F6_E2M3": 6}
 
@@ -249,16 +241,6 @@ def _sound(random: Random, described: dict[str, dict[str, Any]]) -> bytes:
     return struct.pack("<Q", len(text)) + text + fill * end
 
 
-CALLS = [
-    *("os system", "builtins eval", "builtins getattr", "torch.storage _load_from_bytes"),
-    *("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_sparse_tensor", "torch Size"),
-    *("torch._utils _rebuild_parameter", "torch._utils _rebuild_qtensor", "torch device"),
-    *("torch._utils _rebuild_meta_tensor_no_storage", "torch IntStorage", "torch BoolStorage"),
-    *("collections OrderedDict", "collections Counter", "torch.nn.parameter Parameter"),
-    *("torch ComplexFloatStorage", "torch DoubleStorage", "torch.storage UntypedStorage"),
-]
-
-
 def odd_archive(random: Random, content: bytes) -> bytes:
     """A ``.bin`` file whose archive, pickle or byte order is odd."""
     kind = random.random()
@@ -304,7 +286,7 @@ def _odd_pickle(random: Random, content: bytes) -> bytes:
         small = struct.pack("<i", random.choice([-1, 0, 1, 5, 1000, 2**31 - 1, -(2**31)]))
         mine = random.choice([b"J" + small, b"J" + small, b"\x8a\xc8" + large])
     elif opcode.name == "GLOBAL":
-        module, name = random.choice(CALLS).split()
+        module, name = random.choice(SEEDS["calls"]).split()
         mine = f"c{module}\n{name}\n".encode()
     elif isinstance(argument, str) and "UNICODE" in opcode.name:
         text = random.choice([*HOSTILE, "cuda:0", "meta", "0", "1"]).encode(errors="surrogatepass")

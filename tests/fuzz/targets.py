@@ -18,6 +18,7 @@ from growkit.modeling.configuration_diff_transformer import DiffTransformerConfi
 from tests.fuzz import steps
 from tests.fuzz.odd import (
     HOSTILE,
+    SEEDS,
     WHOLE,
     WORDS,
     change,
@@ -35,47 +36,16 @@ Places = Mapping[str, Place]
 CONFIG, WEIGHTS = "source/config.json", "source/model.safetensors"
 INDEX, PICKLE = "source/model.safetensors.index.json", "source/pytorch_model.bin"
 MANIFEST = "target/growkit.json"
-VARIANTS = words(
-    "diff diff-v2 dint gda shared-diff diffllama motif microsoft microsoft-v2 "
-    "diff-transformer llama mistral"
-)
-CONFIG_KEYS = words(
-    "model_type architectures auto_map dtype torch_dtype quantization_config "
-    "attn_implementation _attn_implementation layer_types sliding_window num_experts "
-    "transformers_weights text_config adapter_config num_local_experts use_cache "
-    "rope_parameters rope_scaling rope_theta factor rope_type lambda_init num_noise_heads "
-    "shared_rank shared_scope value_head_dim head_dim gamma low_freq_factor "
-    "high_freq_factor original_max_position_embeddings beta_fast short_factor long_factor "
-    "attention_factor partial_rotary_factor mscale grouped_ratio k_ratio hidden_act"
-)
-RECIPE_KEYS = words(
-    "source output steps verify seed dtype shard_size grow convert hidden ffn heads "
-    "kv_heads signal_heads noise_heads symmetry rank snr_db text prompts length device "
-    "trainability energy tolerance calibration shrinkage gamma head_norm scope"
-)
-MANIFEST_KEYS = RECIPE_KEYS + words(
-    "recipe verification source_files files promise kept kl_by_rank growkit versions created lost"
-)
-TOKENIZER_KEYS = words(
-    "model vocab merges normalizer pre_tokenizer post_processor decoder added_tokens type "
-    "content id special auto_map tokenizer_class model_max_length chat_template "
-    "padding_side unk_token"
-)
 CANARY = b"open('canary', 'w').close()\nraise SystemExit(99)\n"
-CANARIES = words(
-    "canary.py modeling_canary.py configuration_canary.py tokenization_canary.py "
-    "custom_generate/generate.py"
-)
-LINKS = words(
-    "elsewhere ../elsewhere/secret.txt .. . /dev/zero /dev/stdin nowhere config.json "
-    "../source ../recipe.yaml ../.. /proc/self/mem /etc/hostname"
-)
-OTHER_FILES = words(
-    "adapter_config.json adapter_model.safetensors additional_chat_templates/a.jinja "
-    "LICENSE tokenizer.model vocab.txt merges.txt shard-00001.safetensors "
-    "model-00001-of-00001.safetensors model.safetensors.index.json pytorch_model.bin "
-    "preprocessor_config.json tokenizer"
-)
+VARIANTS, CANARIES = words(SEEDS["variants"]), words(SEEDS["canaries"])
+LINKS, OTHER_FILES = words(SEEDS["links"]), words(SEEDS["other_files"])
+RECIPE_KEYS, TOKENIZER_KEYS = words(SEEDS["recipe_keys"]), words(SEEDS["tokenizer_keys"])
+MANIFEST_KEYS = RECIPE_KEYS + words(SEEDS["manifest_keys"])
+RECIPES = SEEDS["recipes"]
+YAML = [*SEEDS["documents"], "- " * 1500 + "a", "[" * 1200, f"seed: 0x{'f' * 6000}\n"]
+LINES = [shlex.split(line) for line in SEEDS["lines"]]
+ARGUMENTS = [word for word in HOSTILE if "\0" not in word] + [str(n) for n in WHOLE] + WORDS
+ARGUMENTS += [*words(SEEDS["arguments"]), "a" * 100_000]
 QUICK = ("--prompts", "1", "--length", "8")
 VERIFY = ("verify", "source", "target", "--json", *QUICK)
 GROW = ("grow", "source", "out", "--hidden", "x2", "--json")
@@ -86,7 +56,7 @@ def config_keys() -> list[str]:
     """Every key that a config may have, as far as one can list them."""
     kinds = {kind for family in families().values() for kind in family.model_types}
     known = {key for kind in kinds & {*CONFIG_MAPPING} for key in CONFIG_MAPPING[kind]().to_dict()}
-    return sorted(known | {*DiffTransformerConfig().to_dict()} | {*CONFIG_KEYS})
+    return sorted(known | {*DiffTransformerConfig().to_dict()} | {*words(SEEDS["config_keys"])})
 
 
 def look(random: Random) -> tuple[str, ...]:
@@ -182,76 +152,6 @@ def growth(random: Random, places: Places) -> Case:
 
 
 # --- Recipes and command lines --------------------------------------------------------------------
-
-RECIPES: list[dict[str, Any]] = [
-    {
-        "source": "source",
-        "output": "out",
-        "steps": [{"grow": "hypercloning", "hidden": "x2", "symmetry": "keep"}],
-        "verify": {"prompts": 1, "length": 8, "seed": 0, "device": "cpu", "trainability": False},
-        "seed": 3,
-        "dtype": "float64",
-        "shard_size": "1KB",
-    },
-    {
-        "source": "source",
-        "output": "out",
-        "steps": [
-            {"convert": "diff", "head_norm": "none"},
-            {"grow": "group-diff", "hidden": "x2", "signal_heads": "x2", "snr_db": 20},
-        ],
-        "verify": False,
-    },
-    {
-        "source": "source",
-        "output": "out",
-        "steps": [{"convert": "shared-diff", "rank": "auto", "calibration": "text.txt"}],
-    },
-]
-YAML = [
-    "a: &a [x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a]\nc: [*b, *b, *b, *b, *b, *b]\n",
-    "? !!python/object/apply:os.system ['touch canary']\n: 1\n",
-    "&a [*a]\n",
-    "source: source\nsource: other\noutput: out\nsteps: [{grow: hypercloning, hidden: x2}]\n",
-    "<<: {source: source, output: out}\nsteps: [{grow: hypercloning, hidden: x2}]\n",
-    "--- a\n--- b\n",
-    "source: 2026-11-22\noutput: 12:30:45\nsteps: [{grow: 0o17}]\n",
-    "source: !!binary aGVsbG8=\noutput: !!set {a, b}\nsteps: !!omap [a: 1]\n",
-    "? [a, b]\n: c\n",
-    "- " * 1500 + "a",
-    "steps: &a\n  - *a\nsource: source\noutput: out\n",
-    "verify: {seed: 1e400, prompts: .inf, length: .nan}\nsource: source\noutput: out\nsteps: []\n",
-    "seed: 0x" + "f" * 6000 + "\nsource: source\noutput: out\nsteps: [{grow: hypercloning}]\n",
-]
-LINES = [
-    shlex.split(line)
-    for line in (
-        "inspect source --json",
-        "grow source out --hidden x2 --dry-run --json",
-        "grow source out --hidden 8 --kv-heads x1 --seed 7 --dtype float64 --dry-run",
-        "grow source out --method group-diff --signal-heads x2 --snr-db 20 --dry-run --json",
-        "grow source out --ffn x4 --text text.txt --prompts 2 --length 8 --device cpu --dry-run",
-        "grow source out --hidden x2 --report proof.html --overwrite --dry-run",
-        "grow source out --hidden x2 --shard-size 1KB --no-verify --trainability --dry-run --json",
-        "convert source out --to diff --head-norm none --dry-run --json",
-        "convert source out --to shared-diff --rank auto --tolerance 0.1 --dry-run",
-        "convert source out --to shared-diff --rank 1 --calibration text.txt --dry-run",
-        "run recipe.yaml --source source --output out --dry-run --json",
-        "recipes show grow-llama",
-        "recipes copy grow-llama elsewhere",
-        "verify source nowhere --prompts 1 --length 8 --json",
-        "probe source --candidates wider-mlp hypercloning-x2 --text text.txt --lr 1e-3 --json",
-        "probe source --candidates recipe.yaml --text text.txt --seeds 2 --work elsewhere/work",
-        "demo --hidden q --signal-heads q",
-    )
-]
-ARGUMENTS = [word for word in HOSTILE if "\0" not in word] + [str(n) for n in WHOLE] + WORDS
-ARGUMENTS += words(
-    "source out text.txt recipe.yaml elsewhere source/config.json nowhere x1 x2 x1000000 "
-    "1e9 -x2 0x2 1KB 0B 1e400GB nanGB /dev/null /dev/null/x /proc/self/mem /proc/1/x "
-    "out/a/b source/out"
-)
-ARGUMENTS += ["a" * 100_000]
 
 
 def recipe(random: Random, places: Places) -> Case:
