@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,19 +188,14 @@ def check_loaded(folder: Folder) -> None:
     settings = folder.json(name) if folder.has(name) else {}
     for key, value in settings.items():
         named = key in NAMES_FILES or (key.endswith("_file") and key not in OVERRULED)
-        if named and isinstance(value, str) and _leads_elsewhere(folder, value):
+        inside = not isinstance(value, str)
+        with suppress(OSError, ValueError, RuntimeError):
+            inside |= (folder.path / str(value)).resolve().is_relative_to(folder.path.resolve())
+        if named and not inside:
             raise InputError(
                 f"{key} in {folder.path / name} is {value!r}, a file outside of the folder; "
                 "remove the key"
             )
-
-
-def _leads_elsewhere(folder: Folder, value: str) -> bool:
-    try:
-        inside = (folder.path / value).resolve().is_relative_to(folder.path.resolve())
-    except (OSError, ValueError, RuntimeError):
-        return True
-    return not inside
 
 
 def check_names(where: str, names: Iterable[str]) -> None:
@@ -286,25 +282,19 @@ def address_in(path: Path | str) -> str:
 
 def no_folder(path: Path) -> str:
     """Why something that is no folder is no model, and what to give."""
-    text = str(path)
+    text, hint = str(path), "give a model folder with config.json and weights"
     address = HUB_ADDRESS.fullmatch(text)
     name = address[1] if address else text
     if address or (HUB_NAME.fullmatch(name) and not os.path.lexists(path.parent)):
-        local = name.partition("/")[2]
-        return (
-            f"{text} is not a folder; if it is a model on the Hub, download it first "
-            f"(hf download {name} --local-dir {local}), and give that folder"
-        )
-    if STORE.fullmatch(text):
-        return (
-            f"{address_in(text)} is not a folder on this machine; download the model, and give "
-            "that folder"
-        )
-    if os.path.isfile(path) and path.suffix == ".gguf":
+        download = f"hf download {name} --local-dir {name.partition('/')[2]}"
+        hint = f"if it is a model on the Hub, download it first ({download}), and give that folder"
+    elif STORE.fullmatch(text):
+        text, hint = address_in(text), "download the model, and give its folder on this machine"
+    elif os.path.isfile(path) and path.suffix == ".gguf":
         return f"{text} {GGUF}"
-    if os.path.lexists(path.parent / "config.json") and os.path.lexists(path):
-        return f"{text} is not a folder; give the one that it is in, {path.parent}"
-    return f"{text} is not a folder; give a model folder with config.json and weights"
+    elif os.path.lexists(path.parent / "config.json") and os.path.lexists(path):
+        hint = f"give the one that it is in, {path.parent}"
+    return f"{text} is not a folder; {hint}"
 
 
 def no_model(folder: Path) -> str:

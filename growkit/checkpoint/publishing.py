@@ -219,11 +219,11 @@ def _check_makeable(output: Path) -> None:
     """Find out whether a folder can be made next to ``output``, without making one."""
     parent = next(each for each in output.parents if os.path.lexists(each))
     with writing(output):
-        with suppress(FileNotFoundError):  # any other error: its name is too long, for example
-            os.lstat(Scratch(output.with_name(f".{output.name}.")).path)
         if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
             code = errno.EACCES if parent.is_dir() else errno.ENOTDIR
             raise OSError(code, os.strerror(code), str(parent))
+        with suppress(FileNotFoundError):  # another error: its name is too long
+            os.lstat(Scratch(output.with_name(f".{output.name}.")).path)
 
 
 def _check_apart(folder: Path, read: Path | None) -> None:
@@ -350,9 +350,7 @@ class Staging:
         self, output: Path, scratch: Scratch, replaceable: Mapping[Path, Contents]
     ) -> None:
         self.folder = scratch.path / NEW
-        self._output = output
-        self._replaceable = replaceable
-        self._named: Path | None = None
+        self._output, self._replaceable = output, replaceable
         self.folder.mkdir()
         self._inode = _inode(self.folder)
         scratch.note(self._inode)
@@ -360,25 +358,16 @@ class Staging:
     @property
     def final(self) -> Path | None:
         """The name that the folder has got; None if it has none yet."""
-        if self._named:
-            return self._named
-        # An interrupt may come between the act and the note of it.
         names = (self._output, rejected_name(self._output))
         return next((name for name in names if _inode(name) == self._inode), None)
 
-    def publish(self) -> Path:
-        """Give the folder its final name.
+    def publish(self, *, rejected: bool = False) -> Path:
+        """Give the folder its final name, or ``OUT.rejected``, so that its faults can be found.
 
         Raises:
             InputError: something that may not be overwritten has taken the name meanwhile.
         """
-        return self._become(self._output)
-
-    def reject(self) -> Path:
-        """Set the folder aside as ``OUT.rejected``, so that the fault can be looked for."""
-        return self._become(rejected_name(self._output))
-
-    def _become(self, final: Path) -> Path:
+        final = rejected_name(self._output) if rejected else self._output
         with writing(final):
             flush_tree(self.folder.parent)
             try:
@@ -386,7 +375,6 @@ class Staging:
                     self._replace(final)
                 else:
                     move(self.folder, final)
-                self._named = final
             except FileExistsError:
                 raise _appeared(final) from None
             except OSError:
@@ -408,19 +396,18 @@ class Staging:
         if expected is None or contents(final) != expected:
             raise _appeared(final)
         if atomic_swap(self.folder, final):
-            self._named = final
-            if contents(self.folder) != expected:
-                atomic_swap(self.folder, final)
-                self._named = None
-                raise _appeared(final)
-            return
-        old = self.folder.with_name(f"{OLD}{final.name}")
-        os.rename(final, old)
-        if contents(old) != expected:
+            if contents(self.folder) == expected:
+                return
+            atomic_swap(self.folder, final)
+        else:
+            old = self.folder.with_name(f"{OLD}{final.name}")
+            os.rename(final, old)
+            if contents(old) == expected:
+                flush(old.parent)
+                move(self.folder, final)
+                return
             move(old, final)
-            raise _appeared(final)
-        flush(old.parent)
-        move(self.folder, final)
+        raise _appeared(final)
 
 
 def _inode(path: Path) -> str:

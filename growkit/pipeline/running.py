@@ -278,8 +278,8 @@ class _Run:
             import_module("torch")  # takes a second, which is not part of writing
             self._write(staging.folder, hashes)
             self._prove_and_describe(staging.folder, hashes, proof_only)
-            publish = staging.reject if self.result["kept"] is False else staging.publish
-            self.result["output"] = str(publish())
+            final = staging.publish(rejected=self.result["kept"] is False)
+            self.result["output"] = str(final)
         return self.result
 
     def _plan(self) -> None:

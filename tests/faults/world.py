@@ -179,13 +179,13 @@ def _carry_out(run: Callable[[], Any], hook: Hook | None, inside: str, said: Any
     code = DONE
     watch = Watch(hook)
     if hook and inside:
-        become = publishing.Staging._become
+        become = publishing.Staging.publish
 
-        def begin(*arguments: Any) -> Any:
+        def begin(*arguments: Any, **options: Any) -> Any:
             watch.begin()
-            return become(*arguments)
+            return become(*arguments, **options)
 
-        publishing.Staging._become = begin  # type: ignore[method-assign]
+        publishing.Staging.publish = begin  # type: ignore[method-assign]
     elif hook:
         watch.begin()
     try:
