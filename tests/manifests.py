@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,19 +227,11 @@ def one_of(file: str, pair: Pair, folder: Path, choose: random.Random) -> str:
     return "token" if file.startswith("tokenizer") else key
 
 
-@lie
-def a_setting_that_long_prompts_show(pair: Pair, folder: Path, choose: random.Random) -> str:
+def a_known_setting(pair: Pair, folder: Path, choose: random.Random) -> str:
     return one_of("config.json", pair, folder, choose)
 
 
-@lie
-def a_setting_of_generation(pair: Pair, folder: Path, choose: random.Random) -> str:
-    return one_of("generation_config.json", pair, folder, choose)
-
-
-@lie
-def a_setting_of_the_tokenizer(pair: Pair, folder: Path, choose: random.Random) -> str:
-    return one_of("tokenizer_config.json", pair, folder, choose)
+LIES.extend(partial(one_of, file) for file in SETTINGS)
 
 
 @lie
@@ -336,16 +329,16 @@ def a_recipe(pair: Pair, folder: Path, choose: random.Random) -> str:
             family = pair.family | {"sizes": {**pair.family["sizes"]}}
             family["sizes"]["sliding_window"] = "ffn"
             manifest["recipe"]["family"] = family
-    return choose.choice([a_setting, a_setting_that_long_prompts_show, a_setting_left_out])(
-        pair, folder, choose
-    )
+    return choose.choice(SPOILS)(pair, folder, choose)
 
 
 @lie
 def no_manifest(pair: Pair, folder: Path, choose: random.Random) -> str:
     (folder / MANIFEST).unlink()
-    spoil = choose.choice([a_setting, a_setting_that_long_prompts_show, a_setting_left_out])
-    return spoil(pair, folder, choose)
+    return choose.choice(SPOILS)(pair, folder, choose)
+
+
+SPOILS: list[Lie] = [a_setting, a_known_setting, a_setting_left_out]
 
 
 def record(folder: Path) -> None:
@@ -411,7 +404,7 @@ def main() -> int:
             shutil.rmtree(folder, ignore_errors=True)
             counts[outcome.what] += 1
             if outcome.what in ("believed", "crash"):
-                say(f"{number} {kind} {way} {tell.__name__} {seed}: {outcome.said}")
+                say(f"{number} {kind} {way} {tell} {seed}: {outcome.said}")
     say(str(counts))
     return 1 if counts["believed"] or counts["crash"] else 0
 

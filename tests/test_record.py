@@ -23,27 +23,9 @@ from tests.test_calibration import with_tokenizer
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 ODD: list[Any] = [
-    *(
-        None,
-        True,
-        False,
-        -1,
-        0,
-        1,
-        2.5,
-        10**18,
-        10**300,
-        1e308,
-        -0.0,
-        "",
-        "x2",
-        "x0",
-        "x-1",
-        "auto",
-    ),
-    *("x99999999", "1e999", "/dev/zero", "\x1b[31m\n", "Ａ" * 3000, [], [[]], [{}]),
-    *({}, {"a": {}}),
-    *({"grow": "hypercloning"}, {"convert": "llama"}, ["x2"], [None], {"steps": []}),
+    *(None, True, False, -1, 0, 1, 2.5, 10**18, 10**300, 1e308, -0.0, "", "x2", "x0", "x-1"),
+    *("auto", "x99999999", "1e999", "/dev/zero", "\x1b[31m\n", "Ａ" * 3000, [], [[]], [{}], {}),
+    *({"a": {}}, {"grow": "hypercloning"}, {"convert": "llama"}, ["x2"], [None], {"steps": []}),
 ]
 
 
