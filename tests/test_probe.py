@@ -739,7 +739,7 @@ def pair(better: str, worse: str, *, noise: bool) -> dict[str, Any]:
             [pair("wide", "source", noise=False)],
             "wide is ahead: at equal compute its loss is 0.2500 nats per token below that of "
             "source, trained further, which is more than noise",
-            "grow the source as wide says",
+            "grow the source by wide",
         ),
         (
             [pair("source", "wide", noise=False)],
@@ -763,7 +763,7 @@ def test_what_was_found_and_what_to_do_next(
     order = {name: rank for rank, name in enumerate(first)}
     result["candidates"].sort(key=lambda each: order.get(each["name"], 9))
     result |= {"differences": pairs, "early": True}
-    assert probe_sentence(result) == f"{reason}; so early, this says little, see the warnings"
+    assert probe_sentence(result) == f"{reason}; so early, this means little, see the warnings"
     assert "more --steps" in probe_next(result)
     page = page_of(probe_view(result | {"reason": reason}))
     assert "so far</h1>" in page
@@ -800,7 +800,7 @@ def test_one_that_is_ahead_is_named_though_another_has_a_lower_mean(
     result["differences"] = [noisy, clear, pair("wide", "other", noise=True)]
     assert probe_sentence(result).startswith("other is ahead: ")
     assert probe_sentence(result).endswith("; wide cannot be distinguished from it")
-    assert "as other says" in probe_next(result)
+    assert "by other" in probe_next(result)
     assert "other is ahead</h1>" in page_of(probe_view(result))
     assert "2 of 3 candidates were trained" in page_of(probe_view(result))
     result["differences"] = [noisy, pair("other", "source", noise=True)]

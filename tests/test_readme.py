@@ -160,7 +160,9 @@ class Workplace:
             done = subprocess.run([installed, arguments[0], "--help"], capture_output=True)
             assert done.returncode == 0, words
         elif arguments[:2] == ["-m", "pytest"]:
-            assert (ROOT / arguments[2]).is_file(), words
+            files = [word for word in arguments[2:] if word.startswith("tests/")]
+            assert files, words
+            assert all((ROOT / file).is_file() for file in files), words
         elif program == "python" and arguments[0] == "-m":
             module = ROOT / arguments[1].replace(".", "/")
             assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), words

@@ -71,8 +71,8 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
         return
     raise InputError(
         f"the arguments appear to be exchanged: {MANIFEST} in {before.folder} records that this "
-        f"model was made from another, and {after.folder} fits as that; the source comes first: growkit "
-        f"verify {quote(str(after.folder))} {quote(str(before.folder))} (or remove that file to "
+        f"model was made from another, and {after.folder} fits as that; the source comes first: "
+        f"growkit verify {quote(str(after.folder))} {quote(str(before.folder))} (or remove that file to "
         "compare the two as models of unknown origin)"
     )
 
