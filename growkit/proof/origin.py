@@ -72,8 +72,8 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
     raise InputError(
         f"the arguments appear to be exchanged: {MANIFEST} in {before.folder} records that this "
         f"model was made from another, and {after.folder} fits as that; the source comes first: "
-        f"growkit verify {quote(str(after.folder))} {quote(str(before.folder))} (or remove that file to "
-        "compare the two as models of unknown origin)"
+        f"growkit verify {quote(str(after.folder))} {quote(str(before.folder))} (or remove that "
+        "file to compare the two as models of unknown origin)"
     )
 
 
