@@ -1,6 +1,6 @@
 """Runs a notebook without a kernel: ``python -m tests.notebook`` writes what its cells show.
 
-A cell shows what it prints, and its last line as the page or the drawing that this makes of itself.
+A cell shows what it prints, and its last line if that is a drawing.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "growing.ipynb"
-KINDS = {"_repr_html_": "text/html", "_repr_svg_": "image/svg+xml"}
+
+RESULT = {"output_type": "execute_result"}
 
 Cell = dict[str, Any]
 
 
+@dataclass
 class SVG:
     """``IPython.display.SVG``."""
 
-    def __init__(self, data: str) -> None:
-        self._data = data
-
-    def _repr_svg_(self) -> str:
-        return self._data
+    data: str
 
 
 def executed(notebook: dict[str, Any]) -> dict[str, Any]:
@@ -62,18 +61,9 @@ def _outputs(cell: Cell, number: int, names: dict[str, Any]) -> Iterator[dict[st
             value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
     if text := printed.getvalue():
         yield {"name": "stdout", "output_type": "stream", "text": text.splitlines(True)}
-    data = {
-        kind: getattr(value, method)().splitlines(True)
-        for method, kind in KINDS.items()
-        if hasattr(value, method)
-    }
-    if data:
-        yield {
-            "data": data,
-            "execution_count": number,
-            "metadata": {},
-            "output_type": "execute_result",
-        }
+    if isinstance(value, SVG):
+        data = {"image/svg+xml": value.data.splitlines(True)}
+        yield {"data": data, "execution_count": number, "metadata": {}} | RESULT
 
 
 def read(file: Path = NOTEBOOK) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The card can be published: the Hub takes it, its snippet runs, no path of a machine is in it."""
+"""The card can be published: the Hub takes it, its snippet runs, it holds no path of a machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import random
 import re
 import shutil
-import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,9 @@ from growkit.report.card import model_card
 from tests.conftest import save_model
 from tests.test_calibration import with_tokenizer
 
-QUICK = growkit.Settings(prompts=1, length=8)
 BASE = "meta-llama/Llama-3.2-1B"
 LONG = re.compile(r"\d\.\d{7,}")
+KINDS = ["large", "lossy", "unproved"]
 
 
 @pytest.fixture(scope="module")
@@ -50,24 +49,28 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-KINDS = ["large", "lossy", "unproved"]
-
-
 def card_of(folder: Path) -> str:
     return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def manifest_of(place: Path, kind: str) -> dict[str, Any]:
+    found = json.loads((place / "out" / kind / "growkit.json").read_text())
+    assert isinstance(found, dict)
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_hub_can_read_it(kind: str, place: Path) -> None:
     card = ModelCard(card_of(place / "out" / kind))
     found = card.data.to_dict()
-    assert found["library_name"] == "transformers"
-    assert found["pipeline_tag"] == "text-generation"
-    assert found["tags"][0] == "growkit"
-    assert all(isinstance(tag, str) for tag in found["tags"])
-    assert found.keys() <= {"library_name", "pipeline_tag", "tags", "base_model"}
-    assert found.get("base_model") == (BASE if kind == "large" else None)
-    validate_repo_id(found.get("base_model"))
+    base = found.pop("base_model", None)
+    method = "shared-diff" if kind == "lossy" else "hypercloning"
+    assert found == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["growkit", method],
+    }
+    assert base == (BASE if kind == "large" else None)
     assert card.text.lstrip().startswith(f"# {kind}")
 
 
@@ -76,47 +79,59 @@ def test_the_control_sees_what_the_hub_cannot_read(place: Path) -> None:
     assert ModelCard(card.removeprefix("---\n")).data.to_dict() == {}
     with pytest.raises(Exception, match="mapping values"):
         ModelCard(card.replace("library_name: ", "library_name: a: b", 1))
-    with pytest.raises(HFValidationError):
-        validate_repo_id(str(place / "my models" / "secret"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_path_of_the_machine_is_in_it(kind: str, place: Path) -> None:
+def test_names_are_published_and_no_paths(kind: str, place: Path) -> None:
     card = card_of(place / "out" / kind).replace("\\|", "|")
-    for private in (str(place), place.name, "my models", "my texts", "/tmp/", "\\"):
-        assert private not in card
-    assert "a (a.py) b" in without_paths([])("a (/x/a.py) b")  # the control: it is taken out
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_manifest_holds_names_alone(kind: str, place: Path) -> None:
-    """It is published with the card; with the places, the same sentences would hold paths."""
     text = (place / "out" / kind / "growkit.json").read_text()
     for private in (str(place), place.name, "my models", "my texts", "/tmp/"):
-        assert private not in text
-    manifest = json.loads(text)
-    assert (manifest["recipe"]["source"], manifest["recipe"]["output"]) == ("secret", kind)
-    proof = manifest["verification"]
+        assert private not in card + text
+    assert "\\" not in card
+    manifest = manifest_of(place, kind)
+    recipe, proof = manifest["recipe"], manifest["verification"]
+    assert (recipe["source"], recipe["output"]) == ("secret", kind)
     if proof:
-        assert [proof[key] for key in ("source", "target", "text")] == [
-            *("secret", kind, "held out.txt")
-        ]
-        assert manifest["recipe"]["verify"]["text"] == "held out.txt"
+        named = [proof[key] for key in ("source", "target", "text")]
+        assert named == ["secret", kind, "held out.txt"]
+        assert recipe["verify"]["text"] == "held out.txt"
         assert list(manifest["other_files"]) == ["held out.txt"]
-    assert manifest["recipe"]["steps"][0].get("calibration") == (
-        "held out.txt" if kind == "lossy" else None
-    )
-    (source,) = (place / "my models").iterdir()
+    calibration = "held out.txt" if kind == "lossy" else None
+    assert recipe["steps"][0].get("calibration") == calibration
+    source = place / "my models" / "secret"
     again = growkit.verify(source, place / "out" / kind, prompts=1, length=8)
-    assert again["kept"]
-    assert again["weights_recovered"] is True
-    assert again["source"] == str(source)
+    assert (again.kept, again.weights_recovered, again.source) == (True, True, str(source))
 
 
-def test_names_are_found_beside_the_model(
+def test_sentences_are_published_without_paths(place: Path) -> None:
+    """Verdicts and notes may name folders, also those of work in progress."""
+    manifest = manifest_of(place, "large")
+    source, target = place / "my models" / "secret", place / "out" / ".large.x1" / "config.json"
+    proof = manifest["verification"]
+    proof["reason"] = (
+        f"preserved: all; the code in {source} (a.py) and {target} and "
+        "'/var/tmp/growkit-abc/reload/x.py' differ"
+    )
+    proof["modes"][0]["note"] = f"not tried: {source}/x.json cannot be read, C:\\Users\\me\\x too"
+    public = without_paths([str(source), str(place / "out" / "large")])
+    card = model_card(manifest | {"verification": public(proof)})
+    for private in (str(place), place.name, "my models", "/var", "reload/", "Users"):
+        assert private not in card
+    assert str(place) in model_card(manifest | {"verification": proof})  # the control
+    assert "the code in secret (a.py) and config.json and 'x.py' differ" in card
+    assert "a (a.py) b" in without_paths([])("a (/x/a.py) b")
+    assert by_name({"/a/x": 1, "/b/x": 2, "x": 3, "y": 4}) == {
+        "x": 1,
+        "x (2)": 2,
+        "x (3)": 3,
+        "y": 4,
+    }
+
+
+def test_a_manifest_is_a_recipe_where_its_folder_was_moved(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A manifest is a recipe also where its folder was moved, with what it was made from."""
+    """Names are found next to the model, and in the current folder first."""
     shutil.copytree(place / "my models" / "secret", tmp_path / "secret")
     shutil.copytree(place / "out" / "unproved", tmp_path / "moved")
     (tmp_path / "elsewhere").mkdir()
@@ -128,57 +143,18 @@ def test_names_are_found_beside_the_model(
     assert made.read_bytes() == again.read_bytes()
     with pytest.raises(InputError, match="moved"):
         growkit.run("../moved")  # would write what it reads
-    shutil.copytree(tmp_path / "secret", "secret")  # the current folder comes first
+    shutil.copytree(tmp_path / "secret", "secret")
     assert load_recipe(Path("../moved")).source == "secret"
     shutil.rmtree("secret")
     shutil.rmtree(tmp_path / "secret")
     done = CliRunner().invoke(app, ["run", "../moved", "--output", "more"])
     assert (done.exit_code, "--source" in done.stderr) == (2, True)
-
-
-def test_manifests_with_paths_are_read_as_before(place: Path, tmp_path: Path) -> None:
-    shutil.copytree(place / "out" / "unproved", tmp_path / "old")
-    manifest = json.loads((tmp_path / "old" / "growkit.json").read_text())
-    source, output = place / "my models" / "secret", tmp_path / "absent" / "out"
-    manifest["recipe"] |= {"source": str(source), "output": str(output)}
-    (tmp_path / "old" / "growkit.json").write_text(json.dumps(manifest))
-    recipe = load_recipe(tmp_path / "old")
-    assert (recipe.source, recipe.output) == (str(source), str(output))
-
-
-def test_files_of_one_name_are_told_apart() -> None:
-    found = by_name({"/a/x": 1, "/b/x": 2, "x": 3, "y": 4})
-    assert found == {"x": 1, "x (2)": 2, "x (3)": 3, "y": 4}
-
-
-def test_no_path_comes_in_with_a_sentence(place: Path) -> None:
-    """Verdicts and notes may name folders, also those of work in progress."""
-    manifest = json.loads((place / "out" / "large" / "growkit.json").read_text())
-    source, target = place / "my models" / "secret", place / "out" / ".large.x1" / "config.json"
-    scratch = "/var/tmp/growkit-abc/reload"
-    said = f"preserved: all; the code in {source} (a.py) and {target} and '{scratch}/x.py' differ"
-    proof = manifest["verification"]
-    proof["reason"] = said
-    proof["modes"][0]["note"] = f"not tried: {source}/x.json cannot be read, C:\\Users\\me\\x too"
-    proof["fault"] = {"layer": 0, "component": None, "tensor": None, "cause": f"{target} is odd"}
-    public = without_paths([str(source), str(place / "out" / "large")])
-    card = model_card(manifest | {"verification": public(proof)})
-    for private in (str(place), place.name, "my models", "/var", "reload/", "Users"):
-        assert private not in card
-    assert str(place) in model_card(manifest | {"verification": proof})  # the control
-    assert "the code in secret (a.py) and config.json and 'x.py' differ" in card
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_numbers_are_for_people(kind: str, place: Path) -> None:
-    card = card_of(place / "out" / kind)
-    assert not LONG.search(card)
-    assert LONG.search("0.049999999999999996")  # the control
-    assert "| None |" not in card
-    assert "none |" not in card
-    proved = "| in float32 |" in card
-    assert proved is (kind != "unproved")
-    assert re.search(r"\| size, float32 \| (–|[\d.]+ kB) \| [\d.]+ kB \|", card)
+    manifest = manifest_of(place, "unproved")  # manifests with paths are read as before
+    paths = {"source": str(place / "my models" / "secret"), "output": str(tmp_path / "absent")}
+    manifest["recipe"] |= paths
+    Path("../moved/growkit.json").write_text(json.dumps(manifest))
+    recipe = load_recipe(Path("../moved"))
+    assert {"source": recipe.source, "output": recipe.output} == paths
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,23 +167,35 @@ def test_its_first_table_is_what_became_of_what(kind: str, place: Path) -> None:
     assert f" from {source} with growkit" in card
     how = "convert: shared-diff, rank 2" if kind == "lossy" else "grow: hypercloning, hidden x2"
     assert f"| how | – | {how}" in first
-    proof = json.loads((place / "out" / kind / "growkit.json").read_text())["verification"]
-    assert ("| loss" in first) is (kind != "unproved")
+    assert re.search(r"\| size, float32 \| (–|[\d.]+ kB) \| [\d.]+ kB \|", first)
+    proof = manifest_of(place, kind)["verification"]
+    assert ("| loss" in first) is ("| in float32 |" in card) is (kind != "unproved")
     if proof:
-        losses = (f"{proof[f'loss_{of}']:.4f}" for of in ("source", "target"))
-        told = f"loss, nats per token ({proof['predictions']} predictions, held out.txt)"
-        assert f"| {told} | {' | '.join(losses)} |" in first
+        losses = " | ".join(f"{proof[f'loss_{of}']:.4f}" for of in ("source", "target"))
+        text = f"loss, nats per token ({proof['predictions']} predictions, held out.txt)"
+        assert f"| {text} | {losses} |" in first
+    assert not LONG.search(card)
+    assert LONG.search("0.049999999999999996")  # the control
+    assert "None" not in card
+    assert "none |" not in card
+    # A lossy card leads with what was lost.
+    assert ("What was given up: " in card[: card.index("## ")]) is (kind == "lossy")
+    assert ("nothing that was learned is lost" in card) is (kind == "large")
 
 
-def test_what_a_source_is_called_is_no_markup(place: Path) -> None:
-    manifest = json.loads((place / "out" / "lossy" / "growkit.json").read_text())
+def test_untrusted_text_is_no_markup(place: Path) -> None:
+    manifest = manifest_of(place, "lossy")
     manifest["recipe"]["source"] = "a|b` <img src=x> [c](d)"
+    manifest["verification"]["negative_control"] = "a <script> | `b`\n## c"
     card = model_card(manifest)
     assert "| model | `a\\|b' <img src=x> [c](d)` |" in card
+    assert "<script>" not in card
+    assert "&lt;script>" in card
+    assert "\n## c" not in card
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_snippet_runs_where_it_lies(
+def test_its_snippet_runs_where_it_is(
     kind: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place / "out" / kind)
@@ -219,70 +207,48 @@ def test_its_snippet_runs_where_it_lies(
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(None):
         exec(compile(snippet, "the card", "exec"), names)
-    manifest = json.loads(Path("growkit.json").read_text())
-    assert names["model"].num_parameters() == manifest["parameters"]
+    assert names["model"].num_parameters() == manifest_of(place, kind)["parameters"]
 
 
-def test_what_transformers_does_not_load_has_no_snippet(tmp_path: Path, place: Path) -> None:
+def test_what_transformers_does_not_load_has_no_snippet(tmp_path: Path) -> None:
     growkit.convert(MODEL, tmp_path / "motif", to="motif", verify=False)
     card = card_of(tmp_path / "motif")
     assert "from_pretrained" not in card
     assert "library_name" not in card
     assert "It loads with Motif's own code" in card
-    assert "from_pretrained" in card_of(place / "out" / "large")
 
 
-def test_a_lossy_card_leads_with_what_was_lost(place: Path) -> None:
-    card = card_of(place / "out" / "lossy")
-    assert card.index("What was given up: ") < card.index("## ")
-    assert "given up" not in card_of(place / "out" / "large")
-    assert "nothing that was learned is lost" in card_of(place / "out" / "large")
-
-
-def test_text_of_others_is_no_markup(place: Path) -> None:
-    manifest = json.loads((place / "out" / "large" / "growkit.json").read_text())
-    manifest["verification"]["negative_control"] = "a <script> | `b`\n## c"
-    card = model_card(manifest)
-    assert "<script>" not in card
-    assert "\n## c" not in card
-
-
-def test_the_base_model_comes_by_every_way(place: Path, make: Callable[..., Path]) -> None:
-    out, source = place / "ways", str(make("llama"))
-    out.mkdir()
-
-    def base(name: str) -> Any:
-        return ModelCard(card_of(out / name)).data.to_dict().get("base_model")
-
-    def done(*arguments: str) -> int:
-        return CliRunner().invoke(app, list(arguments)).exit_code
-
-    option = ["--base-model", BASE]
-    assert not done("grow", source, str(out / "a"), "--hidden", "x2", "--no-verify", *option)
-    again = ["run", str(out / "a" / "growkit.json"), "--source", source]
-    assert not done(*again, "--output", str(out / "b"))
-    assert not done(*again, "--output", str(out / "c"), *option[:1], "o/n")
-    assert not done("grow", source, str(out / "d"), "--hidden", "x2", "--no-verify")
-    recipe = out / "r.yaml"
+def test_the_base_model_comes_by_every_way(tmp_path: Path, make: Callable[..., Path]) -> None:
+    source, option = str(make("llama")), ["--base-model", BASE]
+    out = {name: str(tmp_path / name) for name in "abcde"}
+    grow, rest = ["grow", source], ["--hidden", "x2", "--no-verify"]
+    again = ["run", str(tmp_path / "a" / "growkit.json"), "--source", source]
+    recipe = tmp_path / "r.yaml"
     recipe.write_text(
         f"source: {json.dumps(source)}\nsteps: [{{grow: hypercloning, ffn: x2}}]\n"
-        f"output: {json.dumps(str(out / 'e'))}\nverify: false\nbase_model: true/x\n"
+        f"output: {json.dumps(out['e'])}\nverify: false\nbase_model: true/x\n"
     )
-    assert load_recipe(recipe).base_model == "true/x"
-    assert not done("run", str(recipe))
-    assert [base(name) for name in "abcde"] == [BASE, BASE, "o/n", None, "true/x"]
-    shutil.rmtree(out)
+    for arguments in (
+        [*grow, out["a"], *rest, *option],
+        [*again, "--output", out["b"]],
+        [*again, "--output", out["c"], "--base-model", "o/n"],
+        [*grow, out["d"], *rest],
+        ["run", str(recipe)],
+    ):
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    bases = [
+        ModelCard(card_of(Path(each))).data.to_dict().get("base_model") for each in out.values()
+    ]
+    assert bases == [BASE, BASE, "o/n", None, "true/x"]
 
 
 def test_names_are_refused_where_the_hub_does() -> None:
     """But for names without an organisation, which a folder may have as well."""
 
     def ours(name: str) -> bool:
-        try:
+        with pytest.raises(InputError) as error:
             growkit.grow("nowhere", "out", hidden="x2", base_model=name, dry_run=True)
-        except InputError as error:
-            return "on the Hub" not in str(error)
-        raise AssertionError
+        return "on the Hub" not in str(error.value)
 
     def theirs(name: str) -> bool:
         try:
@@ -292,23 +258,9 @@ def test_names_are_refused_where_the_hub_does() -> None:
         return name.count("/") == 1
 
     choose = random.Random(0)
-    names = [
-        "a/b",
-        "a/b.git",
-        "a--b/c",
-        "a..b/c",
-        "/a/b",
-        "./a",
-        "a/",
-        "/b",
-        "a",
-        "",
-        "é/b",
-        "a/b\n",
-    ]
-    names += ["".join(choose.choices("ab-._/" + string.digits[:2], k=6)) for _ in range(400)]
+    names = ["a/b", "a/b.git", "a--b/c", "a..b/c", "/a/b", "./a", "a/", "/b", "a", "é/b", "a/b\n"]
+    names += ["", *("".join(choose.choices("ab-._/01", k=6)) for _ in range(400))]
     taken = [name for name in names if ours(name)]
     assert taken
     assert all(map(theirs, taken))
-    refused = [name for name in names if theirs(name) and name not in taken and name.isascii()]
-    assert refused == []
+    assert not [each for each in names if theirs(each) and each not in taken and each.isascii()]

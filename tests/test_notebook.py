@@ -13,27 +13,19 @@ from tests.notebook import code_of, executed, read
 from tests.test_readme import alike
 
 CELLS = 20
-ROW = re.compile(r"^(?:<span[^>]*>)?(\w[\w ]*?)(?:  |: )", re.MULTILINE)
+VARYING = re.compile(r"^(?:proved|largest difference) .*\n(?: .*\n)*", re.MULTILINE)
 
 
-def shown(notebook: dict[str, Any]) -> list[tuple[str, str]]:
-    """What every cell prints, and the names of the rows and lines of what it draws."""
-    found = []
-    for cell in code_of(notebook):
-        for output in cell["outputs"]:
-            for kind, lines in {"text": output.get("text", []), **output.get("data", {})}.items():
-                text = "".join(lines)
-                found.append((kind, text if kind == "text" else " ".join(named(text))))
-    return found
-
-
-def named(drawing: str) -> list[str]:
-    return ROW.findall(drawing) or re.findall(r"<text[^>]*>([^<\d][^<]*)<", drawing)
+def shown(notebook: dict[str, Any]) -> list[str]:
+    """What every cell prints, but for times and rounding, and the texts of what it draws."""
+    outputs = [output for cell in code_of(notebook) for output in cell["outputs"]]
+    printed = [VARYING.sub("", "".join(output["text"])) for output in outputs if "text" in output]
+    drawn = ["".join(output["data"]["image/svg+xml"]) for output in outputs if "data" in output]
+    return [*printed, *(" ".join(re.findall(r"<text[^>]*>([^<\d][^<]*)<", svg)) for svg in drawn)]
 
 
 def different(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    pairs = zip(shown(one), shown(other), strict=True)
-    return any(kind != as_well or not alike(a, b) for (kind, a), (as_well, b) in pairs)
+    return not all(alike(a, b) for a, b in zip(shown(one), shown(other), strict=True))
 
 
 @pytest.mark.usage
@@ -41,8 +33,7 @@ def test_the_notebook_shows_what_comes_out(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     notebook = read()
     assert len(notebook["cells"]) <= CELLS
-    kinds = [kind for kind, text in shown(notebook) if text]
-    assert sorted(kinds) == ["image/svg+xml", "text", "text", "text", "text/html"]
+    assert len(list(filter(None, shown(notebook)))) == 5
     assert not different(notebook, executed(notebook)), "run python -m tests.notebook"
     for word in ("not preserved", "1.1942", "771,456", "new capacity", "param_groups<"):
         assert different(notebook, replaced(notebook, word)), word

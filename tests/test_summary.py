@@ -1,4 +1,4 @@
-"""What stands under a verdict, what to do after a failure, and the limit for what may be lost."""
+"""What a proof reports at a glance, what to do after a failure, and the limit of a loss."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from growkit.report.proof import glance, headroom, proof_view
 from growkit.results.advice import name_result, next_step
 from growkit.results.proof import Finding, VerifyResult
 from tests.conftest import save_model
-from tests.test_report import finding, full, measured, mode
+from tests.test_report import finding, full, mode
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 12}
+OPTIONS = ["--prompts", "1", "--length", "12"]
 
 
 @pytest.fixture(scope="module")
@@ -37,54 +38,65 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def exact(place: Path) -> growkit.VerifyResult:
+    return growkit.verify(place / "source", place / "exact", **QUICK)
+
+
+@pytest.fixture(scope="module")
+def lossy(place: Path) -> growkit.VerifyResult:
+    return growkit.verify(place / "source", place / "lossy", **QUICK)
+
+
 def words(result: Any) -> dict[str, str]:
     return {name: str(line) for name, line in glance(result).items()}
 
 
-def test_what_people_look_for(place: Path) -> None:
-    begun = datetime.now(timezone.utc).replace(microsecond=0)
-    result = growkit.verify(place / "source", place / "exact", **QUICK)
-    found = words(result)
-    before, after = result["source_parameters"], result["parameters"]
-    sizes = f"{size(result['source_bytes'])} → {size(result['bytes'])} in float32"
+def command(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, [str(each) for each in arguments], env={"COLUMNS": "80"})
+
+
+def test_findings_at_a_glance(place: Path, exact: growkit.VerifyResult) -> None:
+    found = words(exact)
+    before, after = exact.source_parameters, exact.parameters
+    sizes = f"{size(exact.source_bytes)} → {size(exact.bytes)} in float32"
     assert found["parameters"] == f"{before:,} → {after:,} (× {after / before:.3g}; {sizes})"
     tensors = load_file(place / "source" / "model.safetensors")
     assert before == sum(each.numel() for each in tensors.values())
-    assert result["source_bytes"] == sum(each.nbytes for each in tensors.values())
+    assert exact.source_bytes == sum(each.nbytes for each in tensors.values())
     assert found["tensors"] == f"{len(tensors)} of {len(tensors)} recovered (bit for bit)"
-    count = len(result["modes"])
-    assert found["inference modes"].startswith(f"all {count} kept (prefill, ")
+    assert found["inference modes"].startswith(f"all {len(exact.modes)} kept (prefill, ")
     assert found["largest difference"].count("× below the limit") == 2
-    assert begun <= datetime.fromisoformat(result["created"]) <= datetime.now(timezone.utc)
-    assert 0 < result["seconds"] < 60
+    assert datetime.fromisoformat(exact.created) <= datetime.now(timezone.utc)
+    assert 0 < (exact.seconds or 0) < 60
     assert "KL" not in found
-    assert len(result["tokens_by_position"]) == len(result["kl_by_position"]) == 12
-    assert result["rounding"]["dtype"] == result["native"]["dtype"]
-    assert 0 < (result["rounding"]["relative"] or 0) < (result["native"]["tolerance"] or 0)
-    assert result["loss_source_native"] == pytest.approx(result["loss_source"], rel=1e-4)
-    assert result["loss_source_native"] != result["loss_source"]
+    assert len(exact.tokens_by_position) == len(exact.kl_by_position) == 12
+    assert exact.rounding.dtype == exact.native.dtype
+    assert 0 < (exact.rounding.relative or 0) < (exact.native.tolerance or 0)
+    assert exact.loss_source_native == pytest.approx(exact.loss_source, rel=1e-4)
+    assert exact.loss_source_native != exact.loss_source
+    assert "the logits differ by at most " in exact.reason
+    same = growkit.verify(place / "source", place / "source", **QUICK)
+    assert "the logits are identical in strict float64" in same.reason
+    assert "0.0e" not in same.reason
 
 
-def test_what_was_lost_is_said(place: Path) -> None:
-    result = growkit.verify(place / "source", place / "lossy", **QUICK)
-    assert result["lost"]
-    found = words(result)
+def test_what_was_lost_comes_first(
+    exact: growkit.VerifyResult, lossy: growkit.VerifyResult
+) -> None:
+    found = words(lossy)
     assert next(iter(found)) == "KL"
-    recovered, every = result["tensors_recovered"], result["source_tensors"]
-    assert recovered is not None
-    assert every is not None
-    assert 0 < recovered < every
+    assert 0 < (lossy.tensors_recovered or 0) < (lossy.source_tensors or 0)
     assert "largest difference" not in found
-    count = len(result["modes"])
-    assert {mode["kept"] for mode in result["modes"]} == {None}
-    assert found["inference modes"].startswith(f"{count} without a limit (")
-    assert result["reason"].startswith(f"changed as requested ({result['lost']}): the loss goes")
-    assert "of the likeliest next tokens are the same" in result["reason"]
-    assert growkit.verify(place / "source", place / "exact", **QUICK)["lost"] is None
+    assert lossy.modes[0].kept is None
+    assert " without a limit" in found["inference modes"]
+    assert lossy.reason.startswith(f"changed as requested ({lossy.lost}): the loss goes")
+    assert "of the likeliest next tokens are the same" in lossy.reason
+    assert (exact.lost, bool(lossy.lost)) == (None, True)
 
 
 @pytest.mark.parametrize(
-    ("measured", "limit", "said"),
+    ("measured", "limit", "text"),
     [
         (1.0, 60.0, "60 × below the limit"),
         (4.0, 5.0, "1.2 × below the limit"),
@@ -99,62 +111,58 @@ def test_what_was_lost_is_said(place: Path) -> None:
         (1.0, None, None),
     ],
 )
-def test_headroom_in_words(measured: float | None, limit: float | None, said: str | None) -> None:
+def test_headroom_in_words(measured: float | None, limit: float | None, text: str | None) -> None:
     kept = measured is not None and limit is not None and measured <= limit
-    assert headroom(finding("native", kept, measured=measured, limit=limit)) == said
+    assert headroom(finding("native", kept, measured=measured, limit=limit)) == text
+
+
+KEPT, FREE, FAILED = mode("prefill", True), mode("prefill", None), mode("generate", False)
+UNTRIED = mode("cached decoding", None, note="not tried: too short")
+SIZES = {"source_bytes": 1000, "bytes": 1000}
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("name", "changes", "text"),
     [
-        (1000, 1000, "1,000 → 1,000 (1 kB in bfloat16)"),
-        (771_456, 771_584, "771,456 → 771,584 (+128; 1 kB in bfloat16)"),
-        (771_584, 771_456, "771,584 → 771,456 (-128; 1 kB in bfloat16)"),
-        (1000, 4000, "1,000 → 4,000 (× 4; 1 kB in bfloat16)"),
+        # A factor that rounds to one is a difference.
+        ("parameters", {"parameters": 1000}, "1,000 → 1,000 (1 kB in bfloat16)"),
+        ("parameters", {"parameters": 1001}, "1,000 → 1,001 (+1; 1 kB in bfloat16)"),
+        (
+            "parameters",
+            {"source_parameters": 10_001, "parameters": 10_000},
+            "10,001 → 10,000 (-1; 1 kB in bfloat16)",
+        ),
+        ("parameters", {"parameters": 4000}, "1,000 → 4,000 (× 4; 1 kB in bfloat16)"),
+        ("inference modes", {"modes": [KEPT]}, "all 1 kept (prefill)"),
+        (
+            "inference modes",
+            {"modes": [KEPT, UNTRIED]},
+            "1 kept (prefill; not tried: cached decoding (too short))",
+        ),
+        (
+            "inference modes",
+            {"modes": [FREE, FAILED]},
+            "1 without a limit, 1 not the same (not the same with generate)",
+        ),
+        (
+            "tensors",
+            {"first_lost_tensor": None, "tensors_recovered": 38, "source_tensors": 54},
+            "38 of 54 recovered (bit for bit; the other 16 went into tensors that are computed "
+            "from them)",
+        ),
     ],
 )
-def test_a_factor_that_rounds_to_one_is_a_difference(before: int, after: int, said: str) -> None:
-    sizes = {"source_bytes": 1000, "bytes": 1000}
-    assert words(full(source_parameters=before, parameters=after, **sizes))["parameters"] == said
+def test_findings_in_words(name: str, changes: dict[str, Any], text: str) -> None:
+    assert words(full(**SIZES | changes))[name] == text
 
 
-def test_how_many_ways_held() -> None:
-    kept, free, failed = mode("prefill", True), mode("prefill", None), mode("generate", False)
-    untried = mode("cached decoding", None, note="not tried: too short")
-    said = [
-        ([kept], "all 1 kept (prefill)"),
-        ([kept, untried], "1 kept (prefill; not tried: cached decoding (too short))"),
-        ([kept, failed], "1 kept, 1 not the same (not the same with generate)"),
-        ([free, untried], "1 without a limit (prefill; not tried: cached decoding (too short))"),
-        ([free, failed], "1 without a limit, 1 not the same (not the same with generate)"),
-    ]
-    for modes, expected in said:
-        assert words(full(modes=modes))["inference modes"] == expected
+def test_units_fit() -> None:
+    counts = {0: "0 bytes", 999: "999 bytes", 1540: "1.54 kB", 999_950: "1 MB", 6.43e9: "6.43 GB"}
+    assert [size(each) for each in counts] == [*counts.values()]
+    times = {8.125: "8.1 s", 125.2: "2 min 5 s", 7300.0: "2 h 1 min"}
+    assert [duration(each) for each in times] == [*times.values()]
 
 
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1540, "1.54 kB"), (999_950, "1 MB"), (6.43e9, "6.43 GB")],
-)
-def test_sizes_in_units_that_fit(count: float, said: str) -> None:
-    assert size(count) == said
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(8.125, "8.1 s"), (125.2, "2 min 5 s"), (7300.0, "2 h 1 min")]
-)
-def test_times_in_units_that_fit(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
-
-
-GOOD: dict[str, Any] = {
-    "changed_values": [],
-    "first_lost_tensor": None,
-    "weights_recovered": True,
-    "fault": None,
-    "strict_float64": measured(relative=1e-15, tolerance=1e-12),
-    "modes": [],
-}
 NEXT: list[tuple[str, dict[str, Any], str]] = [
     ("negative_control", {}, "--text FILE"),
     ("weights", {}, "copy the target's weights again"),
@@ -174,185 +182,131 @@ NEXT: list[tuple[str, dict[str, Any], str]] = [
 
 
 def advice(name: str, changes: dict[str, Any]) -> str:
-    result = VerifyResult(**full(**(GOOD | changes)))
+    result = VerifyResult(**full(weights_recovered=True) | changes)
     result.findings = [Finding(**finding(name))]
     return next_step(name_result(result, "source", "target")) or ""
 
 
-@pytest.mark.parametrize(("name", "changes", "said"), NEXT)
-def test_every_failure_says_what_to_do_next(name: str, changes: dict[str, Any], said: str) -> None:
-    assert said in advice(name, changes)
+@pytest.mark.parametrize(("name", "changes", "text"), NEXT)
+def test_every_failure_has_its_advice(name: str, changes: dict[str, Any], text: str) -> None:
+    assert text in advice(name, changes)
     others = [advice(other, more) for other, more, _ in NEXT if (other, more) != (name, changes)]
-    assert not any(said in other for other in others)
+    assert not any(text in other for other in others)
     kept = VerifyResult(**full(findings=[finding(name, kept=True)]))
     assert next_step(kept) is None
 
 
 def test_the_terminal_begins_with_the_verdict(place: Path, tmp_path: Path) -> None:
-    weights = load_file(place / "exact" / "model.safetensors")
-    spoiled = tmp_path / "spoiled"
-    spoiled.mkdir()
-    for file in (place / "exact").iterdir():
-        if file.is_file():
-            (spoiled / file.name).write_bytes(file.read_bytes())
+    spoiled = shutil.copytree(place / "exact", tmp_path / "spoiled")
+    weights = load_file(spoiled / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"] *= 1.01
     save_file(weights, spoiled / "model.safetensors", {"format": "pt"})
-    quick = ["--prompts", "1", "--length", "12"]
-    done = CliRunner().invoke(app, ["verify", str(place / "source"), str(spoiled), *quick])
+    done = command("verify", place / "source", spoiled, *OPTIONS)
     assert done.exit_code == 1
-    places = [done.stdout.index(each) for each in ("not preserved", "at fault:", "next:", "loss")]
+    marks = ("not preserved", "at fault:", "next:", "loss", "source's rounding")
+    places = [done.stdout.index(each) for each in marks]
     assert places == sorted(places)
-    assert done.stdout.index("source's rounding") > places[-1]
-    for prompts, few in (("1", True), ("10", False)):  # of 11 predictions each
+    for prompts in (1, 10):  # of 11 predictions each
         amount = ["--prompts", prompts, "--length", "12"]
-        done = CliRunner().invoke(
-            app,
-            ["verify", str(place / "source"), str(place / "exact"), *amount],
-            env={"COLUMNS": "80"},
-        )
+        done = command("verify", place / "source", place / "exact", *amount)
         assert done.exit_code == 0
         assert done.stdout.startswith("preserved: ")
-        assert ("next: prove it on more" in done.stdout) == few
-        assert ("next:" in done.stdout) == few
-        assert f"{11 * int(prompts)} predictions" in " ".join(done.stdout.split())
+        assert ("next: prove it on more" in done.stdout) is (prompts == 1)
+        assert ("next:" in done.stdout) is (prompts == 1)
+        assert f"{11 * prompts} predictions" in " ".join(done.stdout.split())
 
 
-# What may be lost.
-
-
-def kl_of(place: Path) -> float:
-    found = growkit.verify(place / "source", place / "lossy", **QUICK)
-    kl = found["strict_float64"]["kl_nats_per_token"]
-    assert found["kept"]
-    assert kl
-    return kl
-
-
-def test_a_limit_turns_a_loss_into_an_exit_code(place: Path) -> None:
-    kl = kl_of(place)
-    for limit, kept in ((kl * 0.99, False), (kl * 1.01, True)):
-        result = growkit.verify(place / "source", place / "lossy", max_kl=limit, **QUICK)
-        assert result["kept"] is kept
-        assert result["max_kl"] == limit
-        assert ("not as asked" in result["reason"]) is not kept
-    exact = growkit.verify(place / "source", place / "exact", max_kl=1e-6, **QUICK)
-    assert exact["kept"]
-    assert "KL" in words(exact)
-
-
-def test_a_rejected_output_has_its_own_name(place: Path, tmp_path: Path) -> None:
-    for limit, name in ((1e-9, "out.rejected"), (1e3, "out")):
-        made = growkit.convert(
-            place / "source",
-            tmp_path / "out",
-            "shared-diff",
-            rank=1,
-            verify=growkit.Settings(**QUICK, max_kl=limit),
-        )
-        assert made.verification
-        assert made.output == made.verification.target == str(tmp_path / name)
-        manifest = json.loads((tmp_path / name / "growkit.json").read_text())
-        assert manifest["verification"]["target"] == name
-        growkit.save_report(made, tmp_path / "report.html")
-        assert f"<p>{name}, made from" in (tmp_path / "report.html").read_text()
-
-
-def test_warnings_are_kept_beside_the_weights(place: Path, tmp_path: Path) -> None:
-    for rank, larger in ((4, True), (1, False)):
-        out = tmp_path / str(rank)
-        made = growkit.convert(
-            place / "source", out, "shared-diff", rank=rank, verify=growkit.Settings(**QUICK)
-        )
-        assert ("makes the model larger" in " ".join(made.warnings)) == larger
-        assert json.loads((out / "growkit.json").read_text())["warnings"] == made.warnings
-        growkit.save_report(
-            growkit.verify(place / "source", out, **QUICK), tmp_path / f"{rank}.html"
-        )
-        page = (tmp_path / f"{rank}.html").read_text()
-        assert (f"! Rank {rank} makes the model larger" in page) == larger
-
-
-def test_a_key_that_was_changed_is_told_with_its_values(place: Path, tmp_path: Path) -> None:
-    spoiled = tmp_path / "spoiled"
-    shutil.copytree(place / "exact", spoiled)
+def test_a_key_that_was_changed_is_named_with_its_values(place: Path, tmp_path: Path) -> None:
+    spoiled = shutil.copytree(place / "exact", tmp_path / "spoiled")
     config = json.loads((spoiled / "config.json").read_text())
     value = config["rms_norm_eps"]
     (spoiled / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.25}))
     name = "rms_norm_eps in config.json"
     found = growkit.verify(place / "source", spoiled, **QUICK)
-    assert found["changed"] == [name]
-    assert found["changed_values"] == [
-        {"name": name, "expected": json.dumps(value), "found": "0.25"}
-    ]
-    assert f"0.25 in place of {value}" in found["reason"]
+    assert found.changed == [name]
+    assert found.changed_values == [{"name": name, "expected": json.dumps(value), "found": "0.25"}]
+    assert f"0.25 in place of {value}" in found.reason
     assert (next_step(found) or "").startswith(f"set {name} back to {value} (it is 0.25)")
     assert proof_view(found).advice["At fault"].startswith(f"{name}; ")
-    assert found["fault"]
-    assert found["fault"]["tensor"] is None  # every weight gives the source's back
+    assert found.fault
+    assert found.fault.tensor is None  # every weight gives the source's back
 
 
-def test_what_does_not_differ_is_identical(place: Path) -> None:
-    same = growkit.verify(place / "source", place / "source", **QUICK)
-    assert "the logits are identical in strict float64" in same["reason"]
-    assert "0.0e" not in same["reason"]
-    grown = growkit.verify(place / "source", place / "exact", **QUICK)
-    assert "the logits differ by at most " in grown["reason"]
+# The limit of a loss.
 
 
-def test_by_every_way(place: Path, tmp_path: Path) -> None:
-    source, kl = str(place / "source"), kl_of(place)
-    recipe = tmp_path / "recipe.yaml"
-    proof = {"prompts": 1, "length": 12}
+def test_a_limit_turns_a_loss_into_an_exit_code(
+    place: Path, tmp_path: Path, lossy: growkit.VerifyResult
+) -> None:
+    """In Python, in every command, and in a recipe."""
+    kl, source, recipe = lossy.strict_float64.kl_nats_per_token, place / "source", tmp_path / "r"
+    assert lossy.kept
+    assert kl
+    for limit, kept in ((kl * 0.99, False), (kl * 1.01, True)):
+        option, code = ["--max-kl", limit], 0 if kept else 1
+        result = growkit.verify(source, place / "lossy", max_kl=limit, **QUICK)
+        assert (result.kept, result.max_kl) == (kept, limit)
+        assert ("not as asked" in result.reason) is not kept
+        assert command("verify", source, place / "lossy", *OPTIONS, *option).exit_code == code
+        out = tmp_path / f"converted-{code}"
+        convert = ["convert", source, out, "--to", "shared-diff", "--rank", "1", *OPTIONS]
+        assert command(*convert, *option).exit_code == code
+        assert Path(f"{out}.rejected").exists() is not kept
+        steps = {"source": str(source), "steps": [{"convert": "shared-diff", "rank": 1}]}
+        for name, proof, more in (("a", {"max_kl": limit}, []), ("b", {}, option)):
+            output = str(tmp_path / f"{name}-{code}")
+            recipe.write_text(json.dumps({**steps, "output": output, "verify": QUICK | proof}))
+            assert command("run", recipe, *more).exit_code == code
+            made = Path(output if kept else f"{output}.rejected") / "growkit.json"
+            assert load_recipe(made).verify == growkit.Settings(**QUICK, max_kl=limit)
+    limited = growkit.verify(source, place / "exact", max_kl=1e-6, **QUICK)
+    assert limited.kept
+    assert "KL" in words(limited)
 
-    def code(*arguments: str) -> int:
-        return CliRunner().invoke(app, list(arguments)).exit_code
 
-    quick = ["--prompts", "1", "--length", "12"]
-    for limit, expected in ((kl / 2, 1), (kl * 2, 0)):
-        option = ["--max-kl", str(limit)]
-        assert code("verify", source, str(place / "lossy"), *quick, *option) == expected
-        out = str(tmp_path / f"converted-{expected}")
-        convert = ["convert", source, out, "--to", "shared-diff", "--rank", "1", *quick]
-        assert code(*convert, *option) == expected
-        assert Path(out + ".rejected").exists() is bool(expected)
-        out = str(tmp_path / f"run-{expected}")
-        content = {
-            "source": source,
-            "steps": [{"convert": "shared-diff", "rank": 1}],
-            "output": out,
-        }
-        recipe.write_text(json.dumps(content | {"verify": proof | {"max_kl": limit}}))
-        assert code("run", str(recipe)) == expected
-        recipe.write_text(json.dumps(content | {"output": f"{out}-2", "verify": proof}))
-        assert code("run", str(recipe), *option) == expected
-        made = Path(f"{out}-2.rejected" if expected else f"{out}-2") / "growkit.json"
-        assert load_recipe(made).verify == growkit.Settings(**proof, max_kl=limit)
+@pytest.mark.parametrize(("limit", "rank"), [(1e-9, 1), (1e3, 1), (None, 4)])
+def test_a_report_names_its_output_and_warns(
+    place: Path, tmp_path: Path, limit: float | None, rank: int
+) -> None:
+    made = growkit.convert(
+        place / "source",
+        tmp_path / "out",
+        "shared-diff",
+        rank=rank,
+        verify=growkit.Settings(**QUICK, max_kl=limit),
+    )
+    name = "out.rejected" if limit == 1e-9 else "out"
+    assert made.verification
+    assert made.output == made.verification.target == str(tmp_path / name)
+    manifest = json.loads((tmp_path / name / "growkit.json").read_text())
+    assert manifest["verification"]["target"] == name
+    assert manifest["warnings"] == made.warnings
+    growkit.save_report(made, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert f"<p>{name}, made from" in page
+    for text in (" ".join(made.warnings), page):
+        assert (f"ank {rank} makes the model larger" in text) is (rank == 4)
 
 
-@pytest.mark.parametrize("limit", [0, -1, math.nan, math.inf, 10**400])
-def test_limits_that_are_none(limit: float) -> None:
+@pytest.mark.parametrize("limit", [0, -1, math.nan, math.inf, 10**400, "0.1", True, [1], None])
+def test_limits_that_are_none(limit: Any) -> None:
+    content: dict[str, Any] = {"source": "a", "steps": [{"grow": "hypercloning"}], "output": "b"}
     with pytest.raises(InputError, match="max_kl"):
-        growkit.Settings(max_kl=limit)
-    growkit.Settings(max_kl=1)
-
-
-@pytest.mark.parametrize("limit", ["0.1", True, [1], None])
-def test_limits_of_another_kind(limit: Any) -> None:
-    content = {"source": "a", "steps": [{"grow": "hypercloning"}], "output": "b"}
-    with pytest.raises(InputError, match=r"max_kl in verify in r is .*; a number such as 0\.01"):
         parse_recipe(content | {"verify": {"max_kl": limit}}, "r")
     assert parse_recipe(content | {"verify": {"max_kl": 1}}, "r").verify
+    if isinstance(limit, int | float) and limit is not True:
+        with pytest.raises(InputError, match="max_kl"):
+            growkit.Settings(max_kl=limit)
 
 
 def test_a_limit_needs_a_proof(place: Path, tmp_path: Path) -> None:
-    out = str(tmp_path / "out")
-    arguments = ["grow", str(place / "source"), out, "--hidden", "x2", "--max-kl", "1"]
-    done = CliRunner().invoke(app, [*arguments, "--no-verify"])
+    out, recipe = tmp_path / "out", tmp_path / "recipe.yaml"
+    grow = ["grow", place / "source", out, "--hidden", "x2", "--max-kl", "1"]
+    done = command(*grow, "--no-verify")
     assert done.exit_code == 2
     assert "switched off" in done.stderr
-    assert not Path(out).exists()
-    recipe = tmp_path / "recipe.yaml"
-    content = {"source": str(place / "source"), "steps": [{"grow": "hypercloning"}], "output": out}
-    recipe.write_text(json.dumps(content | {"verify": False}))
-    assert CliRunner().invoke(app, ["run", str(recipe), "--max-kl", "1"]).exit_code == 2
-    assert CliRunner().invoke(app, [*arguments, "--dry-run"]).exit_code == 0
+    assert not out.exists()
+    content = {"source": str(place / "source"), "steps": [{"grow": "hypercloning"}]}
+    recipe.write_text(json.dumps({**content, "output": str(out), "verify": False}))
+    assert command("run", recipe, "--max-kl", "1").exit_code == 2
+    assert command(*grow, "--dry-run").exit_code == 0
