@@ -178,7 +178,7 @@ class Bench:
         line = self.work.find(grown=arm.key)
         if line is None:
             with temporary_family(candidate.recipe.family):
-                self._grow(arm, replace(candidate.recipe, output=str(folder)), progress)
+                self._grow(arm, candidate.recipe, folder, progress)
             noted = {name: arm.found[name] for name in NOTED}
             line = self.work.note({"grown": arm.key, **noted})
         elif line["outcome"] == "ranked" and not is_untouched(folder):
@@ -190,15 +190,16 @@ class Bench:
         arm.stored = folder if arm.found.outcome == "ranked" else None
         return arm
 
-    def _grow(self, arm: Arm, recipe: Recipe, progress: Progress) -> None:
-        arm.stored = Path(recipe.output)
+    def _grow(self, arm: Arm, recipe: Recipe, folder: Path, progress: Progress) -> None:
+        arm.stored = folder
+        recipe = replace(recipe, output=str(folder), optimizer=None)  # the source has no state
         try:
             result = run(recipe, overwrite=True, progress=progress)
             arm.found.promise, arm.found.parameters = result.promise, result.parameters
             if result.kept is False:
                 assert result.verification
                 arm.found.outcome, arm.found.reason = "broken", result.verification.reason
-            elif lacks_class(Checkpoint(arm.stored).config):
+            elif lacks_class(Checkpoint(folder).config):
                 arm.refuse(
                     "transformers has no class for its layout, so it cannot be trained as it is; "
                     "end the recipe with 'convert: diff-transformer'"
@@ -287,13 +288,7 @@ class Bench:
         return whole | early | {int(equal), min(int(equal) + 1, steps)}
 
     def _run(
-        self,
-        arm: Arm,
-        rate: float,
-        seed: int,
-        steps: int,
-        looks: Collection[int],
-        advance: Advance,
+        self, arm: Arm, rate: float, seed: int, steps: int, looks: Collection[int], advance: Advance
     ) -> list[Look]:
         """Train an arm; it ends early where a loss is not finite."""
         size, data, family = self.settings.batch, self.data, None

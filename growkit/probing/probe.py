@@ -149,11 +149,7 @@ def reads_of(
 
 
 def _plan(
-    model: Checkpoint,
-    data: Data,
-    chosen: Sequence[Candidate],
-    settings: ProbeSettings,
-    device: str,
+    model: Checkpoint, data: Data, chosen: Sequence[Candidate], settings: ProbeSettings, device: str
 ) -> dict[str, str]:
     """Everything on which the figures depend, by its name for users."""
     import torch
@@ -168,7 +164,7 @@ def _plan(
     }
     plan |= {name: _hash(value) for name, value in vars(settings).items()}
     for each in chosen:
-        recipe = {**each.recipe.as_dict(), "source": None, "output": None}
+        recipe = {**each.recipe.as_dict(), "source": None, "output": None, "optimizer": None}
         texts = [sha256(Path(text)) for text in each.recipe.texts]
         plan[f"candidate {each.folder}"] = _hash([recipe, texts])
     return plan
@@ -192,7 +188,7 @@ def _warnings(
     if isinstance(model, Inside):
         yield model.told()
     for each in chosen:
-        if each.optimizer is not None:
+        if each.recipe.optimizer is not None:
             yield (
                 f"{each.name} is trained without the optimizer's state that its recipe names, as "
                 "the others are"

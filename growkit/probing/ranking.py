@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean, stdev, variance
-from typing import Any
+from typing import Any, NamedTuple
 
 from growkit.base.limits import within
 from growkit.checkpoint.reading import Checkpoint
@@ -63,24 +63,20 @@ RULE = (
 )
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A difference of two losses.
 
     Attributes:
-        mean: of all pairs.
+        difference: mean of all pairs.
         low: lower end of its interval.
         high: upper end.
+        noise: whether the interval contains 0, or rounding may have made the difference.
     """
 
-    mean: float
+    difference: float
     low: float
     high: float
-
-    @property
-    def noise(self) -> bool:
-        """Whether the interval contains 0, or rounding may have made the difference."""
-        return self.low <= 0 <= self.high or within(abs(self.mean), ROUNDING)
+    noise: bool
 
 
 def estimate(differences: Sequence[Sequence[float]], pairs: int = 1) -> Estimate:
@@ -101,7 +97,8 @@ def estimate(differences: Sequence[Sequence[float]], pairs: int = 1) -> Estimate
     else:
         free = total**2 / sum(square**2 / free for square, free in spreads)
         reach = t_beyond((1 - CONFIDENCE) / pairs, math.floor(free + 1e-9)) * math.sqrt(total)
-    return Estimate(mean, mean - reach, mean + reach)
+    noise = abs(mean) <= reach or within(abs(mean), ROUNDING)
+    return Estimate(mean, mean - reach, mean + reach, noise)
 
 
 def t_beyond(probability: float, freedom: int) -> float:
@@ -197,16 +194,13 @@ def conclude(result: ProbeResult, arms: Sequence[Arm]) -> None:
     """
     ends = [arm.step_flops * runs[0][-1].step for arm in arms for runs in arm.finite().values()]
     result.equal_compute = float(min(ends)) if ends else None
-    losses = {
-        arm.found.name: found
-        for arm in arms
-        if arm.runs and (found := _compare(arm, (result.equal_compute or 0) / arm.step_flops))
-    }
-    result.candidates = sorted(
-        (arm.found for arm in arms),
-        key=lambda each: (OUTCOMES.index(each.outcome), each.loss or 0.0),
-    )
-    able = [each for each in result.candidates if each.outcome != "refused"]
+    equal = result.equal_compute or 0.0
+    trained = {arm.found.name: _compare(arm, equal / arm.step_flops) for arm in arms if arm.runs}
+    losses = {name: found for name, found in trained.items() if found}
+    places = {outcome: number for number, outcome in enumerate(OUTCOMES)}
+    found = [arm.found for arm in arms]
+    result.candidates = sorted(found, key=lambda each: (places[each.outcome], each.loss or 0.0))
+    able = (each for each in result.candidates if each.outcome != "refused")
     for number, candidate in enumerate(able, 1):
         candidate.rank = number
     result.differences = differences_of(losses)
@@ -228,12 +222,12 @@ def _compare(arm: Arm, at: float) -> list[list[float]]:
     """
     candidate, finite = arm.found, arm.finite()
     for (lr, seed), looks in arm.runs.items():
-        losses = [fmean(look.losses) if look.losses else None for look in looks]
-        curve = ProbeCurve(lr=lr, seed=seed, steps=[look.step for look in looks], losses=losses)
-        candidate.curves.append(curve)
+        means = [fmean(look.losses) if look.losses else None for look in looks]
+        steps = [look.step for look in looks]
+        candidate.curves.append(ProbeCurve(lr=lr, seed=seed, steps=steps, losses=means))
     found = {rate: [_losses_at(looks, at) for looks in runs] for rate, runs in finite.items()}
-    means = {rate: _mean(losses) for rate, losses in found.items()}
-    candidate.by_lr = [means.get(rate) for rate in dict.fromkeys(rate for rate, _ in arm.runs)]
+    by_rate = {rate: _mean(losses) for rate, losses in found.items()}
+    candidate.by_lr = [by_rate.get(rate) for rate in dict.fromkeys(rate for rate, _ in arm.runs)]
     if not found:
         first = min(looks[-1].step for looks in arm.runs.values() if looks[-1].losses is None)
         candidate.outcome = "diverged"
@@ -241,7 +235,7 @@ def _compare(arm: Arm, at: float) -> list[list[float]]:
             f"its loss is not finite with any learning rate, first after {counted(first, 'step')}"
         )
         return []
-    best = min(means, key=lambda rate: means[rate])
+    best = min(by_rate, key=lambda rate: by_rate[rate])
     candidate.losses = [fmean(each) for each in found[best]]
     candidate.lr, candidate.equal_step, candidate.loss = best, at, fmean(candidate.losses)
     candidate.spread = stdev(candidate.losses)
@@ -264,10 +258,7 @@ def _early(result: ProbeResult) -> Iterator[str]:
             f"at equal compute few steps were taken ({', '.join(few)}; the rate is warmed up in "
             f"{result.warmup}), which is against larger models; take more --steps{shorter}"
         )
-    harmed = [
-        each.name for each in ranked if (each.loss or 0.0) > (each.curves[0].losses[0] or 0.0)
-    ]
-    if harmed:
+    if harmed := [each.name for each in ranked if each.loss > each.curves[0].losses[0]]:  # type: ignore[operator]
         yield (
             f"at equal compute the loss of {', '.join(harmed)} is above where it began, so the "
             "order says little; take more --steps, a lower --lr or a longer --warmup"
@@ -294,17 +285,8 @@ def differences_of(losses: Mapping[str, list[list[float]]]) -> list[ProbeDiffere
     for better, worse in pairs:
         seeds = zip(losses[better], losses[worse], strict=True)
         above = [[high - low for low, high in zip(*seed, strict=True)] for seed in seeds]
-        apart = estimate(above, len(pairs))
-        found.append(
-            ProbeDifference(
-                better=better,
-                worse=worse,
-                difference=apart.mean,
-                low=apart.low,
-                high=apart.high,
-                noise=apart.noise,
-            )
-        )
+        apart = estimate(above, len(pairs))._asdict()
+        found.append(ProbeDifference(better=better, worse=worse, **apart))
     return found
 
 

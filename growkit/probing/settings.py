@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +15,9 @@ from growkit.base.settings import DEVICES, option
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.texts import read_text
-from growkit.recipe.files import load_recipe, recipe_file, shipped_recipes
+from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import Recipe
 from growkit.sources import Source
-from growkit.sources.hub import address_of
 
 COMPUTED = ("float32", "bfloat16")
 """Dtypes that a training computes in; weights and moments are float32."""
@@ -39,7 +37,7 @@ LARGEST = 1e15
 """Rate or decay, so that updates stay within float32."""
 
 NOWHERE = "grown"
-"""The output of a recipe that has none; a probe writes somewhere else."""
+"""The source and the output of a recipe that has none; a probe replaces both."""
 
 
 @dataclass(frozen=True)
@@ -118,25 +116,20 @@ class Candidate:
     Attributes:
         name: in the result, no two alike.
         folder: name of the folder that it is grown in.
-        recipe: how it is grown, without the optimizer; its output is not written.
+        recipe: how it is grown; its output is not written, and no optimizer's state is grown.
         file: of the recipe; None if it was given as an object.
-        optimizer: the optimizer's state that the recipe names; None without one.
     """
 
     name: str
     folder: str
     recipe: Recipe
     file: Path | None
-    optimizer: str | None
 
 
 def candidates_of(
     given: Sequence[Recipe | str | Path] | Recipe | str | Path, source: str, found: Source
 ) -> list[Candidate]:
-    """The candidates.
-
-    A recipe is for the source if it names it, or names none. In recipes that ship with growkit,
-    the source is an example, and in a manifest, a name.
+    """The candidates; the source of every recipe is replaced.
 
     Args:
         given: recipes, or what ``growkit.run`` takes for one.
@@ -144,35 +137,32 @@ def candidates_of(
         found: where that is.
 
     Raises:
-        InputError: there are none, one cannot be read, or one is for another source.
+        InputError: there are none, or one cannot be read.
     """
     given = [given] if isinstance(given, Recipe | str | Path) else given
     if not 1 <= len(given) <= MOST_CANDIDATES:
         raise InputError(f"{len(given)} candidates were given; give 1 to {MOST_CANDIDATES} recipes")
-    chosen: list[Candidate] = []
+    taken, chosen = {name_of(found.name)}, []
     for number, each in enumerate(given, 1):
-        file = None if isinstance(each, Recipe) else recipe_file(Path(each))
+        file = None
         if isinstance(each, Recipe):
-            name, recipe, where = name_of(each.output), each, f"the recipe of {each.output}"
+            name, recipe = name_of(each.output), each
         else:
-            assert file is not None
+            file = recipe_file(Path(each))
             name = name_of(str(file.parent)) if file.name == MANIFEST else file.stem
-            recipe, where = _read(file, source), str(file)
-        if file not in shipped_recipes().values():
-            _check_source(recipe.source, source, found, where)
-        taken = {name_of(found.name), *(other.name for other in chosen)}
-        names = chain([name], (f"{name} ({n})" for n in count(2)))
+            recipe = _read(file)
         folder = f"{number:02}-{re.sub(r'[^a-zA-Z0-9._-]+', '-', name)[:60]}"
-        made = replace(recipe, source=source, optimizer=None)  # the source has no state to grow
-        unused = next(each for each in names if each not in taken)
-        chosen.append(Candidate(unused, folder, made, file, recipe.optimizer))
+        names = chain([name], (f"{name} ({n})" for n in count(2)))
+        unused = next(name for name in names if name not in taken)
+        taken.add(unused)
+        chosen.append(Candidate(unused, folder, replace(recipe, source=source), file))
     return chosen
 
 
-def _read(file: Path, source: str) -> Recipe:
+def _read(file: Path) -> Recipe:
     """A recipe, with its file in every error, as there are several."""
     try:
-        recipe = load_recipe(file, otherwise={"source": source, "output": NOWHERE})
+        recipe = load_recipe(file, otherwise={"source": NOWHERE, "output": NOWHERE})
         for text in recipe.texts:
             read_text(text)  # before anything that takes time
     except InputError as error:
@@ -180,22 +170,6 @@ def _read(file: Path, source: str) -> Recipe:
             raise
         raise InputError(f"{file}: {error}") from error
     return recipe
-
-
-def _check_source(named: str, source: str, found: Source, where: str) -> None:
-    """Refuse a recipe for something else."""
-    address = address_of(named)
-    if named in (source, found.name) or (address and address == address_of(source)):
-        return
-    exists = os.path.lexists(named)
-    if not exists and named == name_of(source):  # as manifests have it
-        return
-    if os.path.exists(named) and found.folder.exists() and os.path.samefile(named, found.folder):
-        return
-    raise InputError(
-        f"source in {where} is {named}, but {source} is probed; leave the source out of the "
-        "recipe, or probe that one"
-    )
 
 
 def inputs_of(found: Source, candidates: Sequence[Candidate], text: str | Path) -> Inputs:
