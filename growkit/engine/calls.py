@@ -1,7 +1,7 @@
 """Calls of a model, and what layers pass on: hidden states, mostly [1, tokens, hidden], and more.
 
 A class may carry several states in one tensor, and its layers may hand on more than hidden states:
-what a router or an indexer found, say. Until layers run, stand-ins take its place.
+for example what a router or an indexer found. Until layers run, placeholders take its place.
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ class LayerOutput:
         return state if self.alone else (state, *self.extras)
 
     def unknown(self) -> LayerOutput:
-        """The same with stand-ins as extras, which show in everything computed with them."""
-        return LayerOutput(self.alone, tuple(map(_stand_in, self.extras)))
+        """The same with placeholders as extras, which show in everything computed with them."""
+        return LayerOutput(self.alone, tuple(map(_placeholder, self.extras)))
 
 
-def _stand_in(value: Any) -> Any:
+def _placeholder(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     nothing = torch.nan if value.is_floating_point() else torch.iinfo(torch.int32).min
@@ -187,18 +187,18 @@ class RecordedCall:
 
     Attributes:
         form: of the hidden states.
-        arguments: of every layer, with stand-ins for the extras of the layer before.
-        stand_ins: these.
+        arguments: of every layer, with placeholders for the extras of the layer before.
+        placeholders: these.
     """
 
     form: Form
     arguments: list[Arguments]
-    stand_ins: tuple[Any, ...]
+    placeholders: tuple[Any, ...]
 
     @property
     def uses_extras(self) -> bool:
         """Whether layers are called with tensors among the extras of the layer before."""
-        tensors = {id(each) for each in self.stand_ins if isinstance(each, Tensor)}
+        tensors = {id(each) for each in self.placeholders if isinstance(each, Tensor)}
         later = (value for each in self.arguments[1:] for value in each.values.values())
         return any(id(value) in tensors for value in later)
 

@@ -9,7 +9,7 @@ from growkit.base.settings import NO_GPU
 
 
 def chosen(name: str) -> torch.device:
-    """The device that people mean; ``auto`` is a GPU where there is one.
+    """The device of this name; ``auto`` is a GPU where there is one.
 
     Raises:
         InputError: there is no GPU.
@@ -22,5 +22,5 @@ def chosen(name: str) -> torch.device:
 
 
 def called(device: torch.device) -> str:
-    """What people call a device."""
+    """The name of a device, as it is reported."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

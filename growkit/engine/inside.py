@@ -1,4 +1,4 @@
-"""The language model inside a multimodal model, as if it stood alone.
+"""The language model inside a multimodal model, as if it were all.
 
 transformers resolves its config from that of the whole; its tensors are those that the files of the
 whole keep under its prefix. Towers and projectors are left out.
@@ -24,7 +24,7 @@ NAMES = {
     "model.text_model.": "model.",
     "lm_head.": "lm_head.",
 }
-"""How names of its tensors begin in files, and how in those of a model that stands alone."""
+"""Prefixes of its tensors in files of the whole, and in files of the language model alone."""
 
 
 class Inside(Checkpoint):

@@ -101,7 +101,7 @@ class Layerwise(Stack):
 
         Args:
             calls: what to run.
-            watched: index of the call of which stages keep what they are given.
+            watched: index of the call whose inputs stages keep.
 
         Raises:
             InputError: the class cannot run with its config, or a tensor cannot be used.
@@ -221,7 +221,7 @@ class Forward:
                         self.caches.append(real)
                     lengthen(shadow, len(self._stack.layers), len(call.ids))
                     arguments = [each.replaced((shadow,), (real,)) for each in recorded.arguments]
-                    recorded = RecordedCall(recorded.form, arguments, recorded.stand_ins)
+                    recorded = RecordedCall(recorded.form, arguments, recorded.placeholders)
             caches.append((shadow, real))
             states.append(state)
             self._recorded.append(recorded)
@@ -280,8 +280,8 @@ class Forward:
             InputError: it needs more of the layer before than hidden states.
         """
         (recorded,) = self._recorded
-        # Only hidden states are handed on here; stand-ins stay in the place of extras.
-        self._extras = [recorded.stand_ins]
+        # Only hidden states are passed on here; placeholders stay in the place of extras.
+        self._extras = [recorded.placeholders]
         output, _ = self._call(index, 0, state)
         if recorded.uses_extras:
             raise self._stack.refusal("layers hand on more than hidden states")
@@ -305,11 +305,11 @@ class Forward:
             return torch.cat(parts)
 
         def logits_of(formed: Tensor, tokens: Sequence[int]) -> Tensor:
-            def stand_in(*args: Any, **kwargs: Any) -> Any:
+            def given(*args: Any, **kwargs: Any) -> Any:
                 return self._stack.returned.with_state(formed)
 
             ids = torch.zeros(*tokens, dtype=torch.long, device=self._stack.device)
-            with self._stack.replaced_layers(stand_in), self._stack.guarded():
+            with self._stack.replaced_layers(given), self._stack.guarded():
                 logits = self._stack.model(input_ids=ids, use_cache=False).logits
             assert isinstance(logits, Tensor)
             return logits.flatten(0, 1)
@@ -367,7 +367,7 @@ class Forward:
         return given[0][0], arguments
 
     def _returned_by_the_first(self, call: Call) -> LayerOutput:
-        """What the first layer returns in a call; stand-ins for it."""
+        """What the first layer returns in a call, as placeholders."""
         recorded: list[tuple[Tensor, Arguments]] = []
 
         def stop(*args: Any, **kwargs: Any) -> Any:
@@ -398,13 +398,17 @@ class Forward:
         """Run a layer: hidden states, [tokens, hidden], and extras."""
         recorded = self._recorded[call]
         arguments = recorded.arguments[index]
-        if index and recorded.stand_ins:
-            arguments = arguments.replaced(recorded.stand_ins, self._extras[call])
+        if index and recorded.placeholders:
+            arguments = arguments.replaced(recorded.placeholders, self._extras[call])
         if apart:
             arguments = arguments.apart()
         with self._stack.guarded(call):
             output, returned = self._output(index, arguments, recorded.form.formed(state))
-            if index and recorded.stand_ins and len(recorded.stand_ins) != len(returned.extras):
+            if (
+                index
+                and recorded.placeholders
+                and len(recorded.placeholders) != len(returned.extras)
+            ):
                 raise NoStackError("layers hand on different things")
             return recorded.form.flat(output), returned.extras
 

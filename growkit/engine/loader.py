@@ -2,7 +2,7 @@
 
 ``from_pretrained`` runs up to the point where it would read weights: the class, the config, the
 files and the names under which their tensors come into the model are its own answer, and no weight
-is read, whatever the size of the model. What it would read and growkit does not is refused here.
+is read, at any size of the model. What it would read and growkit does not is refused here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Loading:
         buffers: tensors in the files that become persistent buffers, by their names in the class.
         passed_over: tensors in the files that it does not read.
         made_buffers: persistent buffers that no file holds: the class makes them.
-        own_class: whether transformers has the class; else growkit's own stands in for it.
+        own_class: whether transformers has the class; else it is growkit's own.
     """
 
     model: str
@@ -190,7 +190,7 @@ def _seen(
 
     Args:
         checkpoint: of the folder.
-        config: what the folder says, as transformers resolves it.
+        config: that of the folder, as transformers resolves it.
         given: whether that config is to be loaded; else transformers reads its own.
         lacking: whether that is a DIFF Transformer, since transformers has no class for it.
 
@@ -204,7 +204,7 @@ def _seen(
     cls: Any = DiffTransformerForCausalLM if lacking else AutoModelForCausalLM
     options: dict[str, Any] = {"config": config} if given else {}
     folder: Path | None = checkpoint.folder
-    if checkpoint.distributed:  # of which it reads no files: it is given what it would be given
+    if checkpoint.distributed:  # it reads no files of these, and is given nothing
         cls = AutoModelForCausalLM._model_mapping.get(type(config), cls)
         folder, options["state_dict"] = None, {}
     load = PreTrainedModel._load_pretrained_model
@@ -251,7 +251,7 @@ def _seen(
 def _recording_conversions(
     checkpoint: Checkpoint, model: Any, found: dict[int, Conversion]
 ) -> Iterator[None]:
-    """Record what transformers makes of which tensors, and of what shape it is."""
+    """Record what transformers makes of each tensor, and its shape."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
 
     add = WeightTransform.add_tensor
@@ -291,7 +291,7 @@ def _recording_conversions(
 
 
 def the_tensor(made: Any) -> torch.Tensor:
-    """What a conversion makes, which may stand in a list of its own."""
+    """What a conversion makes, which may be in a list of its own."""
     tensor: torch.Tensor = made[0] if isinstance(made, list) else made
     return tensor
 

@@ -66,14 +66,14 @@ def load_model(
 
     checkpoint = stored if isinstance(stored, Checkpoint) else Checkpoint(stored)
     folder, weights = checkpoint.folder, readable(checkpoint)
-    as_it_lies = weights is checkpoint and checkpoint.stands_alone
+    as_stored = weights is checkpoint and checkpoint.stands_alone
     with (
         quiet(),
         foreign(f"transformers cannot load {folder}", "correct its config.json or its weights"),
     ):
         model, loading = _from_pretrained(
             folder,
-            None if as_it_lies else weights,
+            None if as_stored else weights,
             dtype=dtype,
             attn_implementation=attention,
             experts_implementation=experts_implementation(dtype),
@@ -159,7 +159,7 @@ def _from_pretrained(folder: Path, weights: Weights | None, **options: Any) -> A
         return AutoModelForCausalLM.from_pretrained(folder, **options)
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
-    # Files hold float32 as float32, whatever arithmetic is to be done with it.
+    # Files hold float32 as float32, even when all arithmetic is done in float64.
     with torch._C.DisableTorchFunction():
         state = {name: weights.read(name) for name in weights.tensors}
     config = parsed(weights.config)
@@ -227,7 +227,7 @@ def experts_implementation(dtype: torch.dtype) -> str | None:
 def fit_experts(model: Any) -> None:
     """Have a model multiply with one expert at a time where all together cannot be.
 
-    Fast products of groups want rows of whole multiples of 16 bytes, and refuse all others.
+    Fast products of groups need rows of whole multiples of 16 bytes.
     """
     stacked = (each for each in model.parameters() if each.dim() == 3)
     odd = any(each.shape[-1] * each.element_size() % 16 for each in stacked)
@@ -258,9 +258,8 @@ def quiet() -> Iterator[None]:
 def uninitialised(device: str | None = None) -> Iterator[None]:
     """Modules made here have buffers as ever, but parameters with no numbers in them yet.
 
-    A parameter counts as one whose weights were read, which transformers leaves as it is, by
-    whichever function a class initialises it. Buffers that no file holds (the frequencies of rotary
-    embeddings, say) are computed: they do not count so.
+    transformers takes a parameter for one whose weights were read, and does not initialise it.
+    Buffers that no file holds (the frequencies of rotary embeddings, say) are computed.
 
     Args:
         device: where parameters are put; None for where they are made.

@@ -1,4 +1,4 @@
-"""A model of transformers as a stack of layers, each of which has its weights only while it runs.
+"""A model of transformers as a stack of layers that have their weights only while they run.
 
 The model is built without weights, and the weights of a part are lent to it while that part runs.
 The layers can be replaced for a while, so that the rest of the class's own ``forward`` runs alone.

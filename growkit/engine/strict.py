@@ -75,7 +75,7 @@ MKL_FUNCTIONS = (
 
 @contextmanager
 def reproducible(device: torch.device) -> Iterator[None]:
-    """Whatever a process has chosen for speed: no TF32, and on a GPU deterministic kernels.
+    """No TF32, and on a GPU deterministic kernels, even if a process has chosen speed.
 
     Args:
         device: where the proof runs. CPUs are deterministic as they are.

@@ -1,1 +1,1 @@
-"""An optimizer's state, grown beside the weights: what training learned of its own steps."""
+"""An optimizer's state, grown with the weights."""

@@ -102,7 +102,7 @@ class Optimizer:
         after, groups, muon = parameters_of(target), self.state.groups, None
         if MUON in self.state.kinds.values():
             muon = str(groups[0].options.get("adjust_lr_fn") or "original")
-        # By this option torch tells AdamW from Adam, whose decay is a part of the gradient.
+        # This option is false in Adam, whose decay is a part of the gradient.
         coupled = any(each.options.get("decoupled_weight_decay") is False for each in groups)
         updates = class_updates(target, law.updates, by_element=False)
         factors = {

@@ -82,7 +82,7 @@ class State:
         groups: of parameters, by their names in the class.
         steps: that every parameter has taken; none where the optimizer does not count them.
         numbers: its tensors, by the name ``parameter.kind``.
-        rest: what the format hands on from reading to writing.
+        rest: what the format passes from reading to writing.
         beside: what else of a training is in the same place, by its name, and what becomes of it.
         schedules: what may hold schedules of rates, by the file or folder that it comes from.
         assumed: what was assumed of the order of parameters; empty if the files name them.

@@ -53,7 +53,7 @@ MOST_VALUE = 1 << 20
 
 @dataclass(frozen=True)
 class _Rest:
-    """What is handed on to the writing.
+    """What reading passes to writing.
 
     Attributes:
         before: what the names of entries begin with.

@@ -66,7 +66,7 @@ def _open(folder: Folder, name: str, tensors: Tensors) -> tuple[Any, WeightFile]
 
 @dataclass(frozen=True)
 class _Rest:
-    """What is handed on to the writing.
+    """What reading passes to writing.
 
     Attributes:
         by_name: whether parameters go by name rather than by number.
