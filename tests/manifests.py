@@ -16,7 +16,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,17 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST, write_manifest
 from tests.behaviour import difference, rounding
 from tests.conftest import CONFIGS, save_random, seeded
-from tests.families import FAMILIES, Case, coin, windows
+from tests.families import FAMILIES, Case, windows
 from tests.infer import random_model
 from tests.sweeping import say
-from tests.tampering import add_tokenizer, opened, tensors
+from tests.tampering import (
+    TAMPERINGS,
+    a_matrix_scaled,
+    add_tokenizer,
+    opened,
+    tensors,
+    the_last_bit_of_a_weight,
+)
 
 Json = dict[str, Any]
 QUICK: Json = {"prompts": 1, "length": 10}
@@ -136,12 +142,6 @@ def more_of(kind: str, choose: random.Random) -> Json:
 
 
 Lie = Callable[[Pair, Path, random.Random], str]
-LIES: list[Lie] = []
-
-
-def lie(tell: Lie) -> Lie:
-    LIES.append(tell)
-    return tell
 
 
 def other(value: Any, choose: random.Random) -> Any:
@@ -163,19 +163,27 @@ def other(value: Any, choose: random.Random) -> Any:
 
 
 SETTLED = ("model_type", "architectures", "transformers_version", "_name_or_path", "auto_map")
-NOTABLE = ("window", "rope", "token_id", "position", "layer", "eps", "scal", "dtype", "tie", "norm")
+YARN = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+SETTINGS: list[tuple[str, Any]] = [
+    ("rope_parameters", {"rope_type": "default", "rope_theta": 500.0}),
+    ("rope_parameters", {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
+    ("rope_parameters", {"rope_type": "yarn", **YARN}),
+    *(("rope_scaling", {"rope_type": "dynamic", "factor": 4.0}), ("rope_theta", 7.0)),
+    *(("sliding_window", 30), ("sliding_window", 12), ("use_sliding_window", True)),
+    *(("max_window_layers", 0), ("layer_types", ["sliding_attention", "full_attention"])),
+    *(("max_position_embeddings", 32), ("max_position_embeddings", 128)),
+    *(("attention_chunk_size", 16), ("no_rope_layers", [0, 1]), ("dtype", "float16")),
+]
+"""Settings that long prompts show."""
 
 
 def key_of(folder: Path, choose: random.Random) -> tuple[str, Any]:
-    """A key of a config, said or assumed, and its value."""
+    """A key of a config, written or assumed, and its value."""
     resolved = AutoConfig.from_pretrained(folder).to_dict()
-    keys = sorted(resolved.keys() - {*SETTLED})
-    notable = [key for key in keys if any(part in key for part in NOTABLE)]
-    key = choose.choice(notable if coin(choose) else keys)
+    key = choose.choice(sorted(resolved.keys() - {*SETTLED}))
     return key, resolved[key]
 
 
-@lie
 def a_setting(pair: Pair, folder: Path, choose: random.Random) -> str:
     key, value = key_of(folder, choose)
     with opened(folder / "config.json") as config:
@@ -183,7 +191,17 @@ def a_setting(pair: Pair, folder: Path, choose: random.Random) -> str:
     return key
 
 
-@lie
+def a_known_setting(pair: Pair, folder: Path, choose: random.Random) -> str:
+    key, value = choose.choice(SETTINGS)
+    with opened(folder / "config.json") as config:
+        config[key] = value
+        if key == "layer_types":
+            count = AutoConfig.from_pretrained(pair.target).num_hidden_layers
+            config[key] = (value * count)[:count]
+            config.setdefault("sliding_window", 12)
+    return key
+
+
 def a_setting_left_out(pair: Pair, folder: Path, choose: random.Random) -> str:
     with opened(folder / "config.json") as config:
         key = choose.choice(sorted(config.keys() - {*SETTLED}))
@@ -191,154 +209,57 @@ def a_setting_left_out(pair: Pair, folder: Path, choose: random.Random) -> str:
     return key
 
 
-YARN = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
-SETTINGS: dict[str, list[tuple[str, Any]]] = {
-    "config.json": [
-        ("rope_parameters", {"rope_type": "default", "rope_theta": 500.0}),
-        ("rope_parameters", {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
-        ("rope_parameters", {"rope_type": "yarn", **YARN}),
-        *(("rope_scaling", {"rope_type": "dynamic", "factor": 4.0}), ("rope_theta", 7.0)),
-        *(("sliding_window", 30), ("sliding_window", 12), ("use_sliding_window", True)),
-        *(("max_window_layers", 0), ("layer_types", ["sliding_attention", "full_attention"])),
-        *(("max_position_embeddings", 32), ("max_position_embeddings", 128)),
-        *(("attention_chunk_size", 16), ("no_rope_layers", [0, 1]), ("dtype", "float16")),
-    ],
-    "generation_config.json": [
-        *(("eos_token_id", [2, 7]), ("bos_token_id", 5), ("repetition_penalty", 1.7)),
-        *(("no_repeat_ngram_size", 1), ("suppress_tokens", list(range(50))), ("max_length", 9)),
-        *(("temperature", 0.3), ("min_new_tokens", 5)),
-    ],
-    "tokenizer_config.json": [
-        *(("eos_token", "b"), ("padding_side", "left"), ("model_max_length", 7)),
-        *(("chat_template", "{{ messages }}"), ("add_prefix_space", True)),
-    ],
-}
-"""Settings that long prompts, generation or texts show."""
-
-
-def one_of(file: str, pair: Pair, folder: Path, choose: random.Random) -> str:
-    key, value = choose.choice(SETTINGS[file])
-    with opened(folder / file) as content:
-        content[key] = value
-        if key == "layer_types":
-            count = AutoConfig.from_pretrained(pair.target).num_hidden_layers
-            content[key] = (value * count)[:count]
-            content.setdefault("sliding_window", 12)
-    return "token" if file.startswith("tokenizer") else key
-
-
-def a_known_setting(pair: Pair, folder: Path, choose: random.Random) -> str:
-    return one_of("config.json", pair, folder, choose)
-
-
-LIES.extend(partial(one_of, file) for file in SETTINGS)
-
-
-@lie
-def a_rule_of_the_tokenizer(pair: Pair, folder: Path, choose: random.Random) -> str:
-    with opened(folder / "tokenizer.json") as rules:
-        way = choose.choice(["swap", "lower", "end"])
-        if way == "swap":
-            ids = rules["model"]["vocab"]
-            one, two = choose.sample([token for token in sorted(ids) if len(token) == 1], 2)
-            ids[one], ids[two] = ids[two], ids[one]
-        elif way == "lower":
-            rules["normalizer"] = {"type": "Lowercase"}
-        else:
-            rules["pre_tokenizer"] = {"type": "Whitespace"}
-    return "token"
-
-
-@lie
-def rows_of_a_token(pair: Pair, folder: Path, choose: random.Random) -> str:
-    count = json.loads((pair.source / "config.json").read_text())["vocab_size"]
-    with tensors(folder) as content:
-        tables = [n for n, t in sorted(content.items()) if t.dim() == 2 and len(t) >= count]
-        name, row = choose.choice(tables), choose.randrange(count)
-        content[name][row] = content[name][row].roll(1) if coin(choose) else 0
-    return name
-
-
-@lie
-def a_weight(pair: Pair, folder: Path, choose: random.Random) -> str:
-    with tensors(folder) as content:
-        name = choose.choice(sorted(content))
-        each = content[name]
-        flat = each.flatten().clone()
-        place = choose.randrange(len(flat))
-        flat[place] = choose.choice([-flat[place], flat[place] * 1.01, flat[place] + 0.1])
-        content[name] = flat.view_as(each)
-    return name
-
-
-@lie
 def weights_in_another_dtype(pair: Pair, folder: Path, choose: random.Random) -> str:
     dtype = choose.choice(["bfloat16", "float16"])
     with tensors(folder) as content:
-        for name, each in content.items():
-            content[name] = each.to(getattr(torch, dtype))
-    with opened(folder / "config.json") as config:
-        config["dtype"] = dtype
-    with opened(folder / MANIFEST) as manifest:
-        manifest["recipe"]["dtype"] = dtype
+        content |= {name: each.to(getattr(torch, dtype)) for name, each in content.items()}
+    for file, part in (("config.json", None), (MANIFEST, "recipe")):
+        with opened(folder / file) as content_of:
+            (content_of[part] if part else content_of)["dtype"] = dtype
     return "round"
 
 
-@lie
 def a_description(pair: Pair, folder: Path, choose: random.Random) -> str:
     """Settings that the manifest calls sizes, so that its recipe plans others."""
-    family = pair.family or own_description(pair)
-    if family is None:
+    try:
+        family = pair.family or growkit.infer(pair.source)["family"]
+    except (InputError, AssertionError):
         return a_setting(pair, folder, choose)
     key, value = key_of(folder, choose)
     axis = choose.choice(sorted({*family["sizes"].values()}))
-    way = choose.choice(["size", "size", "assumed", "list", "computed"])
-    if way == "list":
-        family["lists"] = [*family.get("lists", []), key]
-    elif way == "computed":
-        family["computed"] = [*family.get("computed", []), key]
-        family["assumed"] = {**family.get("assumed", {}), key: other(value, choose)}
-    elif way == "assumed":
-        family["assumed"] = {**family.get("assumed", {}), key: other(value, choose)}
+    way = choose.choice(["sizes", "sizes", "assumed", "lists", "computed"])
+    if way in ("sizes", "assumed"):
+        added = axis if way == "sizes" else other(value, choose)
+        family[way] = {**family.get(way, {}), key: added}
     else:
-        family["sizes"][key] = axis
+        family[way] = [*family.get(way, []), key]
     with opened(folder / MANIFEST) as manifest:
         manifest["recipe"]["family"] = family
-    was = json.loads((pair.source / "config.json").read_text())
     with opened(folder / "config.json") as config:
-        sizes = [k for k, a in family["sizes"].items() if a == axis and k in was and k != key]
-        twice = sizes and config.get(sizes[0]) == 2 * was[sizes[0]]
-        config[key] = 2 * value if twice and type(value) is int else other(value, choose)
+        config[key] = 2 * value if type(value) is int else other(value, choose)
     return key
 
 
-def own_description(pair: Pair) -> Json | None:
-    """What shapes show of a family that growkit knows."""
-    try:
-        return growkit.infer(pair.source)["family"]
-    except (InputError, AssertionError):
-        return None
-
-
-@lie
 def a_recipe(pair: Pair, folder: Path, choose: random.Random) -> str:
     """One that does not fit, with another setting: all that is compared is the source's."""
     with opened(folder / MANIFEST) as manifest:
         manifest["recipe"]["steps"] = [{"grow": "hypercloning", "hidden": 7}]
-        if pair.family and coin(choose):
-            family = pair.family | {"sizes": {**pair.family["sizes"]}}
-            family["sizes"]["sliding_window"] = "ffn"
-            manifest["recipe"]["family"] = family
     return choose.choice(SPOILS)(pair, folder, choose)
 
 
-@lie
 def no_manifest(pair: Pair, folder: Path, choose: random.Random) -> str:
     (folder / MANIFEST).unlink()
     return choose.choice(SPOILS)(pair, folder, choose)
 
 
+def tampered(pair: Pair, folder: Path, choose: random.Random) -> str:
+    """As in ``tests.tampering``, of a part that a manifest can record again."""
+    spoils = [each.spoil for each in TAMPERINGS if each.part in ("tokenizer", "generation")]
+    return choose.choice([*spoils, a_matrix_scaled, the_last_bit_of_a_weight])(folder, choose)
+
+
 SPOILS: list[Lie] = [a_setting, a_known_setting, a_setting_left_out]
+LIES = [*SPOILS, weights_in_another_dtype, a_description, a_recipe, no_manifest, tampered]
 
 
 def record(folder: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
 from growkit.cli import options as option
 from growkit.cli.commands import Commands, ListCommand, command
-from growkit.cli.options import JSON, OUTPUT, REPORT, SOURCE, Given, Running, Writing
+from growkit.cli.options import JSON, OUTPUT, SOURCE, Answer, Given, Running, Writing
 from growkit.cli.output import after, make_patient, say, show, unprinted
 from growkit.cli.signals import heed_signals
 from growkit.probing.settings import ProbeSettings
@@ -82,18 +82,20 @@ def inspect(
 ) -> None:
     """Show what a checkpoint is: family, sizes, heads, ties, dtype."""
     from growkit.pipeline import inspection
-    from growkit.report.terminal import show_result
 
     if not infer:
         result = inspection.inspect(folder, **({"family": family} if family else {}))
-        show(result, as_json, show_result)
+        show(result, as_json)
         return
     if family is not None:
         raise InputError("--infer describes a family itself; leave --family out, or --infer")
     from growkit.inference import inferring  # which takes seconds
 
     found = inferring.infer(folder)
-    show(found, as_json, lambda _, each: typer.echo(plain(each["yaml"], keep="\n"), nl=False))
+    if as_json:
+        show(found, True)
+    else:
+        typer.echo(plain(found["yaml"], keep="\n"), nl=False)
 
 
 @command(app, name="families")
@@ -116,9 +118,10 @@ def list_families(
         def shown(screen: Any, found: Any) -> None:
             show_parts(screen, ability_parts(table(found), every=not name))
 
-        show(catalogue(name), as_json, shown)
+        show(catalogue(name), as_json, shown=shown)
     else:
-        show(model_types(), False, lambda screen, found: show_parts(screen, family_parts(found)))
+        known = model_types()
+        show(known, False, shown=lambda screen, _: show_parts(screen, family_parts(known)))
 
 
 @command(app, "grow")
@@ -137,18 +140,17 @@ def grow(
     writing: Writing,
     verify: bool = option.NO_VERIFY,
     running: Running,
-    report: Path | None = REPORT,
-    as_json: bool = JSON,
+    answer: Answer,
 ) -> int:
     """Grow SRC into a larger model OUT that computes the same function, and prove it."""
     step = GrowStep(method, options)
     recipe = _recipe(source, step, output, settings if verify else None, settings, writing)
     if family is None:
-        return _carry_out(recipe, running, report, as_json)
+        return _carry_out(recipe, running, answer)
     from growkit.families.described import load_description
 
     recipe = replace(recipe, family=load_description(family))
-    return _carry_out(recipe, running, report, as_json, [family])
+    return _carry_out(recipe, running, answer, [family])
 
 
 @command(app, "convert")
@@ -166,13 +168,12 @@ def convert(
     writing: Writing,
     verify: bool = option.NO_VERIFY,
     running: Running,
-    report: Path | None = REPORT,
-    as_json: bool = JSON,
+    answer: Answer,
 ) -> int:
     """Turn SRC into another attention variant, or store it in another layout, and prove it."""
     step = ConvertStep(to, options)
     recipe = _recipe(source, step, output, settings if verify else None, settings, writing)
-    return _carry_out(recipe, running, report, as_json)
+    return _carry_out(recipe, running, answer)
 
 
 @command(app)
@@ -181,8 +182,7 @@ def verify(
     source: Path = SOURCE,
     target: Path = option.argument("OUT", "Folder of the grown model."),
     settings: Settings,
-    report: Path | None = REPORT,
-    as_json: bool = JSON,
+    answer: Answer,
     optimizer: Path | None = option.value(
         None, "State of SRC's optimizer that OUT was grown with, for --steps.", "PATH"
     ),
@@ -192,22 +192,22 @@ def verify(
     from growkit.checkpoint.publishing import sweep
     from growkit.proof.preflight import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
-    from growkit.report.terminal import Bars, show_result
+    from growkit.report.terminal import Bars
     from growkit.sources import find, pair
 
     reads = [each for each in (settings.text, optimizer) if each]
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
     sweep([one.folder, other.folder], inputs)
-    check_report(report, inputs)
+    check_report(answer.report, inputs)
     before, after_it = pair(one, other)
     check_settings(settings, before)
     check_vocabularies(before, after_it)
     from growkit.proof.verdict import verify_found  # which takes seconds
 
     result = verify_found(one, other, settings, optimizer, Bars())
-    write_report(result, report, inputs, [other.folder])
-    show(result, as_json, show_result, report)
+    write_report(result, answer.report, inputs, [other.folder])
+    show(result, answer.json, answer.report)
     return 0 if result["kept"] else 1
 
 
@@ -217,10 +217,10 @@ def check(
 ) -> int:
     """Check OUT against the hashes in its manifest: on any later day, wherever it was copied."""
     from growkit.recipe import manifest
-    from growkit.report.terminal import Bars, show_result
+    from growkit.report.terminal import Bars
 
     result = manifest.check(folder, progress=Bars())
-    show(result, as_json, show_result)
+    show(result, as_json)
     return 0 if result["whole"] else 1
 
 
@@ -229,8 +229,7 @@ def run(
     *,
     recipe: Path = option.RECIPE,
     running: Running,
-    report: Path | None = REPORT,
-    as_json: bool = JSON,
+    answer: Answer,
     source: str | None = option.value(None, "Replaces the recipe's source."),
     output: str | None = option.value(None, "Replaces the recipe's output."),
     text: Path | None = option.value(None, "Replaces the text of the proof.", "FILE"),
@@ -264,7 +263,7 @@ def run(
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )
-    return _carry_out(chosen, running, report, as_json, [file])
+    return _carry_out(chosen, running, answer, [file])
 
 
 def _recipe(
@@ -292,8 +291,7 @@ def _check_proved(proof: Settings | None, *asked: str) -> None:
 def _carry_out(
     recipe: Recipe,
     running: Running,
-    report: Path | None,
-    as_json: bool,
+    answer: Answer,
     reads: Sequence[Path] = (),
 ) -> int:
     """Run a recipe, and print and save its result.
@@ -301,8 +299,7 @@ def _carry_out(
     Args:
         recipe: the recipe.
         running: how it runs.
-        report: file for the proof; None for none.
-        as_json: print the result as JSON.
+        answer: where the result goes.
         reads: files from which the recipe was read.
 
     Returns:
@@ -311,34 +308,29 @@ def _carry_out(
     from growkit.checkpoint.publishing import rejected_name
     from growkit.pipeline import running as pipeline
     from growkit.report.saving import check_report, write_report
-    from growkit.report.terminal import Bars
-
-    if report is not None:
-        _check_proved(recipe.verify, "report")
-    inputs, output = recipe.inputs(reads), recipe.output_path
-    check_report(report, inputs, [output, rejected_name(output)])
-    result = pipeline.run(recipe, reads=reads, **vars(running), progress=Bars())
-    written = "" if running.dry_run else f"{result['output']} is written"
-    with after(written):
-        if result["verification"]:
-            write_report(result["verification"], report, inputs, [Path(result["output"])])
-        show(result, as_json, _shown_run(running), written)
-    return 1 if result["kept"] is False else 0
-
-
-def _shown_run(running: Running) -> Callable[[Any, Any], None]:
-    from growkit.report.terminal import show_result
+    from growkit.report.terminal import Bars, show_result
     from growkit.results.advice import training_hint
 
-    def shown(screen: Any, result: Any) -> None:
-        show_result(screen, result)
-        if not running.dry_run:
+    if answer.report:
+        _check_proved(recipe.verify, "report")
+    inputs, output = recipe.inputs(reads), recipe.output_path
+    check_report(answer.report, inputs, [output, rejected_name(output)])
+    result = pipeline.run(recipe, reads=reads, **vars(running), progress=Bars())
+    written = "" if running.dry_run else f"{result['output']} is written"
+
+    def shown(screen: Any, found: Any) -> None:
+        show_result(screen, found)
+        if written:
             kept = ": the proof, without the weights" if running.proof_only else ""
-            screen.print(f"written to {result['output']}{kept}", soft_wrap=True)
-            if then := training_hint(result):
+            screen.print(f"written to {found['output']}{kept}", soft_wrap=True)
+            if then := training_hint(found):
                 screen.print(f"next: {then}", soft_wrap=True)
 
-    return shown
+    with after(written):
+        if result["verification"]:
+            write_report(result["verification"], answer.report, inputs, [Path(result["output"])])
+        show(result, answer.json, written, shown)
+    return 1 if result["kept"] is False else 0
 
 
 @command(app)
@@ -353,10 +345,9 @@ def plan(
     """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
     from growkit.pipeline import estimate
     from growkit.recipe.files import load_recipe
-    from growkit.report.terminal import show_result
 
     result = estimate.plan(load_recipe(recipe, source), bandwidth=bandwidth)
-    show(result, as_json, show_result)
+    show(result, as_json)
 
 
 @command(app, cls=ListCommand)
@@ -383,7 +374,7 @@ def probe(
     """Grow SRC in several ways, train them all alike, and rank them at equal compute."""
     from growkit.probing import probe as probing
     from growkit.report.saving import check_report, write_report
-    from growkit.report.terminal import Bars, show_result
+    from growkit.report.terminal import Bars
 
     inputs, made = probing.reads_of(source, candidates, text, work)
     check_report(report, inputs, made)
@@ -395,7 +386,7 @@ def probe(
         with after(f"the probe's work is in {work}; --resume continues it" if work else ""):
             write_report(result, report, inputs, made)
     finally:  # hours of work are shown even if there is no report
-        show(result, as_json, show_result, report)
+        show(result, as_json, report)
 
 
 @command(app)
@@ -408,10 +399,10 @@ def demo(
 ) -> int:
     """The whole story on the model that ships with growkit: grow it, prove it, let it write."""
     from growkit.cli.demo.story import tell
-    from growkit.report.terminal import Bars, show_result
+    from growkit.report.terminal import Bars
 
     story = tell(output, hidden, signal_heads, overwrite, Bars())
-    show(story, as_json, show_result, output)
+    show(story, as_json, output)
     return 0 if story["growth"]["kept"] else 1
 
 
@@ -444,4 +435,4 @@ def recipes_copy(
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; make it first")
     write_whole(destination, file.read_text(encoding="utf-8"), new=True)
-    show(str(destination), False, lambda _, each: typer.echo(each), destination)
+    show(str(destination), False, destination, lambda _, each: typer.echo(each))

@@ -47,11 +47,22 @@ class Running:
     dry_run: bool = option(False, "Show the plan; write nothing.")
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """Where a result goes."""
+
+    report: Path | None = option(
+        None, "Write the proof as one HTML page (.html) or as .json.", "FILE"
+    )
+    json: bool = option(False, "Print the result as JSON on stdout.")
+
+
 GROUPS: dict[Any, type] = {
     Settings: Settings,
     ProbeSettings: ProbeSettings,
     Writing: Recipe,
     Running: Running,
+    Answer: Answer,
 }
 """Types of parameters that become several options: one for each field of these classes."""
 
@@ -124,7 +135,6 @@ RECIPE = argument(
 )
 FAMILY = value(None, "YAML that describes SRC's family, if growkit does not know it.", "FILE")
 JSON = flag("--json", "Print the result as JSON on stdout.")
-REPORT = value(None, "Write the proof as one HTML page (.html) or as .json.", "FILE")
 NO_VERIFY = typer.Option(
     True, " /--no-verify", help="Publish OUT without the proof.", show_default=False
 )
@@ -186,6 +196,8 @@ def _collect(kind: Any, values: Mapping[str, Any]) -> Any:
     """A parameter's value, from those of its options."""
     if kind is Given:
         return Given({name: value for name, value in values.items() if value is not None})
+    if kind is Answer:
+        return Answer(**values)
     return kind(**{k: str(v) if isinstance(v, Path) else v for k, v in values.items()})
 
 

@@ -46,16 +46,16 @@ def after(done: str) -> Iterator[None]:
 def show(
     result: Any,
     as_json: bool,
-    shown: Callable[[Console, Any], None],
     written: Path | str | None = None,
+    shown: Callable[[Console, Any], None] | None = None,
 ) -> None:
     """Print a result.
 
     Args:
         result: JSON's types alone.
-        as_json: print it as JSON; else as ``shown`` does.
-        shown: prints it on a console.
+        as_json: print it as JSON.
         written: a file that holds it as well, so that it is no failure if it cannot be printed.
+        shown: prints it on a console; None for the view of results.
     """
     if as_json:
         text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
@@ -63,10 +63,10 @@ def show(
         shown_text = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
         typer.echo("".join(shown_text))
     else:
-        from growkit.report.terminal import PlainConsole
+        from growkit.report.terminal import PlainConsole, show_result
 
         # Into a file or a pipe, lines stay whole.
-        shown(PlainConsole(width=None if sys.stdout.isatty() else 200), result)
+        (shown or show_result)(PlainConsole(width=None if sys.stdout.isatty() else 200), result)
     why = unprinted() if written else ""
     if why:
         say(f"warning: {why}")
