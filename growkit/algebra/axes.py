@@ -17,7 +17,7 @@ A pattern is written the way data flows, in the tensor's storage order:
 A dot is a product (the last axis runs fastest), a plus means "followed by", a comma separates
 dimensions, and a colon follows the dimensions that have one of the rest for each coordinate.
 
-Storage orders are here as well: how a layout arranges the rows that others write head by head.
+Storage orders are here as well: how a layout arranges the rows of heads.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Pattern:
         """Read the notation of this module's docstring.
 
         Raises:
-            ValueError: it is none; quotes it and says where and why.
+            ValueError: it is none; quotes it with the place and the reason.
         """
         return Pattern(notation, tuple(_Parser(notation).pattern()))
 

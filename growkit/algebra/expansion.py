@@ -208,7 +208,7 @@ class IndexMap:
         return np.asarray(unread | (self.source == NOTHING))
 
     def in_wholes(self, count: int) -> IndexMap:
-        """The same copies, of which the first ones are read as a whole, and the others not at all.
+        """The same copies, with the first ones read as a whole, and the rest not at all.
 
         Args:
             count: of copies that are read.
@@ -260,7 +260,7 @@ class Group:
 
 
 def _running(source: Index, chosen: Mask) -> Index:
-    """For each chosen coordinate, how many before it have the same source; 0 for the others."""
+    """For each chosen coordinate, how many before it have the same source; 0 elsewhere."""
     found = np.zeros(len(source), np.int64)
     places = np.flatnonzero(chosen)
     order = places[np.argsort(source[places], kind="stable")]
@@ -285,9 +285,9 @@ def index_map(
         dimension: which axes it has.
         sizes: size of every axis in the source.
         expansions: of every grown axis; axes that are left out stay.
-        order: where source and target store the coordinates in another order than the dimension
-            says: for each stored coordinate the one that it would be.
-        weighs: whether what is written are weights of what stands there, as those of a norm are,
+        order: where source and target store the coordinates in another order than that of the
+            dimension: for each stored coordinate the one that it would be.
+        weighs: whether what is written are weights of its coordinates, as those of a norm are,
             so that they too are copied for what is still zero.
         uneven: see ``IndexMap``.
     """

@@ -45,14 +45,14 @@ class Shares:
     def step(self) -> float:
         """Between two of the 2¹⁶ values of u.
 
-        It has nine bits: times 15 others that is exact in float32, so that it makes no difference
-        whether a machine rounds products before it adds to them.
+        It has nine bits: times a number of 15 bits that is exact in float32, so that nothing depends
+        on whether a machine rounds products before it adds to them.
         """
         mantissa, exponent = math.frexp(self.amplitude / 2**15)
         return math.ldexp(round(mantissa * 2**9), exponent - 9)
 
     def key(self, name: str, node: int, number: int) -> str:
-        """What tells the noise of one node of a tensor's splits from all other noise.
+        """The key of the noise of one node of a tensor's splits.
 
         Args:
             name: of the tensor.
@@ -71,7 +71,7 @@ def even_shares(parts: int) -> tuple[float, ...]:
 
 
 def uneven_shares(parts: int) -> tuple[float, ...]:
-    """Shares of which no two are equal: the first odd numbers, whose sum is a square.
+    """Shares that all differ: the first odd numbers, whose sum is a square.
 
     Two parts have ¼ and ¾, four 1/16, 3/16, 5/16 and 7/16.
     """

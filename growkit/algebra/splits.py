@@ -81,7 +81,7 @@ def split(
 def split_apart(weight: Tensor, parts: int, draw: Draw) -> list[Tensor]:
     """Split a vector so that the parts of an element differ, where its dtype allows it.
 
-    In a vector one number is all that tells two copies apart. In a short format two parts may be
+    In a vector two copies differ by one number alone. In a short format two parts may be
     drawn equal, and such elements are drawn again; each split is exact, from any draw.
 
     Args:

@@ -4,7 +4,7 @@ Shared by all methods that grow by choosing copies (``growkit.algebra.law``), wh
 model a separate head, and more tokens: new rows of the embedding and of the head. Logits of the old
 tokens do not change. The softmax does: what it gives to new tokens, it takes from the old ones.
 With the mean of all rows, the logit of a new token is the mean of all logits, so that it is never
-the largest. With zero it is zero, which may well be more than all others.
+the largest. With zero it is zero, which may be more than all of them.
 """
 
 from __future__ import annotations

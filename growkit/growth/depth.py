@@ -116,13 +116,13 @@ def arrangement(count: int, options: Mapping[str, str]) -> list[Layer]:
         options: of the method.
 
     Raises:
-        InputError: there is no such order; says which there are.
+        InputError: there is no such order; lists those that exist.
     """
     blocks, place = options["blocks"], options.get("place")
     if blocks in ("stack", "overlap"):
         if place is not None:
             raise InputError(
-                f"place is {place!r}, but {blocks} says itself where layers go; leave it out, or "
+                f"place is {place!r}, but {blocks} decides where layers go; leave it out, or "
                 "choose --blocks interpose"
             )
         new = _new(count, options.get("layers"))
@@ -199,7 +199,7 @@ def _check(family: Family, complete: Config, order: Sequence[Layer], where: str)
     """Refuse what a model class would compute otherwise.
 
     Raises:
-        InputError: says what would work.
+        InputError: names a way that would work.
     """
     model = f"the {family.name} model in {where}"
     if family.normed_sums(complete) and any(layer.idle for layer in order):
@@ -231,7 +231,7 @@ def _rules(family: Family, source: Weights, config: Config, order: Sequence[Laye
         if before[layer.of].keys() != after[place].keys():
             raise InputError(
                 f"layer {place} would come from layer {layer.of} of {source.where()}, but no "
-                f"config of a {family.name} model says that it is of the same kind as that; "
+                f"config of a {family.name} model can make it of the same kind; "
                 "choose --blocks identity or interpose"
             )
     sources = {

@@ -65,8 +65,8 @@ def expand(
         resets: whether an optimizer's moments of copies begin anew.
 
     Raises:
-        InputError: the checkpoint is not what its config says, or the model class cannot have
-            these sizes, or cannot compute the same with these expansions; says why.
+        InputError: the checkpoint does not fit its config, or the model class cannot have these
+            sizes, or cannot compute the same with these expansions.
     """
     unused = unused_tensors(source, family)
     old = family.sizes(source.config)
@@ -156,7 +156,7 @@ class _Growth:
                 raise InputError(
                     f"number {place} of the grown {axis} is a copy of {copied}, which number "
                     f"{copied // before} of {serving} serves, but would be served by a copy of "
-                    f"{served[place]}; place copies beside what serves them"
+                    f"{served[place]}; place copies next to what serves them"
                 )
             if serving in self.made:
                 by_copy = np.sort(members.source.reshape(-1, each), axis=1)
@@ -422,7 +422,7 @@ def _beside(
     if places * int(groups.counts.min()) < members:
         raise InputError(
             f"{axis} cannot become {size} with {len(groups.source)} {servant}: a group of them has "
-            f"{members} members, of which {places} would find room beside what serves them; "
+            f"{members} members, of which {places} would find room next to what serves them; "
             f"choose at least {len(groups.source) * members} {axis}, or fewer {servant}"
         )
     return following(groups, old[axis], size)

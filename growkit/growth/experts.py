@@ -6,10 +6,10 @@ Together these weigh what the expert weighed:
 
 - softmax over the chosen: w_i = exp l_i / Σ_chosen exp l_j. The sum has every term c times, a copy
   weighs w_i / c, and c copies w_i.
-- softmax over all experts, of which some are chosen: likewise, with the sum over all.
+- softmax over all experts before some are chosen: likewise, with the sum over all.
 - a sigmoid of each number, divided by the sum of the chosen: likewise. Without that division a copy
   weighs what the expert weighed, and what all weights are multiplied by is divided by c.
-- groups, of which some are chosen first: copies come in blocks, so that whole groups are copied,
+- groups, some of them chosen first: copies come in blocks, so that whole groups are copied,
   and c times as many are chosen.
 
 Copies that are the same stay the same. As they are chosen together with equal weights, their last
@@ -212,8 +212,8 @@ def wanted_experts(size: str, present: int, layers: int) -> int:
         below = max(experts // present * present, present)
         choices = " or ".join(str(each) for each in (below, below + present) if each > present)
         raise InputError(
-            f"{experts} experts cannot be had by copying each of the present {present} as often as "
-            f"the others, so that all copies of what is chosen are chosen; choose {choices}"
+            f"{experts} experts cannot be had by copying each of the present {present} equally "
+            f"often, so that all copies of what is chosen are chosen; choose {choices}"
         )
     if experts * layers > MOST_EXPERTS:
         raise InputError(

@@ -118,7 +118,7 @@ def _cut(options: Mapping[str, str], ffn: int, layers: int) -> _Cut:
     """What was asked for.
 
     Raises:
-        InputError: it cannot be exact, or cannot learn; says what would work.
+        InputError: it cannot be exact, or cannot learn; names what would work.
     """
     experts = wanted_experts(options[EXPERTS], 1, layers)
     pieces = int(options.get("granularity", 1))
@@ -147,7 +147,7 @@ def _cut(options: Mapping[str, str], ffn: int, layers: int) -> _Cut:
 
 
 def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Dense]:
-    """The family that models become, and what it says of them.
+    """The family that models become, and what it declares about them.
 
     Raises:
         InputError: there is none.
@@ -169,7 +169,7 @@ def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Den
         )
     listed = ", ".join(f"{each} ({target.name})" for each, (target, *_) in sorted(known.items()))
     raise InputError(
-        f"no class with experts computes what a {family.name} model does beside its MLP, so "
+        f"no class with experts computes what a {family.name} model does besides its MLP, so "
         f"{source.where()} cannot be upcycled; these can: {listed}"
     )
 

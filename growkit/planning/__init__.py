@@ -1,1 +1,1 @@
-"""Plans: what is made of which tensors, known from headers alone."""
+"""Plans: how target tensors are made from source tensors, from headers alone."""

@@ -1,7 +1,7 @@
 """Public layouts of differential attention: one model, stored in different ways.
 
-Every layout is read into that of ``growkit.modeling`` and written out of it; what a family's file
-says of it (``DiffForm``) is all that is needed. Rows are only put into another order. Two things
+Every layout is read into that of ``growkit.modeling`` and written out of it, by the ``DiffForm`` of
+its family. Rows are only put into another order. Two things
 are computed where layouts differ in more than that:
 
 - λ_init belongs to the layer. A family that computes it from the layer's index gets λ vectors with
@@ -119,7 +119,7 @@ def as_diff_transformer(config: Config, where: str) -> Config:
     for name, tensor, _ in DIFF.members(diff):
         if tensor.name not in own_names:
             raise InputError(
-                f"with hidden_act {diff.get('hidden_act')!r}, as config.json in {where} says, a "
+                f"with hidden_act {diff.get('hidden_act')!r}, as in config.json of {where}, a "
                 f"model has tensor {name}, but no {family.name} model has that; correct config.json"
             )
     return diff
@@ -142,8 +142,8 @@ def _check_known(family: Family, form: DiffForm, config: Config, where: str) -> 
         if not plain and value is not None and value is not False:
             raise InputError(
                 f"config.json in {where} has {key} {value!r}, which growkit does not know in a "
-                f"{family.name} model, so that nobody knows whether a DIFF Transformer would "
-                f"compute the same; remove it, if it changes nothing"
+                f"{family.name} model, and which may change what it computes; remove it, if it "
+                "changes nothing"
             )
 
 

@@ -117,7 +117,7 @@ class Lineage:
         return found
 
     def check_duplicates(self) -> None:
-        """Hold tensors that must equal others against them, in every step.
+        """Compare tensors that must be equal, in every step.
 
         Raises:
             InputError: one differs.

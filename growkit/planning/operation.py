@@ -21,7 +21,7 @@ PROMISES = ("exact", "bounded", "different")
 """What an operation may promise of the function; the weakest of several steps is last."""
 
 Value = str | int | float | list[int]
-"""An option's value as people write it."""
+"""An option's value as users write it."""
 
 KINDS = {
     str: "text",
@@ -41,8 +41,8 @@ class Option:
         help: one line for ``--help``.
         values: what it may be, the first by default; empty for one that is written freely.
         form: what a freely written value looks like, e.g. ``N``.
-        accepts: whether a freely written value is one; it may raise an ``InputError`` that says
-            more.
+        accepts: whether a freely written value is one; it may raise a more precise
+            ``InputError``.
         needed: whether a freely written value must be given; else it may be left out.
         kinds: the types that it may have in recipes and in Python, where all is text on the
             command line.
@@ -84,7 +84,7 @@ class Option:
         """Refuse a value of a kind that it cannot have.
 
         Args:
-            value: as it stands in a recipe or in Python.
+            value: as written in a recipe or in Python.
             where: what it is, for the message.
             shown: how values are written there.
 
@@ -96,7 +96,7 @@ class Option:
 
     @property
     def expected(self) -> str:
-        """Of which kind its values are, in words."""
+        """The kinds of its values, in words."""
         return " or ".join(KINDS[kind] for kind in self.kinds)
 
 
@@ -224,7 +224,7 @@ class Operation(ABC):
             seed: of everything random.
 
         Raises:
-            InputError: it cannot be done; says why.
+            InputError: it cannot be done, and why.
         """
 
 
@@ -255,7 +255,7 @@ def complete(
             nothing has it.
 
     Raises:
-        InputError: there is no such option or value; says which there are.
+        InputError: there is no such option or value; lists those that exist.
     """
     known = {option.name: option for option in operation.options}
     for name in options:

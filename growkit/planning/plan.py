@@ -40,10 +40,10 @@ SMALL = 1 << 26
 QUANTISED = re.compile(
     r"[._](qweight|qzeros|scales|blocks|g_idx|packed|scale(_inv)?|weight_format|absmax|SCB|W_q)$"
 )
-"""What tensors are called beside weights that are no numbers by themselves."""
+"""Names of tensors next to weights that are no numbers by themselves."""
 
 ADAPTED = re.compile(r"\b(lora_|base_layer\.|base_model\.model\.)")
-"""What tensors are called that belong to an adapter."""
+"""Names of tensors that belong to an adapter."""
 
 RECOMPUTED = "the model class computes it"
 """Why a tensor of a source is dropped that is no parameter."""
@@ -82,7 +82,7 @@ class Check:
 
     Attributes:
         sources: names of the tensors that they are made from.
-        targets: names of the tensors that belong together; the first stands for all of them.
+        targets: names of the tensors that belong together; the first represents all of them.
         judge: takes sources and targets, each in order.
     """
 
@@ -105,9 +105,9 @@ class Plan:
         duplicates: dropped tensors that must equal another source tensor, and which.
         checks: what must hold of targets that are not repeatable.
         lost: what it takes from the function, in one line; empty if nothing.
-        waits: targets that have no gradient before others have made a first step.
-        apart: why the target is not trained as the source is, whatever its rates; empty if nothing
-            but what its tensors say keeps it from that.
+        waits: targets that have no gradient before other targets have made a first step.
+        apart: why the target is not trained as the source is, at any rates; empty if nothing but
+            the updates of its tensors keeps it from that.
     """
 
     config: Config

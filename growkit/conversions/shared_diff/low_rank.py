@@ -1,6 +1,6 @@
 """The best shared base with low-rank updates: W_k ≈ base + A_k B_kᵀ for several matrices at once.
 
-For two matrices there is a closed form. Whatever the updates, the best base is the mean of what
+For two matrices there is a closed form. For any updates, the best base is the mean of what
 they leave over, and what then remains is ½ ‖D - (A₁B₁ᵀ - A₂B₂ᵀ)‖² with D = W₁ - W₂. The difference
 of two rank-r updates is any matrix of rank 2r, so the optimum is the singular value decomposition
 of D, cut off after 2r and shared between the two; ½ Σ_{i>2r} σᵢ² remains.
@@ -75,7 +75,7 @@ def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
     Args:
         members: [..., members, inputs, outputs], in float64.
         rank: of every update.
-        moment: second moment C of the inputs, [inputs, inputs]; what remains, R, then counts as
+        moment: second moment C of the inputs, [inputs, inputs]; what remains, R, is then measured as
             tr Rᵀ C R, its mean square on such inputs. None for the Frobenius norm.
 
     Returns:

@@ -406,8 +406,8 @@ class Calibration:
 
         Args:
             layer: its index.
-            shrinkage: the part of the moment that is spread evenly over all directions. A text
-                tells little about its rare directions in another text (Ledoit and Wolf, "A
+            shrinkage: the part of the moment that is spread evenly over all directions. Rare
+                directions of a text differ in another text (Ledoit and Wolf, "A
                 well-conditioned estimator for large-dimensional covariance matrices", 2004).
 
         Raises:
