@@ -26,7 +26,7 @@ from growkit.algebra.expansion import (
     side_by_side,
     uneven,
 )
-from growkit.algebra.law import copies_in, grow, undo
+from growkit.algebra.law import copies_in, grow_slice, undo
 from growkit.algebra.shares import Shares
 from growkit.checkpoint.tensors import cut
 from tests.conftest import seeded
@@ -127,7 +127,7 @@ def test_any_slice_of_any_map(seed: int) -> None:
         read.append({(i, j) for i in range(wanted.start, wanted.stop) for j in chosen})
         return cut(weight, (wanted, columns))
 
-    grown = grow(rows, maps, "name", shares, [slice(0, len(each)) for each in maps])
+    grown = grow_slice(rows, maps, "name", shares, [slice(0, len(each)) for each in maps])
     assert grown.dtype == weight.dtype
     wide, source = grown.double().numpy(), weight.double().numpy()
     # Sums of a few numbers of a storage format are exact in float64, but for float64 itself.
@@ -138,7 +138,7 @@ def test_any_slice_of_any_map(seed: int) -> None:
     for _ in range(3):
         where = [slice(*sorted(chance.choices(range(len(m) + 1), k=2))) for m in maps]
         read.clear()
-        part = grow(rows, maps, "name", shares, where)
+        part = grow_slice(rows, maps, "name", shares, where)
         assert part.float().equal(grown[tuple(where)].float())
         needed = [set(m.source[w].tolist()) - {NOTHING} for m, w in zip(maps, where, strict=True)]
         columns = needed[1] if len(needed) > 1 else {0}

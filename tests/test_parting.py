@@ -13,7 +13,7 @@ from torch import Tensor
 import growkit
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, in_blocks
-from growkit.algebra.law import grow, undo
+from growkit.algebra.law import grow_slice, undo
 from growkit.algebra.shares import Shares
 from growkit.engine.strict import strict_float64
 from growkit.training import param_groups, rewarming
@@ -36,7 +36,7 @@ def test_uneven_splits_are_exact(parts: int, dtype: torch.dtype) -> None:
             IndexMap(Role.WRITTEN, 7, rows.source, rows.share),
             IndexMap(Role.READ, 5, columns.source, columns.share, uneven=uneven),
         )
-        found = grow(
+        found = grow_slice(
             lambda chosen, some=None: weight[chosen][:, some or slice(None)],
             maps,
             "name",

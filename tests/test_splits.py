@@ -11,7 +11,7 @@ from torch import Tensor
 
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, in_blocks
-from growkit.algebra.law import grow
+from growkit.algebra.law import grow_slice
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
 from growkit.algebra.splits import Draw, noise, split
 from growkit.checkpoint.tensors import cut
@@ -100,7 +100,9 @@ def test_the_noise_is_as_loud_as_asked(snr_db: float) -> None:
     copies = in_blocks(1000, 2)
     read = IndexMap(Role.READ, 1000, copies.source, copies.share)
     where = (slice(0, 200), slice(0, 2000))
-    grown = grow(lambda *rows: cut(weights, rows), (plain, read), "name", Shares(snr_db, 1), where)
+    grown = grow_slice(
+        lambda *rows: cut(weights, rows), (plain, read), "name", Shares(snr_db, 1), where
+    )
     for part in grown.chunk(2, 1):
         noise = part - weights / 2
         measured = 10 * torch.log10((weights / 2).square().sum() / noise.square().sum())

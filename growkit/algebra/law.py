@@ -56,20 +56,8 @@ class Arrangement:
         runs = list(zip([0, *breaks], [*breaks, len(place)], strict=True)) if len(place) else []
         return cls(piece, place, runs)
 
-    def places(self, found: Tensor, position: int, length: int, pieces: range) -> list[Tensor]:
-        """The places of pieces in the result, if each appears there whole and once."""
-        if len(self.runs) > FEW:
-            return []
-        at = {self.piece[begin]: (begin, end) for begin, end in self.runs if end - begin == length}
-        whole = [at[piece] for piece in pieces if piece in at]
-        if len(whole) < len(pieces):
-            return []
-        return [found.narrow(position, begin, end - begin) for begin, end in whole]
-
-    def __call__(
-        self, pieces: Sequence[Tensor], position: int, found: Tensor | None = None
-    ) -> Tensor:
-        """Assemble a dimension of tensors; some may already have their place in ``found``."""
+    def __call__(self, pieces: Sequence[Tensor], position: int) -> Tensor:
+        """Assemble a dimension of tensors."""
         if self.runs == [(0, pieces[0].shape[position])] and self.place[0] == self.piece[0] == 0:
             return pieces[0]
         if len(self.runs) > FEW:
@@ -79,23 +67,16 @@ class Arrangement:
             gathered = joined.index_select(position, torch.from_numpy(index))
             nothing = torch.from_numpy(np.flatnonzero(self.place == NOTHING))
             return gathered.index_fill_(position, nothing, 0) if len(nothing) else gathered
-        if found is None:
-            found = self.room(pieces[0], position)
+        shape = list(pieces[0].shape)
+        shape[position] = len(self.place)
+        found = pieces[0].new_empty(shape)
         for begin, end in self.runs:
             target, place = found.narrow(position, begin, end - begin), int(self.place[begin])
             if place == NOTHING:
                 target.zero_()
             else:
-                piece = pieces[self.piece[begin]].narrow(position, place, end - begin)
-                if piece.data_ptr() != target.data_ptr():
-                    target.copy_(piece)
+                target.copy_(pieces[self.piece[begin]].narrow(position, place, end - begin))
         return found
-
-    def room(self, piece: Tensor, position: int) -> Tensor:
-        """Room for the result of pieces like this one."""
-        shape = list(piece.shape)
-        shape[position] = len(self.place)
-        return piece.new_empty(shape)
 
 
 @dataclass(frozen=True)
@@ -126,7 +107,7 @@ def _slice(mapped: IndexMap, begin: int, end: int) -> Slice:
     return Slice(begin, needed, place, len(needed) == mapped.size, copied)
 
 
-def grow(
+def grow_slice(
     read: Read, maps: Sequence[IndexMap], name: str, shares: Shares, where: Sequence[slice]
 ) -> Tensor:
     """A slice of a grown tensor.
@@ -217,7 +198,6 @@ def _spread(
     """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
     begin = slices[position].begin
     reading = _reading(maps[position], begin, begin + len(slices[position].place))
-    found = reading.arrangement.room(tensor, position)
     pieces: list[Tensor] = []
     for columns, count, factors in reading.kinds:
         weight = tensor
@@ -227,14 +207,9 @@ def _spread(
             pieces += [_multiplied(weight, factor) for factor in factors]
             continue
         draw = partial(_share, maps, slices, position, name, shares, columns, count)
-        if len(maps) == 1 and shares.amplitude:
-            pieces += split_apart(weight, count, draw)
-        else:
-            numbers = range(len(pieces), len(pieces) + count)
-            length = weight.shape[position]
-            places = reading.arrangement.places(found, position, length, numbers)
-            pieces += split(weight, count, draw, places=places)
-    return reading.arrangement(pieces or [tensor], position, found)
+        apart = len(maps) == 1 and shares.amplitude
+        pieces += (split_apart if apart else split)(weight, count, draw)
+    return reading.arrangement(pieces or [tensor], position)
 
 
 def _share(
@@ -285,7 +260,7 @@ def grow_moments(
     *,
     resets: bool = False,
 ) -> Tensor:
-    """A slice of an optimizer's moments, for a tensor that ``grow`` grows: G' = L_outᵀ · G · E_inᵀ.
+    """A slice of an optimizer's moments, for a tensor of ``grow_slice``: G' = L_outᵀ · G · E_inᵀ.
 
     A weight that reads a copy has the gradient of the weight that was read; one that writes a copy
     has of its gradient the share with which that copy is read.
@@ -294,7 +269,7 @@ def grow_moments(
         read: reads the moments of the source's tensor.
         maps: of every dimension of the tensor.
         order: the power of gradients in the moments.
-        where: see ``grow``.
+        where: see ``grow_slice``.
         resets: whether copies begin with none, and only the first of each has its source's.
     """
     copied = [
@@ -308,7 +283,7 @@ def grow_moments(
         )
         for each in maps
     ]
-    grown = grow(read, copied, "", Shares(None), where)
+    grown = grow_slice(read, copied, "", Shares(None), where)
     for position, (mapped, each) in enumerate(zip(maps, where, strict=True)):
         if mapped.role is Role.WRITTEN:
             shape = [-1 if dimension == position else 1 for dimension in range(grown.dim())]
@@ -321,7 +296,7 @@ def grow_moments(
 
 
 def undo(rows: Rows, maps: Sequence[IndexMap], of: slice) -> Tensor | None:
-    """Undo ``grow``: W = L_out · W' · E_in, where every choice of L must give the same.
+    """Undo ``grow_slice``: W = L_out · W' · E_in, where every choice of L must give the same.
 
     Args:
         rows: reads rows of the grown tensor.

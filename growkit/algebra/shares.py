@@ -45,8 +45,8 @@ class Shares:
     def step(self) -> float:
         """Between two of the 2¹⁶ values of u.
 
-        It has nine bits: times a number of 15 bits that is exact in float32, so that nothing depends
-        on whether a machine rounds products before it adds to them.
+        It has nine bits: times a number of 15 bits that is exact in float32, so that it makes no
+        difference whether a machine rounds products before it adds to them.
         """
         mantissa, exponent = math.frexp(self.amplitude / 2**15)
         return math.ldexp(round(mantissa * 2**9), exponent - 9)

@@ -16,7 +16,7 @@ w/2 has no representation. More parts come from splitting the parts again: three
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import combinations
 
@@ -40,9 +40,7 @@ Draw = Callable[..., Tensor | None]
 the first part of every element, in [0, 1] and float32; None for plain halves."""
 
 
-def split(
-    weight: Tensor, parts: int, draw: Draw, node: int = 1, places: Sequence[Tensor | None] = ()
-) -> list[Tensor]:
+def split(weight: Tensor, parts: int, draw: Draw, node: int = 1) -> list[Tensor]:
     """Split every element into ``parts`` numbers of the same dtype that sum to it exactly.
 
     Args:
@@ -50,8 +48,6 @@ def split(
         parts: at least 1. Two parts are about ½ each, three ¼, ¼, ½, four ¼ each.
         draw: the shares of first parts, of the shape of ``weight``.
         node: of the tree.
-        places: tensors that parts may be written to, for those that have one; it is not copied
-            then.
 
     Returns:
         ``parts`` tensors of the shape and dtype of ``weight``.
@@ -64,17 +60,16 @@ def split(
         wide = share.to(arithmetic)  # may be overwritten
         first = wide.mul_(weight.to(arithmetic)).to(weight.dtype)
     else:
-        equal = _equal_parts(weight, parts, places[0] if places else None)
+        equal = _equal_parts(weight, parts)
         if equal is not None:
             return [equal] * parts
         first = _times(weight, 0.5)
     left = (parts + 1) // 2
-    one, other = places[:left], places[left:]
-    second = _minus(weight, first, other[0] if len(other) == 1 else None)
-    first = _minus(weight, second, one[0] if len(one) == 1 else None)
+    second = _minus(weight, first)
+    first = _minus(weight, second)
     return [
-        *split(first, left, draw, 2 * node, one),
-        *split(second, parts - left, draw, 2 * node + 1, other),
+        *split(first, left, draw, 2 * node),
+        *split(second, parts - left, draw, 2 * node + 1),
     ]
 
 
@@ -101,11 +96,11 @@ def split_apart(weight: Tensor, parts: int, draw: Draw) -> list[Tensor]:
     return drawn
 
 
-def _equal_parts(weight: Tensor, parts: int, place: Tensor | None) -> Tensor | None:
+def _equal_parts(weight: Tensor, parts: int) -> Tensor | None:
     """One of equal parts, if halving again and again rounds nothing; None if it does."""
     if parts & (parts - 1):
         return None
-    part = _times(weight, 1 / parts, place)
+    part = _times(weight, 1 / parts)
     if weight.element_size() == 1:
         return part if _times(part, parts).equal(weight) else None
     if not weight.numel():
@@ -114,16 +109,16 @@ def _equal_parts(weight: Tensor, parts: int, place: Tensor | None) -> Tensor | N
     return part if bool((least == 0) & (most == 0)) else None
 
 
-def _times(weight: Tensor, factor: float, place: Tensor | None = None) -> Tensor:
+def _times(weight: Tensor, factor: float) -> Tensor:
     if weight.element_size() == 1:  # float8 has no arithmetic
         return (weight.float() * factor).to(weight.dtype)
-    return torch.mul(weight, factor, out=place)
+    return weight * factor
 
 
-def _minus(one: Tensor, other: Tensor, place: Tensor | None = None) -> Tensor:
+def _minus(one: Tensor, other: Tensor) -> Tensor:
     if one.element_size() == 1:
         return (one.float() - other.float()).to(one.dtype)
-    return torch.sub(one, other, out=place)
+    return one - other
 
 
 def join(parts: list[Tensor]) -> Tensor:

@@ -148,7 +148,9 @@ def _config(source: Weights, family: Family, copies: int, top_k: str | None) -> 
     return config, config[experts.top_k] == copies * chosen
 
 
-def _copied(source: Weights, place: Place, present: int, copies: int, shares: Shares) -> Transform:
+def _copied(
+    source: Weights, place: ExpertTensor, present: int, copies: int, shares: Shares
+) -> Transform:
     """How a tensor of the model with more experts is made."""
     parting = shares.parting and place.is_last
     why = f"copies of experts, times {copies} and split" if parting else "copies of experts"
@@ -224,7 +226,7 @@ def wanted_experts(size: str, present: int, layers: int) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class ExpertTensor:
     """A tensor of a model with experts.
 
     Attributes:
@@ -254,7 +256,7 @@ class Place:
         return "hidden" in self.pattern.axes(Role.WRITTEN)
 
 
-def places(family: Family, config: Config) -> Iterator[Place]:
+def places(family: Family, config: Config) -> Iterator[ExpertTensor]:
     """Every tensor of a model with experts."""
     count = family.sizes(config)[EXPERTS]
     last, number = None, 0
@@ -263,7 +265,7 @@ def places(family: Family, config: Config) -> Iterator[Place]:
         if "{expert}" in tensor.name:  # of all experts, one after the other
             number = (number + 1) % count if last == (tensor.name, layer) else 0
             last, expert = (tensor.name, layer), number
-        yield Place(name, tensor, layer, expert)
+        yield ExpertTensor(name, tensor, layer, expert)
 
 
 OPERATION = MoreExperts()

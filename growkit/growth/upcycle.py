@@ -30,8 +30,16 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.families.experts import NEW, Dense, Experts
 from growkit.families.family import Family, families, stored_family
-from growkit.growth.experts import EXPERTS, NUMBER, TOP_K, Place, is_count, places, wanted_experts
-from growkit.planning.operation import Change, Operation, Option, is_number
+from growkit.growth.experts import (
+    EXPERTS,
+    NUMBER,
+    TOP_K,
+    ExpertTensor,
+    is_count,
+    places,
+    wanted_experts,
+)
+from growkit.planning.operation import Change, Operation, Option, is_within
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Section, Stacked, Transform
 
@@ -68,7 +76,7 @@ class Upcycle(Operation):
             "the part of the hidden units of every expert to draw anew (Drop-Upcycling), which "
             "makes another function; 0.5 in the paper",
             form="PART",
-            accepts=partial(is_number, above=0, most=1),
+            accepts=partial(is_within, above=0, most=1),
         ),
     )
 
@@ -250,7 +258,7 @@ class _Upcycling:
             apart="experts train on the tokens that a new router gives them",
         )
 
-    def _rule(self, place: Place, shape: tuple[int, ...]) -> Rule:
+    def _rule(self, place: ExpertTensor, shape: tuple[int, ...]) -> Rule:
         of = place.tensor.dense
         if of == NEW:
             info = TensorInfo(shape, main_dtype(self.source.tensors))
@@ -277,7 +285,7 @@ class _Upcycling:
         ]
         return Rule(place.name, info, Stacked(stacked, "the dense MLP for every expert"))
 
-    def _copied(self, name: str, place: Place, expert: int | None) -> Transform:
+    def _copied(self, name: str, place: ExpertTensor, expert: int | None) -> Transform:
         """The part of the dense MLP's tensor in an expert, or in shared experts (None)."""
         last = place.is_last
         times = 1.0

@@ -275,7 +275,7 @@ def complete(
 _SIZE = re.compile(r"([x×]?)([0-9]{1,12})(?:\.([0-9]{1,12})|/([0-9]{1,12}))?")
 
 
-def is_number(
+def is_within(
     text: str, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
 ) -> bool:
     """Whether a text is a finite number within bounds."""

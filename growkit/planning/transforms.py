@@ -224,7 +224,7 @@ class Mapped(_OfOne):
         """See ``Transform``."""
         import torch
 
-        from growkit.algebra.law import grow
+        from growkit.algebra.law import grow_slice
 
         if self.rounds:
             dtype: torch.dtype = getattr(torch, TORCH_NAMES[source.tensors[self.source].dtype])
@@ -233,9 +233,11 @@ class Mapped(_OfOne):
             def read(rows: slice, columns: slice | None = None) -> Tensor:
                 return source.read(self.source, rows, columns).to(wide) + self.offset
 
-            grown = grow(read, self.maps, self.name, self.shares, where)
+            grown = grow_slice(read, self.maps, self.name, self.shares, where)
             return (grown.double() * self.factor - self.offset).to(dtype)
-        grown = grow(partial(source.read, self.source), self.maps, self.name, self.shares, where)
+        grown = grow_slice(
+            partial(source.read, self.source), self.maps, self.name, self.shares, where
+        )
         if self.offset:
             grown = grown.masked_fill(self._nothing(where[0]), -self.offset)
         return _multiplied(grown, self.factor, source.where(self.source))

@@ -18,7 +18,7 @@ from growkit.conversions.rewriting import OnDiffTransformer, Special, refuse, re
 from growkit.conversions.shared_diff.search import Heads, Search, Way, projections, weight_of
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import shared_queries
-from growkit.planning.operation import Change, Option, Row, Value, is_number
+from growkit.planning.operation import Change, Option, Row, Value, is_within
 from growkit.planning.plan import Check, Judged, Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed
 from growkit.results.operation import RankTried
@@ -53,14 +53,14 @@ class SharedDiff(OnDiffTransformer):
             "tolerance",
             "what rank auto may cost, as KL in nats per token",
             form="NATS",
-            accepts=partial(is_number, above=0),
+            accepts=partial(is_within, above=0),
         ),
         Option(
             "energy",
             "the share of the squared differences between heads with one base that rank auto keeps "
             "in every layer, e.g. 0.99",
             form="SHARE",
-            accepts=partial(is_number, above=0, most=1),
+            accepts=partial(is_within, above=0, most=1),
         ),
         Option(
             "calibration",
@@ -74,7 +74,7 @@ class SharedDiff(OnDiffTransformer):
             "how little to trust the calibration text, from 0 (inputs count as often as they occur "
             "in it) to 1 (all count alike); by default, what costs least on the text",
             form="SHARE",
-            accepts=partial(is_number, least=0, most=1),
+            accepts=partial(is_within, least=0, most=1),
         ),
     )
     rows = (

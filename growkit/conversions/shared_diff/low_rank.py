@@ -75,8 +75,8 @@ def share(members: Tensor, rank: int, moment: Tensor | None = None) -> Shared:
     Args:
         members: [..., members, inputs, outputs], in float64.
         rank: of every update.
-        moment: second moment C of the inputs, [inputs, inputs]; what remains, R, is then measured as
-            tr Rᵀ C R, its mean square on such inputs. None for the Frobenius norm.
+        moment: second moment C of the inputs, [inputs, inputs]; the remainder R is then measured
+            as tr Rᵀ C R, its mean square on such inputs. None for the Frobenius norm.
 
     Returns:
         The optimum for two members, and where a search ends for more. Its residual is never above
