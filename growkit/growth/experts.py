@@ -21,8 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from functools import partial
 
 from growkit.algebra.axes import Pattern, Role
 from growkit.algebra.shares import Shares
@@ -42,10 +41,7 @@ from growkit.planning.operation import (
     parse_size,
 )
 from growkit.planning.plan import Plan, Rule, unused_tensors
-from growkit.planning.transforms import Kept, Mapped, Section, Transform
-
-if TYPE_CHECKING:
-    from growkit.algebra.expansion import IndexMap
+from growkit.planning.transforms import Kept, Mapped, Section, Transform, row_maps
 
 EXPERTS = "experts"
 """The axis of experts."""
@@ -163,7 +159,7 @@ def _copied(
     # Copies of all rows, or experts, in blocks: the same again, or parts of one.
     shape = source.tensors[of].shape
     role = Role.READ if parting else Role.WRITTEN
-    maps = partial(_in_blocks, shape, role, copies, uneven=shares.uneven)
+    maps = partial(row_maps, shape, (*range(shape[0]),) * copies, role, uneven=shares.uneven)
     # Rows of routers part with the experts that they belong to: one that is not chosen on a prompt
     # may have the gradient of its copies there.
     alone = place.pattern.axes(Role.WRITTEN) != {EXPERTS}
@@ -172,20 +168,6 @@ def _copied(
         return whole
     begin = (copy * shape[0], *(0 for _ in shape[1:]))
     return Section(whole, begin, f"part {copy + 1} of {copies} of {why}")
-
-
-@lru_cache(maxsize=64)  # layers are alike
-def _in_blocks(
-    shape: tuple[int, ...], role: Role, copies: int, *, uneven: bool
-) -> tuple[IndexMap, ...]:
-    """The maps of a tensor whose first dimension is copied, in blocks."""
-    from growkit.algebra.expansion import IndexMap, in_blocks
-
-    first, *others = (in_blocks(size, 1 if n else copies) for n, size in enumerate(shape))
-    return tuple(
-        IndexMap(each_role, each.size, each.source, each.share, uneven=uneven)
-        for each_role, each in [(role, first), *((Role.WRITTEN, each) for each in others)]
-    )
 
 
 def wanted_experts(size: str, present: int, layers: int) -> int:

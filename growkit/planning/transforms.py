@@ -488,19 +488,33 @@ def _divided(tensor: Tensor, factor: float) -> Tensor:
 
 def reordered(source: str, shape: Sequence[int], order: Sequence[int]) -> Mapped:
     """A tensor with its rows in another order; ``order`` gives the old number of every row."""
-    return Mapped(source, partial(_of_rows, tuple(shape), tuple(order)), "rows in another order")
+    return Mapped(source, partial(row_maps, tuple(shape), tuple(order)), "rows in another order")
 
 
 def twice(source: str, shape: Sequence[int], why: str) -> Mapped:
     """A tensor whose rows come twice, for two purposes; ``shape`` is that of the source."""
-    rows = partial(_of_rows, tuple(shape), (*range(shape[0]),) * 2)
+    rows = partial(row_maps, tuple(shape), (*range(shape[0]),) * 2)
     return Mapped(source, rows, why, alike=False)
 
 
 @lru_cache(maxsize=64)  # layers are alike
-def _of_rows(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[IndexMap, ...]:
-    """The maps of a tensor of which only the rows move."""
+def row_maps(
+    shape: tuple[int, ...],
+    order: tuple[int, ...],
+    role: Role = Role.WRITTEN,
+    *,
+    uneven: bool = False,
+) -> tuple[IndexMap, ...]:
+    """The maps of a tensor in which only rows are copied or moved.
+
+    Args:
+        shape: of the source.
+        order: the source's number of every row.
+        role: whether copies of rows are written, or parts of a row that is read.
+        uneven: see ``IndexMap``.
+    """
     from growkit.algebra.expansion import IndexMap, in_blocks, placed
 
-    every = (placed(shape[0], order), *(in_blocks(size, 1) for size in shape[1:]))
-    return tuple(IndexMap(Role.WRITTEN, each.size, each.source, each.share) for each in every)
+    first, *others = (placed(shape[0], order), *(in_blocks(size, 1) for size in shape[1:]))
+    rows = IndexMap(role, first.size, first.source, first.share, uneven=uneven)
+    return (rows, *(IndexMap(Role.WRITTEN, e.size, e.source, e.share) for e in others))
