@@ -184,7 +184,7 @@ NEXT: list[tuple[str, dict[str, Any], str]] = [
 def advice(name: str, changes: dict[str, Any]) -> str:
     result = VerifyResult(**full(weights_recovered=True) | changes)
     result.findings = [Finding(**finding(name))]
-    return next_step(name_result(result, "source", "target")) or ""
+    return next_step(name_result(result, "/m/my model", "/m/out.rejected")) or ""
 
 
 @pytest.mark.parametrize(("name", "changes", "text"), NEXT)
@@ -194,6 +194,8 @@ def test_every_failure_has_its_advice(name: str, changes: dict[str, Any], text: 
     assert not any(text in other for other in others)
     kept = VerifyResult(**full(findings=[finding(name, kept=True)]))
     assert next_step(kept) is None
+    again = "growkit run /m/out.rejected/growkit.json --source '/m/my model' --output /m/out-again"
+    assert f"({again})" in advice("weights", {})
 
 
 def test_the_terminal_begins_with_the_verdict(place: Path, tmp_path: Path) -> None:
