@@ -137,10 +137,7 @@ def hypercloning(checkout: Path) -> Clone:
     """
     from transformers.models.gemma.modeling_gemma import GemmaAttention
     from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention
-    from transformers.models.gpt_neox.modeling_gpt_neox import (
-        GPTNeoXAttention,
-        GPTNeoXForCausalLM,
-    )
+    from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPTNeoXForCausalLM
     from transformers.models.llama.modeling_llama import LlamaAttention
 
     for attention in (LlamaAttention, GemmaAttention, Gemma2Attention, GPTNeoXAttention):

@@ -1,25 +1,40 @@
-"""The runs of ``benchmarks/continual``: a kill changes no number, and arms begin as they should."""
+"""The experiments in ``benchmarks/continual``: what their runs do, count, measure and report."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoTokenizer, MixtralConfig
 
-from benchmarks.continual import results
+from benchmarks.continual import models, results
+from benchmarks.continual import text as continual_text
+from benchmarks.continual.__main__ import LINES, ROOT
+from benchmarks.continual.analysis import Judged, Outcome, Spread, reached, reaching
 from benchmarks.continual.campaign import HANDED_ON, Campaign, wanted
-from benchmarks.continual.experiment import Experiment, load, names
+from benchmarks.continual.experiment import Experiment, load, names, settings_of
+from benchmarks.continual.report import write
+from benchmarks.continual.retrieval import QUESTION, WIDTH, mixed, seen, with_needles
 from benchmarks.continual.runs import CHECKPOINT, Job, Run
-from benchmarks.continual.text import Text, read_text
+from benchmarks.continual.text import PARTS, Text, part_of, read_text
 from growkit.base.errors import InputError
 from growkit.cli.demo.text import training_text
+from growkit.modeling.differential_attention import head_norm
 from growkit.probing.lines import append_line
-from growkit.probing.training import Schedule, Segment, Training
+from growkit.probing.training import Schedule, Segment, Training, batch_of, branches
 
 OF_THE_PROCESS = ("seconds", "machine")
 
@@ -217,3 +232,300 @@ def test_grown_arms_train_by_the_law(text: Text, trained_on: Path, tmp_path: Pat
     expected, kept, other = losses
     assert kept == pytest.approx(expected, abs=1e-5)
     assert abs(other - expected) > 1e-2
+
+
+def test_every_budget_is_reached_with_a_decayed_rate() -> None:
+    plan = branches([10, 20], 0.2, last=30)
+    expected = [(0, 8, None), (8, 10, 0), (8, 16, None), (16, 20, 1), (16, 30, None)]
+    assert [(each.begin, each.end, each.point) for each in plan] == expected
+    plain, warm = Schedule(plan, ()), Schedule(plan, (), 4)
+    assert [plain.factor(plan[3], step) for step in range(16, 20)] == [1.0, 0.75, 0.5, 0.25]
+    assert [warm.factor(plan[0], step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(60):
+        (folder / f"{number}.txt").write_text(f"<{number}>" * 20, "utf-8")
+    text = read_text(folder, 270, tmp_path / "work")
+    tokenizer = AutoTokenizer.from_pretrained(text.folder)
+    said = {part: tokenizer.decode(text.parts[part]) for part in PARTS}
+    for number in range(60):
+        inside = [part for part in PARTS if f"<{number}>" in said[part]]
+        assert inside == [part_of(f"{number}.txt")]
+    assert all(said.values())
+    again = read_text(folder, 270, tmp_path / "again")
+    assert again.about == text.about
+    assert all(torch.equal(again.parts[part], text.parts[part]) for part in PARTS)
+    (folder / "0.txt").write_text("another", "utf-8")
+    assert read_text(folder, 270, tmp_path / "work").about["sha256"] != text.about["sha256"]
+
+
+def test_processes_that_begin_together_make_the_text_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text("some words " * 200, "utf-8")
+    prepare, made = continual_text._prepare, []
+
+    def slowly(*given: Any) -> None:
+        made.append(given)
+        time.sleep(0.3)
+        prepare(*given)
+
+    monkeypatch.setattr(continual_text, "_prepare", slowly)
+    with ThreadPoolExecutor(3) as threads:
+        jobs = [
+            threads.submit(read_text, tmp_path / "text.txt", 270, tmp_path / "work")
+            for _ in range(3)
+        ]
+    assert len(made) == 1
+    assert len({str(job.result().about) for job in jobs}) == 1
+
+
+def test_windows_come_once_in_every_pass(text: Text) -> None:
+    windows = text.windows("train", 50)
+    once, again = (batch_of(windows, 3, at, len(windows)) for at in (0, len(windows)))
+    for batch in (once, again):
+        assert {tuple(each.tolist()) for each in batch} == {tuple(w.tolist()) for w in windows}
+    assert not torch.equal(once, again)
+    assert torch.equal(batch_of(windows, 3, 5, 4), once[5:9])
+    assert not torch.equal(batch_of(windows, 4, 0, len(windows)), once)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "diff", "experts"])
+def test_the_formula_counts_what_torch_counts(kind: str) -> None:
+    scale, tokens = load("growth", "tiny").scale, 8
+    if kind == "experts":
+        sizes = {**scale.models["softmax"], "vocab_size": scale.vocabulary}
+        model = models.drawn(MixtralConfig(**sizes, num_local_experts=4), 0)
+        model.set_experts_implementation("eager")  # fused products of experts are not counted
+    else:  # heads of values as wide as those of keys, which nothing pads
+        heads = {"head_dim": 8} | ({"value_head_dim": 8} if kind == "diff" else {})
+        model = models.drawn(models.config_of(scale, kind, heads), 0)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model.eval()(input_ids=torch.zeros(1, tokens, dtype=torch.long))
+    # torch counts scores that are masked: all keys for each token, not (tokens + 1) / 2 of them
+    masked = (tokens - 1) * model.config.num_hidden_layers * models.attention_width(model.config)
+    counted = counter.get_total_flops() // tokens
+    assert counted == models.forward_flops(model, tokens) + masked
+
+
+def test_what_it_takes_to_a_loss() -> None:
+    figures = ((1, 10, 3.0), (100, 1000, 1.0), (200, 2000, 0.5))
+    points = [{"tokens": a, "flops": b, "test": loss} for a, b, loss in figures]
+    sign, flops = reaching(points, 2.0, "flops")
+    assert (sign, round(flops, 6)) == ("=", 100)
+    assert reaching(points, 3.5, "flops") == ("<", 10)
+    assert reaching(points, 0.4, "flops") == (">", 2000)
+    assert reaching(points, 0.5, "tokens")[0] == "="
+
+
+def test_the_baseline_is_as_fast_as_itself() -> None:
+    """Also where a source comes before it, and another arm begins with more."""
+    line = line_of(load("depth", "tiny"), "source goes on", 0, 1e-3, 9.0)
+    one, other = (
+        Outcome("", 1e-3, False, {}, {0: line | {"before_flops": before}}) for before in (1e9, 9e9)
+    )
+    (itself,), (later,) = reached(one, one, 1), reached(other, one, 1)
+    assert itself.saved == itself.saved_total == later.saved == 0.0
+    assert later.saved_total == pytest.approx(math.log(9e9 / 17e9))
+
+
+def test_noise_is_called_noise() -> None:
+    def verdict(*values: float, more: bool = False) -> str:
+        return Judged("", "test", Spread(values), more).verdict
+
+    assert verdict(-1.0, -1.1, -0.9) == verdict(1.0, 1.1, 0.9, more=True) == "yes"
+    assert verdict(1.0, 1.1, 0.9) == verdict(-1.0, -1.1, -0.9, more=True)
+    assert verdict(1.0, 1.1, 0.9) == "no, the other way round"
+    assert verdict(-1.0, 1.0, -0.9) == "noise"
+    assert verdict(-1.0) == "one seed says nothing"
+    assert verdict(0.0, 0.0) == "no difference at all"
+    assert Judged("", "test", None, False).verdict == "not run"
+    assert Spread((1.0, 2.0, 3.0)).margin == pytest.approx(2.484, abs=1e-3)  # scipy.stats.t
+
+
+LINE: dict[str, Any] = {
+    "parameters": 1000,
+    "before_flops": 0,
+    "epochs": 0.5,
+    "seconds": 3600,
+    "text": {"text": "T", "sha256": "hash", "files": 1, "bytes": 1, "vocabulary": 9}
+    | {"tokens": {"train": 1}},
+    "machine": {"processor": "P", "threads": 1, "device": "cpu", "torch": "2", "growkit": "0"}
+    | {"commit": "abc"},
+}
+
+
+def line_of(experiment: Experiment, arm: str, seed: int, rate: float, test: float) -> Any:
+    """A finished run with a loss that falls by one at each point."""
+    shares = experiment.arms[arm].points if arm in experiment.arms else (1.0,)
+    points = [
+        {"at": at, "tokens": 10 * 2**n, "flops": 1e9 * 2**n, "validation": rate, "test": test - n}
+        for n, at in enumerate(shares)
+    ]
+    where = {"experiment": experiment.name, "scale": experiment.scale_name, "run": arm}
+    key = {"seed": seed, "rate": rate, "settings": settings_of(experiment, arm, "hash")}
+    return LINE | where | key | {"points": points}
+
+
+def test_the_page_is_made_of_lines_alone(tmp_path: Path) -> None:
+    experiment = load("growth", "tiny")
+    for arm, test in (("source", 9.0), ("from scratch", 9.0), ("1:1", 8.0)):
+        for seed, rate in ((0, 1e-3), (0, 1e-2), (1, 1e-3)):
+            line = line_of(experiment, arm, seed, rate, test + seed)
+            append_line(tmp_path / "growth.jsonl", line)
+    stranger = line_of(experiment, "1:1", 1, 1e-3, 0.0) | {"settings": "other"}
+    append_line(tmp_path / "growth.jsonl", stranger)
+    write(tmp_path, tmp_path / "page.md", tmp_path / "tables.md")
+    page = "".join((tmp_path / name).read_text("utf-8") for name in ("page.md", "tables.md"))
+    assert "| 1:1 | 0.001 (edge) | 8.500 (−1.000 ± 0.000)" in page
+    # at a loss that is lower by one it needs half the FLOPs
+    assert "| 1:1 | 40 | 4G | 4G | 2.00 |" in page
+    cited = "[2409.12903](https://arxiv.org/abs/2409.12903)"
+    assert f"at twice the source's compute ({cited}) | −1.000 ± 0.000 | yes |" in page
+    assert "**Unfinished:** 9 of 33 runs are done." in page
+    assert "1 runs of other settings are left out" in page
+    assert "abc" in page
+    charts = sorted((tmp_path / "page").glob("*.svg"))
+    assert len(charts) == 3
+    for chart in charts:
+        ElementTree.parse(chart)
+        assert f"(page/{chart.name})" in page
+        assert "prefers-color-scheme: dark" in chart.read_text("utf-8")
+
+
+def pairs(text: str) -> list[tuple[float, float]]:
+    """Sizes of differences, and their intervals."""
+    found = re.findall(r"(\d\.\d+) ± (\d\.\d+)", text)
+    return [(float(mean), float(margin)) for mean, margin in found]
+
+
+def unfounded(summary: str, tables: str) -> list[tuple[float, float]]:
+    """Differences in words, to two digits, of which no table has the third."""
+    known = pairs(tables)
+    return [
+        (mean, margin)
+        for mean, margin in pairs(summary)
+        if not any(abs(mean - a) < 0.0051 and abs(margin - b) < 0.0051 for a, b in known)
+    ]
+
+
+def test_the_published_page_is_that_of_the_published_lines(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)  # as deep as the committed file
+    (tmp_path / "docs").mkdir()
+    made = (tmp_path / "docs" / "results.md", tmp_path / "a" / "b" / "c" / "tables.md")
+    write(LINES, *made)
+    published = (ROOT / "docs" / "results.md", LINES / "tables.md")
+    page, tables = (file.read_text("utf-8") for file in made)
+    assert [page, tables] == [file.read_text("utf-8") for file in published]
+    summary, claims = page.split("\n## What holds\n")
+    tables += claims
+    assert len(pairs(summary)) > 10
+    assert not unfounded(summary, tables)
+    assert unfounded(summary.replace("0.39 ± 0.03", "0.49 ± 0.03"), tables) == [(0.49, 0.03)]
+    charts = {file.name: file.read_text("utf-8") for file in made[0].with_suffix("").iterdir()}
+    shown = {file.name: file.read_text("utf-8") for file in (ROOT / "docs" / "results").iterdir()}
+    assert charts == shown
+
+
+def edits(line: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """What could be done to a line by hand: every value, a key more or less, a copy."""
+    for key, value in line.items():
+        yield f"without {key}", [{each: line[each] for each in line if each != key}]
+        other = value + 1 if isinstance(value, int | float) else [value]
+        yield key, [{**line, key: other}]
+    lower = [{**point, "test": point["test"] - 0.01} for point in line["points"]]
+    yield "lower", [{**line, "points": lower}]
+    yield "more", [{**line, "diverged": True}]
+    yield "twice", [line, line]
+    yield "another seed", [line, {**line, "seed": line["seed"] + 1}]
+
+
+def test_lines_changed_by_hand_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "growth.jsonl"
+    committed = (LINES / "growth.jsonl").read_text("utf-8").splitlines()[0]
+    made = list(edits(json.loads(committed)))
+    assert len(made) > 30
+    for name, lines in made:
+        file.write_text("".join(json.dumps(each) + "\n" for each in lines), "utf-8")
+        with pytest.raises(InputError, match=r"growth\.jsonl: line [12] (was|repeats)"):
+            pytest.fail(f"{name}: {results.read(file)}")
+    for text in ("[]", "{", "null", "[" * 100_000):
+        file.write_text(text + "\n", "utf-8")
+        with pytest.raises(InputError, match="line 1 was changed"):
+            results.read(file)
+    file.write_text(committed + "\n", "utf-8")
+    assert len(results.read(file)) == 1
+
+
+@pytest.mark.parametrize(("began_with", "taken"), [(1e-3, True), (1e-2, False)])
+def test_the_page_takes_runs_that_began_with_the_best_source(
+    began_with: float, taken: bool, tmp_path: Path
+) -> None:
+    """Of another experiment's runs; the lower rate has the lower loss."""
+    growth, depth = load("growth", "tiny"), load("depth", "tiny")
+    for rate in (1e-3, 1e-2):
+        append_line(tmp_path / "growth.jsonl", line_of(growth, "source", 0, rate, 9.0))
+        going_on = line_of(growth, "source goes on", 0, rate, 8.0)
+        append_line(tmp_path / "growth.jsonl", going_on | {"source_rate": began_with})
+    append_line(tmp_path / "depth.jsonl", line_of(depth, "from scratch", 0, 1e-3, 9.0))
+    write(tmp_path, tmp_path / "page.md", tmp_path / "tables.md")
+    page = (tmp_path / "tables.md").read_text("utf-8")
+    page = page[page.index("## depth, tiny") : page.index("## growth, tiny")]
+    assert ("4 of these runs are those of *growth*" in page) == taken
+    assert ("2 of these runs are those of *growth*" in page) == (not taken)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "grouped": {"num_attention_heads": 6, "num_noise_heads": 2},
+    "dint": {"integral": "causal", "gamma": "gated", "head_output_scale": "none"},
+    "v2": {"lambda_type": "projected", "noise_keys": "shared", "num_key_value_heads": 2},
+    "shared": {"qk_projection": "shared", "shared_rank": 2},
+}
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_maps_are_those_of_the_model(kind: str) -> None:
+    """Values weighted by them are what the attention makes."""
+    scale = load("growth", "tiny").scale
+    model = models.drawn(
+        models.config_of(scale, "softmax" if kind == "llama" else "diff", VARIANTS[kind]), 0
+    )
+    module, config = model.model.layers[1].self_attn, model.config
+    with torch.no_grad():
+        for each in module.parameters():
+            each.normal_(0.5 if each.dim() == 1 else 0, 0.3)
+    said: dict[str, torch.Tensor] = {}
+    module.v_proj.register_forward_hook(lambda _, given, made: said.update(value=made))
+    module.o_proj.register_forward_hook(lambda _, given, made: said.update(heads=given[0]))
+    with seen(model) as found, torch.no_grad():
+        model(input_ids=torch.arange(18).view(2, 9))
+    value = said["value"].view(2, 9, -1, getattr(config, "value_head_dim", config.head_dim))
+    value = value.transpose(1, 2)
+    heads = found[1] @ value.repeat_interleave(found[1].shape[1] // value.shape[1], dim=1)
+    if kind != "llama":
+        heads = head_norm(heads, module.head_norm.weight, config.head_norm_eps)
+    if kind != "llama" and config.head_output_scale != "none":
+        heads = heads * (1 - config.lambda_init[1])
+    expected = heads.transpose(1, 2).reshape(2, 9, -1)
+    torch.testing.assert_close(said["heads"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_needle_is_at_its_depth(text: Text) -> None:
+    context = 64
+    hay = text.held_out("test", 2, context)
+    for needles, depth in ((1, 0.0), (3, 0.5), (4, 1.0)):
+        generator = torch.Generator().manual_seed(needles)
+        window, answer = with_needles(hay[0], needles, depth, generator, text)
+        assert len(window) == context
+        assert window[answer : answer + WIDTH].tolist() == window[-WIDTH:].tolist()
+        key = window[answer - WIDTH - 1 : answer - 1]
+        assert key.tolist() == window[-QUESTION:-3].tolist()
+    batch = batch_of(text.windows("train", context), 0, 0, 8)
+    made = mixed(batch, text, 5, 0)
+    assert [torch.equal(*pair) for pair in zip(made, batch, strict=True)].count(False) == 2
+    assert torch.equal(mixed(batch, text, 5, 0), made)
+    assert not torch.equal(mixed(batch, text, 6, 0), made)

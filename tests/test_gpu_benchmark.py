@@ -27,14 +27,6 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_missing_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(gpu, "find_spec", lambda name: None if name == "pytest" else name)
-    assert gpu.main(["--device", "cpu"]) == 2
-    assert "has no pytest;" in capsys.readouterr().err
-
-
 def test_every_marked_test_is_chosen() -> None:
     (command,) = (part.command for part in [gpu.tests("cuda", quick=False)])
     chosen = {word for word in command if word.startswith("tests")}
@@ -43,14 +35,6 @@ def test_every_marked_test_is_chosen() -> None:
         os.path.join("tests", "test_modeling.py"),
     } <= chosen
     assert all("pytest.mark.gpu" in (ROOT / file).read_text(encoding="utf-8") for file in chosen)
-
-
-def test_outcomes_of_tests_are_told() -> None:
-    out = "....\n=== short test summary info ===\nPASSED tests/a.py::b\nFAILED tests/a.py::c - no\n"
-    assert gpu.tests("cuda", quick=False).told(out, "") == [
-        "- passed: `tests/a.py::b`",
-        "- failed: `tests/a.py::c - no`",
-    ]
 
 
 def test_proofs_are_rehearsed(
