@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +87,22 @@ def test_every_weight_is_what_transformers_loads(
     assert [name for name in found if not same(found[name], expected[name])] == []
 
 
+@contextmanager
+def edited(folder: Path) -> Iterator[dict[str, Tensor]]:
+    """The tensors of a folder, which are saved as they are left."""
+    tensors = load_file(folder / "model.safetensors")
+    yield tensors
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_neox"])
 def test_a_changed_bit_shows(kind: str, tmp_path: Path) -> None:
     """The control."""
     folder = save(kind, tmp_path / "model")
     before = loaded(folder, torch.float32)
-    tensors = load_file(folder / "model.safetensors")
-    name = next(name for name in tensors if "w3" in name or "embed_out" in name)
-    tensors[name].view(torch.int32).view(-1)[5] ^= 1
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with edited(folder) as tensors:
+        name = next(name for name in tensors if "w3" in name or "embed_out" in name)
+        tensors[name].view(torch.int32).view(-1)[5] ^= 1
     after = lent(folder, torch.float32)
     assert sum(not same(before[name], after[name]) for name in before) == 1
 
@@ -100,29 +110,25 @@ def test_a_changed_bit_shows(kind: str, tmp_path: Path) -> None:
 def test_mixed_dtypes(tmp_path: Path) -> None:
     """Experts of one tensor may be stored in several."""
     folder = save("mixtral", tmp_path / "model")
-    tensors = load_file(folder / "model.safetensors")
-    for name in list(tensors)[::3]:
-        tensors[name] = tensors[name].bfloat16()
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with edited(folder) as tensors:
+        for name in list(tensors)[::3]:
+            tensors[name] = tensors[name].bfloat16()
     for dtype in (torch.float64, torch.bfloat16):
         found, expected = lent(folder, dtype), loaded(folder, dtype)
         assert all(same(found[name], expected[name]) for name in expected)
 
 
-def gpt2_without_prefix(folder: Path) -> None:
-    save("gpt2", folder)
-    tensors = load_file(folder / "model.safetensors")
-    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    save_file(bare, folder / "model.safetensors", {"format": "pt"})
+def renamed(kind: str, *names: tuple[str, str]) -> Callable[[Path], None]:
+    """A model whose files have other names."""
 
+    def make(folder: Path) -> None:
+        save(kind, folder)
+        with edited(folder) as tensors:
+            for name in list(tensors):
+                new = reduce(lambda text, pair: text.replace(*pair), names, name)
+                tensors[new] = tensors.pop(name)
 
-def bert_with_old_names(folder: Path) -> None:
-    save("bert", folder)
-    tensors = load_file(folder / "model.safetensors")
-    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    for new, name in old.items():
-        tensors = {key.replace(new, name): tensor for key, tensor in tensors.items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return make
 
 
 def mixtral_as_its_class(folder: Path) -> None:
@@ -131,46 +137,42 @@ def mixtral_as_its_class(folder: Path) -> None:
     save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
 
 
-def tied_head_alone(folder: Path) -> None:
-    tied(folder, {"lm_head.weight": 1.0})
+def tied(**factors: float) -> Callable[[Path], None]:
+    """A tied model, of whose embedding and head these are stored."""
+
+    def make(folder: Path) -> None:
+        model = build("llama")
+        model.config.tie_word_embeddings = True
+        model.config.save_pretrained(folder)
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        embedding = tensors.pop(EMBEDDING)
+        del tensors["lm_head.weight"]
+        names = {"embedding": EMBEDDING, "head": "lm_head.weight"}
+        tensors |= {names[end]: embedding * factor for end, factor in factors.items()}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return make
 
 
-def tied_head_twice(folder: Path) -> None:
-    tied(folder, {EMBEDDING: 1.0, "lm_head.weight": 1.0})
+GPT2 = renamed("gpt2", ("transformer.", ""))
+THIRD_PARTY = {
+    "without a prefix": GPT2,
+    "old names": renamed("bert", ("Norm.weight", "Norm.gamma"), ("Norm.bias", "Norm.beta")),
+    "as in the class": mixtral_as_its_class,
+    "tied, head alone": tied(head=1.0),
+    "tied, both": tied(embedding=1.0, head=1.0),
+    "tied, but not the same": tied(embedding=1.0, head=2.0),  # transformers does not tie these
+}
 
 
-def tied_head_of_its_own(folder: Path) -> None:
-    """The config says that it is tied; transformers does not tie what is not the same."""
-    tied(folder, {EMBEDDING: 1.0, "lm_head.weight": 2.0})
-
-
-def tied(folder: Path, factors: dict[str, float]) -> None:
-    model = build("llama")
-    model.config.tie_word_embeddings = True
-    model.config.save_pretrained(folder)
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    embedding = tensors.pop(EMBEDDING)
-    del tensors["lm_head.weight"]
-    tensors |= {name: embedding * factor for name, factor in factors.items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(gpt2_without_prefix, bert_with_old_names, mixtral_as_its_class),
-        *(tied_head_alone, tied_head_twice, tied_head_of_its_own),
-    ],
-)
-def test_files_of_others(make: Any, tmp_path: Path) -> None:
-    make(tmp_path / "model")
-    found, expected = (
-        lent(tmp_path / "model", torch.float64),
-        loaded(tmp_path / "model", torch.float64),
-    )
+@pytest.mark.parametrize("make", THIRD_PARTY.values(), ids=THIRD_PARTY)
+def test_third_party_files(make: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    make(folder)
+    found, expected = lent(folder, torch.float64), loaded(folder, torch.float64)
     assert found.keys() == expected.keys()
     assert all(same(found[name], expected[name]) for name in expected)
-    assert growkit.verify(tmp_path / "model", tmp_path / "model", **QUICK)["kept"]
+    assert growkit.verify(folder, folder, **QUICK)["kept"]
 
 
 def test_some_experts_are_read_without_the_others(
@@ -198,9 +200,8 @@ def test_some_experts_are_read_without_the_others(
 def test_no_model_is_loaded_whole(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = save(kind, tmp_path / "model")
-    if kind == "gpt2":
-        gpt2_without_prefix(folder)
+    folder = tmp_path / "model"
+    GPT2(folder) if kind == "gpt2" else save(kind, folder)
     fail = lambda *_, **options: pytest.fail("whole")  # noqa: E731
     monkeypatch.setattr("transformers.modeling_utils.safe_open", fail)
     with pytest.raises(pytest.fail.Exception, match="whole"):  # the control
@@ -217,22 +218,20 @@ def test_dtypes_are_those_of_the_files(tmp_path: Path) -> None:
     assert all(weights.read(name).dtype == torch.float32 for name in weights.tensors)
 
 
-def test_a_tensor_that_stands_in_the_file_twice_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_that_is_in_the_file_twice_is_refused(tmp_path: Path) -> None:
     """Experts one by one and in one tensor: which of them transformers reads, names decide."""
     folder = save("mixtral", tmp_path / "model")
-    tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.experts.down_proj"
-    tensors[name] = 2 * loaded(folder, torch.float32)[name]
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with edited(folder) as tensors:
+        tensors[name] = 2 * loaded(folder, torch.float32)[name]
     with pytest.raises(InputError, match=r"experts\.0\.w2\.weight and .*experts\.down_proj"):
         growkit.verify(folder, folder, **QUICK)
 
 
 def test_an_expert_that_is_missing_is_no_random_one(tmp_path: Path) -> None:
     folder = save("mixtral", tmp_path / "model")
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"]
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with edited(folder) as tensors:
+        del tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"]
     with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.experts\.gate_up_proj"):
         growkit.verify(folder, folder, **QUICK)
 
@@ -248,10 +247,9 @@ def test_the_bias_of_experts_in_a_buffer(kind: str, renamed: bool, tmp_path: Pat
         tensors = AutoModelForCausalLM.from_pretrained(source).state_dict()
         save_file(tensors, target / "model.safetensors", {"format": "pt"})
     assert growkit.verify(source, target, **QUICK)["kept"]
-    tensors = load_file(target / "model.safetensors")
-    name = max(name for name in tensors if name.endswith("e_score_correction_bias"))
-    tensors[name] += torch.linspace(0, 5, len(tensors[name]))
-    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    with edited(target) as tensors:
+        name = max(name for name in tensors if name.endswith("e_score_correction_bias"))
+        tensors[name] += torch.linspace(0, 5, len(tensors[name]))
     found = growkit.verify(source, target, **QUICK)
     assert not found["kept"]
     assert name in found["reason"]

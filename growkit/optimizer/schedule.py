@@ -93,22 +93,24 @@ def _grown(key: str, value: Any, where: str, groups: int, grown: Sequence[ParamG
             values[each.origin] * each.rate if key in RATES else values[each.origin]
             for each in grown
         ]
-    if key == FALLBACK and scales != [1.0]:
-        return None  # so that torch refuses other groups rather than give all of them one rate
-    shared = key in (FLOOR, SMALLEST_CHANGE) and _is_number(value)
-    if key == SMALLEST_CHANGE and shared and value <= NEGLIGIBLE:
-        return value * scales[0]  # so that no group stays where its source would move
-    if shared and (value == 0 or len(scales) == 1):
-        return value * scales[0]
-    if scales == [1.0] or key in RELATIVE or not (shared or _has_fraction(value)):
+    if scales == [1.0]:
         return value
-    if shared:
+    if key == FALLBACK:
+        return None  # so that torch refuses other groups rather than give all of them one rate
+    shown = str(value)[:40]
+    if key in (FLOOR, SMALLEST_CHANGE) and _is_number(value):
+        # A negligible change stays so for the smallest rate: no group stays where its source moves.
+        negligible = value == 0 or (key == SMALLEST_CHANGE and value <= NEGLIGIBLE)
+        if negligible or len(scales) == 1:
+            return value * scales[0]
         raise InputError(
-            f"{where} has a schedule with {key} = {_shown(value)}, one rate for all groups, and "
+            f"{where} has a schedule with {key} = {shown}, one rate for all groups, and "
             f"those of the grown model are multiplied by {scales[0]:g} to {scales[-1]:g}; {REMEDY}"
         )
+    if key in RELATIVE or not _has_fraction(value):
+        return value
     raise InputError(
-        f"{where} has a schedule with {key} = {_shown(value)}, which no scheduler of torch or "
+        f"{where} has a schedule with {key} = {shown}, which no scheduler of torch or "
         f"transformers has, so growkit cannot tell whether it is a rate; {REMEDY}"
     )
 
@@ -125,7 +127,7 @@ def _of_groups(key: str, value: Any, where: str, groups: int) -> Sequence[Any]:
         if value and all(each == value[0] for each in value):
             return [value[0]] * groups
     raise InputError(
-        f"{where} has a schedule with {key} = {_shown(value)}, where a list for the {groups} "
+        f"{where} has a schedule with {key} = {str(value)[:40]}, where a list for the {groups} "
         f"groups of the optimizer was expected; save both again, or {REMEDY}"
     )
 
@@ -141,7 +143,3 @@ def _has_fraction(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_has_fraction, value))
     return isinstance(value, float) and value != 0
-
-
-def _shown(value: Any) -> str:
-    return str(value)[:40]
