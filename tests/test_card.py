@@ -120,12 +120,7 @@ def test_sentences_are_published_without_paths(place: Path) -> None:
     assert str(place) in model_card(manifest | {"verification": proof})  # the control
     assert "the code in secret (a.py) and config.json and 'x.py' differ" in card
     assert "a (a.py) b" in without_paths([])("a (/x/a.py) b")
-    assert by_name({"/a/x": 1, "/b/x": 2, "x": 3, "y": 4}) == {
-        "x": 1,
-        "x (2)": 2,
-        "x (3)": 3,
-        "y": 4,
-    }
+    assert list(by_name({"/a/x": 1, "/b/x": 2, "x": 3, "y": 4})) == ["x", "x (2)", "x (3)", "y"]
 
 
 def test_a_manifest_is_a_recipe_where_its_folder_was_moved(
@@ -236,9 +231,8 @@ def test_the_base_model_comes_by_every_way(tmp_path: Path, make: Callable[..., P
         ["run", str(recipe)],
     ):
         assert CliRunner().invoke(app, arguments).exit_code == 0
-    bases = [
-        ModelCard(card_of(Path(each))).data.to_dict().get("base_model") for each in out.values()
-    ]
+    cards = [ModelCard(card_of(Path(folder))).data.to_dict() for folder in out.values()]
+    bases = [card.get("base_model") for card in cards]
     assert bases == [BASE, BASE, "o/n", None, "true/x"]
 
 

@@ -116,44 +116,22 @@ def test_headroom_in_words(measured: float | None, limit: float | None, text: st
     assert headroom(finding("native", kept, measured=measured, limit=limit)) == text
 
 
-KEPT, FREE, FAILED = mode("prefill", True), mode("prefill", None), mode("generate", False)
-UNTRIED = mode("cached decoding", None, note="not tried: too short")
-SIZES = {"source_bytes": 1000, "bytes": 1000}
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "text"),
-    [
-        # A factor that rounds to one is a difference.
-        ("parameters", {"parameters": 1000}, "1,000 → 1,000 (1 kB in bfloat16)"),
-        ("parameters", {"parameters": 1001}, "1,000 → 1,001 (+1; 1 kB in bfloat16)"),
-        (
-            "parameters",
-            {"source_parameters": 10_001, "parameters": 10_000},
-            "10,001 → 10,000 (-1; 1 kB in bfloat16)",
-        ),
-        ("parameters", {"parameters": 4000}, "1,000 → 4,000 (× 4; 1 kB in bfloat16)"),
-        ("inference modes", {"modes": [KEPT]}, "all 1 kept (prefill)"),
-        (
-            "inference modes",
-            {"modes": [KEPT, UNTRIED]},
-            "1 kept (prefill; not tried: cached decoding (too short))",
-        ),
-        (
-            "inference modes",
-            {"modes": [FREE, FAILED]},
-            "1 without a limit, 1 not the same (not the same with generate)",
-        ),
-        (
-            "tensors",
-            {"first_lost_tensor": None, "tensors_recovered": 38, "source_tensors": 54},
-            "38 of 54 recovered (bit for bit; the other 16 went into tensors that are computed "
-            "from them)",
-        ),
-    ],
-)
-def test_findings_in_words(name: str, changes: dict[str, Any], text: str) -> None:
-    assert words(full(**SIZES | changes))[name] == text
+def test_findings_in_words() -> None:
+    kept, free, failed = mode("prefill", True), mode("prefill", None), mode("generate", False)
+    untried = mode("cached decoding", None, note="not tried: too short")
+    for text, modes in {
+        "all 1 kept (prefill)": [kept],
+        "1 kept (prefill; not tried: cached decoding (too short))": [kept, untried],
+        "1 without a limit, 1 not the same (not the same with generate)": [free, failed],
+    }.items():
+        assert words(full(modes=modes))["inference modes"] == text
+    for factor, after in {"": 10_000, "+1; ": 10_001, "-1; ": 9_999, "× 4; ": 40_000}.items():
+        result = full(source_parameters=10_000, parameters=after, source_bytes=1000, bytes=1000)
+        text = f"10,000 → {after:,} ({factor}1 kB in bfloat16)"
+        assert words(result)["parameters"] == text
+    some = full(first_lost_tensor=None, tensors_recovered=38, source_tensors=54)
+    rest = "the other 16 went into tensors that are computed from them"
+    assert words(some)["tensors"] == f"38 of 54 recovered (bit for bit; {rest})"
 
 
 def test_units_fit() -> None:
@@ -163,6 +141,7 @@ def test_units_fit() -> None:
     assert [duration(each) for each in times] == [*times.values()]
 
 
+PARTED = {"relative": 0.0, "tolerance": 0.1, "control_caught": True}
 NEXT: list[tuple[str, dict[str, Any], str]] = [
     ("negative_control", {}, "--text FILE"),
     ("weights", {}, "copy the target's weights again"),
@@ -173,11 +152,7 @@ NEXT: list[tuple[str, dict[str, Any], str]] = [
     ("trainability", {}, "--symmetry break"),
     ("generate", {}, "avoid generate"),
     ("training", {"training": {"control_caught": False}}, "--steps"),
-    (
-        "training",
-        {"training": {"relative": 0.0, "tolerance": 0.1, "control_caught": True}},
-        "the state of the source's optimizer",
-    ),
+    ("training", {"training": PARTED}, "the state of the source's optimizer"),
 ]
 
 
