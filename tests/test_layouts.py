@@ -20,6 +20,7 @@ from growkit.modeling.configuration_diff_transformer import DiffTransformerConfi
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 from growkit.planning.layouts import solve_lambda
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
+from tests import families
 from tests import layouts_reference as reference
 from tests.conftest import TOKENS, randomise, save_model, seeded, strict_logits
 
@@ -27,27 +28,17 @@ register()
 
 LIMIT = 1e-12
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SIZES = {
-    "vocab_size": 29,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
+SIZES = {"hidden_size": 16, "intermediate_size": 24} | {
+    key: value for key, value in families.SIZES.items() if key != "pad_token_id"
 }
 PAIRS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+EIGHT = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}
 HEADS = {  # two value heads, each for two noise heads
     "microsoft": PAIRS,
     "microsoft-v2": PAIRS,
-    "motif": {
-        "num_attention_heads": 12,
-        "num_noise_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 4,
-    },
-    "diffllama": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4},
-    "diff-transformer": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4},
+    "motif": EIGHT | {"num_attention_heads": 12, "num_noise_heads": 4},
+    "diffllama": EIGHT,
+    "diff-transformer": EIGHT,
 }
 MODEL_TYPES = {
     "microsoft": reference.MICROSOFT,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -17,36 +16,24 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.cli.app import app
-from tests.conftest import randomise
+from tests import families
+from tests.conftest import save_random as save
 
 QUICK = {"prompts": 2, "length": 12}
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 29,
+SIZES: dict[str, Any] = families.SIZES | {
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 3,
+    "head_dim": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
     "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
 }
 GROWN = SIZES | {
     key: 2 * SIZES[key]
     for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 }
-
-
-def save(folder: Path, config: Any) -> Path:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    randomise(model, 0)
-    model.save_pretrained(folder)
-    return folder
 
 
 def hypercloned(name: str, weight: Tensor) -> Tensor:

@@ -31,21 +31,17 @@ from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep
 from growkit.results.proof import VerifyResult
 from tests.conftest import relative_error, save_random, seeded
+from tests.families import SIZES
 from tests.sizes import KINDS, asked, error, grown, model
 
 Make = Callable[..., Path]
 QUICK = growkit.Settings(prompts=1, length=12)
-SMALL: dict[str, Any] = {
-    "vocab_size": 29,
+SMALL: dict[str, Any] = SIZES | {
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
 }
 HEADS = {"hidden_size": 48, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 6}
 NORM = "model.layers.0.input_layernorm.weight"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,7 @@ def traced(
     return Places(name, source, factor)
 
 
+@dataclass(frozen=True, eq=False)
 class Lineage:
     """All steps from a source to a target.
 
@@ -79,17 +80,11 @@ class Lineage:
         by_rounding: whether nothing is lost but by rounding.
     """
 
-    def __init__(
-        self,
-        source: Weights,
-        plans: Sequence[Plan],
-        promise: str = "exact",
-        lost: str = "",
-        *,
-        by_rounding: bool = False,
-    ) -> None:
-        self.source, self.plans = source, tuple(plans)
-        self.promise, self.lost, self.by_rounding = promise, lost, by_rounding
+    source: Weights
+    plans: Sequence[Plan]
+    promise: str = "exact"
+    lost: str = ""
+    by_rounding: bool = field(default=False, kw_only=True)
 
     @cached_property
     def stages(self) -> tuple[Weights, ...]:

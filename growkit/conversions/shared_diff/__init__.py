@@ -132,21 +132,27 @@ def _special(search: Search, way: Way) -> Special:
     factors: dict[str, _Factors] = {}
 
     def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
-        for projection, heads in search.projections.items():
-            prefix, found, part = name.partition(f"{projection}.")
-            if found and part in PARTS:
-                assert layer is not None
-                of, rank = f"{prefix}{projection}.weight", way.ranks[layer]
-                moment = partial(search.moment, layer, way.shrinkage)
-                made = factors.setdefault(of, _Factors(heads, rank, moment))
-                compute = partial(made.part, PARTS.index(part), info)
-                why = f"best base and rank-{rank} updates, scope {heads.scope}"
-                return Rule(name, info, Computed((of,), why, compute, repeatable=False))
-            if found and part == "up.bias":
-                return taken_over(name, info, f"{prefix}{projection}.bias")
-        return None
+        module, part, heads = _shared(name, search.projections)
+        if heads and part in PARTS:
+            assert layer is not None
+            of, rank = f"{module}.weight", way.ranks[layer]
+            moment = partial(search.moment, layer, way.shrinkage)
+            made = factors.setdefault(of, _Factors(heads, rank, moment))
+            compute = partial(made.part, PARTS.index(part), info)
+            why = f"best base and rank-{rank} updates, scope {heads.scope}"
+            return Rule(name, info, Computed((of,), why, compute, repeatable=False))
+        return taken_over(name, info, f"{module}.bias") if part == "up.bias" else None
 
     return special
+
+
+def _shared(name: str, shared: Mapping[str, Heads]) -> tuple[str, str, Heads | None]:
+    """The module of a shared projection's tensor, the rest of its name, and the heads."""
+    for projection, heads in shared.items():
+        before, found, part = name.partition(f"{projection}.")
+        if found:
+            return before + projection, part, heads
+    return "", "", None
 
 
 def _checks(search: Search, way: Way) -> list[Check]:
@@ -220,15 +226,12 @@ def multiplied_out(config: Config) -> Special:
     shared = projections(config)
 
     def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
-        for projection, heads in shared.items():
-            prefix, found, part = name.partition(f"{projection}.")
-            if found and part == "weight":
-                sources = tuple(f"{prefix}{projection}.{each}" for each in PARTS)
-                compute = partial(_product, info, heads)
-                return Rule(name, info, Computed(sources, "multiplied out", compute))
-            if found and part == "bias":
-                return taken_over(name, info, f"{prefix}{projection}.up.bias")
-        return None
+        module, part, heads = _shared(name, shared)
+        if heads and part == "weight":
+            sources = tuple(f"{module}.{each}" for each in PARTS)
+            compute = partial(_product, info, heads)
+            return Rule(name, info, Computed(sources, "multiplied out", compute))
+        return taken_over(name, info, f"{module}.up.bias") if part == "bias" else None
 
     return special
 
