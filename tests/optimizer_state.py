@@ -1,13 +1,7 @@
-"""Optimizers that train, are saved as engines save them, and go on with a grown model.
-
-``python -m tests.optimizer_state`` takes random models and growths through all formats.
-"""
+"""Optimizers that train, are saved as engines save them, and continue with a grown model."""
 
 from __future__ import annotations
 
-import random
-import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -328,23 +322,3 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
     ("mistral", {"num_key_value_heads": 4, "head_dim": 4, "sliding_window": None}),
 ]
-
-
-def main() -> None:
-    """Random models through all formats, until the seeds given on the command line are used up."""
-    first, last = (int(each) for each in (*sys.argv[1:], "0", "40")[:2])
-    for seed in range(first, last):
-        chosen = random.Random(seed)
-        kind, config = chosen.choice(CONFIGS)
-        times = chosen.choice([2, 4])
-        config = {**config, "num_hidden_layers": chosen.choice([1, 2, 3])}
-        way = {"hidden": f"x{times}", "ffn": f"x{times}"}
-        engine = chosen.choice(list(FORMATS))
-        with tempfile.TemporaryDirectory() as place:
-            apart = goes_on(Path(place), kind, config, way, engine, times)
-        sys.stdout.write(f"{seed:4} {kind:8} ×{times} {engine:12} {apart:.1e}\n")
-        assert apart < 1e-9, (seed, kind, config, way, engine)
-
-
-if __name__ == "__main__":
-    main()

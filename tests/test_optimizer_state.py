@@ -41,11 +41,17 @@ LLAMA = {"num_key_value_heads": 4, "num_hidden_layers": 1}
 PLAIN = {"hidden": "x2"}
 
 
+@pytest.mark.parametrize("model", CONFIGS, ids=str)
+@pytest.mark.parametrize("times", [2, 4])
 @pytest.mark.parametrize("engine", FORMATS)
-def test_training_goes_on_as_the_source_would(engine: str, tmp_path: Path) -> None:
+@pytest.mark.sampled(3)
+def test_training_continues_as_the_source_would(
+    engine: str, times: int, model: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
     """Three steps with the law's factors, by hand, from what the engine loads."""
-    kind, config = CONFIGS[list(FORMATS).index(engine)]
-    assert goes_on(tmp_path, kind, {**config, "num_hidden_layers": 1}, PLAIN, engine) < 1e-12
+    kind, config = model
+    way = {"hidden": f"x{times}", "ffn": f"x{times}"}
+    assert goes_on(tmp_path, kind, {**config, "num_hidden_layers": 1}, way, engine, times) < 1e-11
 
 
 def doubled(folder: Path) -> None:

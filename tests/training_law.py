@@ -1,16 +1,11 @@
-"""Grown models train as their sources would have: a sweep by hand, and a sample for the suite.
+"""Grown models train as their sources would have.
 
-    python -m tests.training_law
-
-A source takes some steps, is grown with its moments, and both take more, as people run them:
-torch's AdamW with the groups of ``growkit.training.param_groups``, transformers' classes, strict
-float64. Then every factor of every group is set wrong by itself, and must be noticed.
+A source takes some steps, is grown with its moments, and both take more, with torch's AdamW and the
+groups of ``growkit.training.param_groups``, transformers' classes, and strict float64.
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -280,37 +275,3 @@ def trained_with(pair: Pair, steps: int = 2) -> tuple[dict[str, Update], Callabl
         return expected.apart(proof._trained(pair.target, grown, batches, device, factors))
 
     return updates, apart
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def main() -> int:
-    wrong = 0
-    for case in CASES[int(sys.argv[1]) if sys.argv[1:] else 0 :]:
-        with tempfile.TemporaryDirectory() as folder:
-            pair = Pair.of(case, Path(folder))
-            why = law_of(pair.lineage).why
-            loss, logits = pair.apart()
-            good = (max(loss, logits) < 1e-10 and not why) if case.reached else bool(why)
-            verdict = growkit.verify(pair.source, pair.target, prompts=1, length=16, steps=10)
-            training = verdict["training"]
-            assert training is not None
-            good &= training["kept"] is (True if case.reached else None)
-            wrong += not good
-            say(f"{'ok   ' if good else 'WRONG'} {loss:.1e} {logits:.1e} {case}")
-            say(f"      {training['reason']}")
-            if case.reached:
-                updates, apart = trained_with(pair)
-                found = {name: apart(each) for name, each in spoiled(updates)}
-                unseen = [name for name, each in found.items() if each < UNSEEN]
-                wrong += len(unseen)
-                say(f"      {len(found)} wrong factors: off by {min(found.values()):.1e} or more")
-                say(f"      NOT NOTICED: {unseen}" if unseen else "      all noticed")
-    return wrong
-
-
-if __name__ == "__main__":
-    sys.exit(main())
