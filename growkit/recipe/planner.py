@@ -76,8 +76,7 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
         try:
             taken = change(step, grown, recipe.seed)
         except InputError as error:
-            first = _conversion_before(step, grown, recipe.seed)
-            raise InputError(f"{error}{_in_two_steps(recipe, step, first)}") from None
+            raise InputError(f"{error}{_two_conversions(recipe, step, grown)}") from None
         kl_by_rank = taken.kl_by_rank or kl_by_rank
         settled = {**step.options, **taken.settled}
         steps.append(type(step)(step.name, {k: v for k, v in settled.items() if v is not None}))
@@ -95,37 +94,32 @@ def plan(recipe: Recipe, source: Weights) -> Prepared:
     return Prepared(lineage, tuple(steps), kl_by_rank, ranks, warnings)
 
 
-def _conversion_before(step: Step, source: Weights, seed: int) -> str | None:
-    """A conversion that makes another one possible, where the source does not take that itself."""
+def _two_conversions(recipe: Recipe, step: Step, source: Weights) -> str:
+    """The end of an error message on a conversion that takes another one first; else empty."""
     found: dict[str, str] = {}
     for name, operation in operations(step.verb).items() if step.verb == "convert" else ():
         if name == step.name or any(option.needed for option in operation.options):
             continue
         try:
-            first = change(type(step)(name), source, seed)
+            first = change(type(step)(name), source, recipe.seed)
             between = source
             for plan in first.plans:
                 between = Planned(between, plan)
-            second = change(step, between, seed)
+            second = change(step, between, recipe.seed)
         except InputError:
             continue
         config = second.plans[-1].config if second.plans else source.config
         if config["model_type"] != source.config["model_type"]:
-            promise = max(first.promise, second.promise, key=PROMISES.index)
-            found.setdefault(promise, name)
-    return next((found[promise] for promise in PROMISES if promise in found), None)
-
-
-def _in_two_steps(recipe: Recipe, step: Step, first: str | None) -> str:
-    """The end of an error message: convert twice."""
-    if first is None:
+            found.setdefault(max(first.promise, second.promise, key=PROMISES.index), name)
+    first_of = next((found[promise] for promise in PROMISES if promise in found), None)
+    if first_of is None:
         return ""
     options = "".join(f" --{k.replace('_', '-')} {v}" for k, v in step.options.items())
-    source, output = shlex.quote(recipe.source), shlex.quote(recipe.output)
-    between = shlex.quote(f"{recipe.output}-{first}")
+    start, end = shlex.quote(recipe.source), shlex.quote(recipe.output)
+    middle = shlex.quote(f"{recipe.output}-{first_of}")
     return (
-        f"; run growkit convert {source} {between} --to {first}, and then growkit convert "
-        f"{between} {output} --to {step.name}{options}"
+        f"; run growkit convert {start} {middle} --to {first_of}, and then growkit convert "
+        f"{middle} {end} --to {step.name}{options}"
     )
 
 
