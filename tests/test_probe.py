@@ -531,7 +531,7 @@ MISTAKES = {
     "--work source": "would work in source and read source",
     "--work source/more": "would work in source/more and read source",
     "--work .": "which overlap",
-    "--work notes": "notes is not empty",
+    "--work notes": "notes is not an empty folder",
     "--work text.txt": "would work in text.txt and read text.txt",
     "--work link": "would work in link and read source",
     "--work model/deep/er": "would become part of",
@@ -629,11 +629,11 @@ def test_students_t_is_that_of_the_tables() -> None:
         assert noise.t_beyond(0.05, freedom) == pytest.approx(t, abs=1e-4)
         assert noise.passed(t, freedom) == pytest.approx(0.05, abs=1e-5)
     assert noise.t_beyond(0.01, 2) == pytest.approx(9.9248, abs=1e-4)
-    found = noise.estimate([[1.0], [2.0], [3.0]])
+    found = noise.paired_difference([[1.0], [2.0], [3.0]])
     assert found.high - found.difference == pytest.approx(TABLE[2] / math.sqrt(3), abs=1e-4)
-    assert noise.estimate([[1.0]]).noise
+    assert noise.paired_difference([[1.0]]).noise
     for apart, rounded in ((2e-7, True), (2e-3, False)):
-        assert noise.estimate([[apart, apart], [apart, apart]]).noise == rounded
+        assert noise.paired_difference([[apart, apart], [apart, apart]]).noise == rounded
 
 
 @pytest.mark.parametrize("spreads", [(1, 0, 0), (0, 1, 0), (0.3, 1, 1), (0, 0, 1)])
@@ -647,11 +647,11 @@ def test_noise_is_taken_for_a_difference_in_one_of_twenty(spreads: tuple[float, 
         return [[a + b + rng.gauss(0, spreads[2]) for b in by_window] for a in by_seed]
 
     samples = [drawn() for _ in range(runs)]
-    false = sum(not noise.estimate(each).noise for each in samples)
+    false = sum(not noise.paired_difference(each).noise for each in samples)
     assert false / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
     shifted = [[x + 20 for x in row] for row in samples[0]]
-    assert not noise.estimate(shifted).noise  # the control
-    assert noise.estimate(shifted, pairs=45).high > noise.estimate(shifted).high
+    assert not noise.paired_difference(shifted).noise  # the control
+    assert noise.paired_difference(shifted, pairs=45).high > noise.paired_difference(shifted).high
 
 
 def test_the_page_is_whole_and_safe(place: Path, found: growkit.ProbeResult) -> None:

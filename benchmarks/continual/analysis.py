@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.continual.campaign import Found, best_rate
 from benchmarks.continual.experiment import Experiment
 from growkit.probing.lines import Line
-from growkit.probing.ranking import Estimate, estimate
+from growkit.probing.ranking import PairedDifference, paired_difference
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Spread:
         return fmean(self.values)
 
     @property
-    def estimate(self) -> Estimate:
+    def paired_difference(self) -> PairedDifference:
         """The mean with its 95 % interval."""
-        return estimate([[value] for value in self.values])
+        return paired_difference([[value] for value in self.values])
 
     @property
     def margin(self) -> float | None:

@@ -200,15 +200,11 @@ def _problem(folder: Path, inputs: Inputs, resume: bool) -> str | None:
         return f"{folder} would become part of {model}, which growkit wrote;"
     if not os.path.lexists(folder):
         return None
-    if not folder.is_dir():
-        return f"{folder} is no folder to work in;"
     own = os.path.lexists(folder / JOURNAL)
     if own and not resume:
         return f"{folder} holds an earlier probe; continue it with --resume, or"
-    if not own and any(each.name != LOCK for each in folder.iterdir()):
-        return f"{folder} is not empty;"
-    if (among := inputs.among(folder)) is not None:
-        return f"{folder} holds {among}, which this probe reads;"
+    if not folder.is_dir() or (not own and any(each.name != LOCK for each in folder.iterdir())):
+        return f"{folder} is not an empty folder;"
     if held(folder / LOCK):
         return f"another probe is at work in {folder}; wait, or"
     return None

@@ -58,7 +58,7 @@ def probe(
         source: model folder, or one on the Hub; see ``growkit.grow``.
         candidates: recipes, or what ``growkit.run`` takes for one, whose source is this one or left
             out; their output is not written.
-        text: UTF-8 text, of which the last tenth is held out.
+        text: UTF-8 text, whose last tenth is held out.
         settings: how all are trained.
         work: folder that keeps the grown models, and what is needed to resume after a kill; None
             for a temporary one.
@@ -191,7 +191,7 @@ def _warnings(
         if each.recipe.optimizer is not None:
             yield (
                 f"{each.name} is trained without the optimizer's state that its recipe names, as "
-                "the others are"
+                "all are"
             )
     if data.cut:
         yield f"only the first {size(MOST_TEXT)} of the text were read"

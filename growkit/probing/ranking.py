@@ -63,7 +63,7 @@ RULE = (
 )
 
 
-class Estimate(NamedTuple):
+class PairedDifference(NamedTuple):
     """A difference of two losses.
 
     Attributes:
@@ -79,7 +79,7 @@ class Estimate(NamedTuple):
     noise: bool
 
 
-def estimate(differences: Sequence[Sequence[float]], pairs: int = 1) -> Estimate:
+def paired_difference(differences: Sequence[Sequence[float]], pairs: int = 1) -> PairedDifference:
     """The interval of a difference, which is unbounded with one seed and one window.
 
     Args:
@@ -98,7 +98,7 @@ def estimate(differences: Sequence[Sequence[float]], pairs: int = 1) -> Estimate
         free = total**2 / sum(square**2 / free for square, free in spreads)
         reach = t_beyond((1 - CONFIDENCE) / pairs, math.floor(free + 1e-9)) * math.sqrt(total)
     noise = abs(mean) <= reach or within(abs(mean), ROUNDING)
-    return Estimate(mean, mean - reach, mean + reach, noise)
+    return PairedDifference(mean, mean - reach, mean + reach, noise)
 
 
 def t_beyond(probability: float, freedom: int) -> float:
@@ -170,7 +170,7 @@ class Arm:
 
 
 def new_arm(name: str, candidate: Candidate | None = None) -> Arm:
-    """An arm of which nothing is known yet.
+    """An arm before it is grown.
 
     Args:
         name: in the result.
@@ -285,7 +285,7 @@ def differences_of(losses: Mapping[str, list[list[float]]]) -> list[ProbeDiffere
     for better, worse in pairs:
         seeds = zip(losses[better], losses[worse], strict=True)
         above = [[high - low for low, high in zip(*seed, strict=True)] for seed in seeds]
-        apart = estimate(above, len(pairs))._asdict()
+        apart = paired_difference(above, len(pairs))._asdict()
         found.append(ProbeDifference(better=better, worse=worse, **apart))
     return found
 

@@ -47,7 +47,7 @@ class ProbeSettings:
     Attributes:
         steps: of AdamW that each takes.
         seeds: trainings of each, on as many orders of the same windows, the same for all.
-        lr: learning rates of the source, of which every candidate gets the best; a candidate's
+        lr: learning rates of the source; every candidate gets the best of them, and its own
             follow from each by the law of updates.
         weight_decay: of all but norms and biases, as transformers' Trainer has it.
         warmup: steps until the rate is reached. Then it stays, so that a training is one of its
