@@ -36,14 +36,14 @@ class Spread:
         return fmean(self.values)
 
     @property
-    def paired_difference(self) -> PairedDifference:
+    def interval(self) -> PairedDifference:
         """The mean with its 95 % interval."""
         return paired_difference([[value] for value in self.values])
 
     @property
     def margin(self) -> float | None:
         """Half of the interval; None for one value."""
-        return self.estimate.high - self.mean if len(self.values) > 1 else None
+        return self.interval.high - self.mean if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Judged:
             return "one seed says nothing"
         if not any(self.found.values):
             return "no difference at all"
-        if self.found.estimate.noise:
+        if self.found.interval.noise:
             return "noise"
         return "yes" if (self.found.mean > 0) == self.more else "no, the other way round"
 

@@ -101,7 +101,7 @@ def _claims(sections: Sequence[Section]) -> Iterator[str]:
 def _interval(name: str, found: Spread) -> Interval:
     margin = found.margin or 0.0
     ends = found.mean - margin, found.mean + margin
-    return Interval(name, found.mean, *ends, found.values, found.estimate.noise)
+    return Interval(name, found.mean, *ends, found.values, found.interval.noise)
 
 
 def _section(section: Section, charts: Path, link: str) -> Iterator[str]:

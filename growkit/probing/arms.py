@@ -227,8 +227,7 @@ class Bench:
         Raises:
             InputError: the source cannot be trained.
         """
-        for arm in arms:
-            looks = self._looks(arm, arms)
+        for arm, looks in [(arm, self._looks(arm, arms)) for arm in arms]:
             try:
                 for rate, seed in self._runs:
                     self._train(arm, rate, seed, looks, advance)
@@ -291,10 +290,9 @@ class Bench:
         self, arm: Arm, rate: float, seed: int, steps: int, looks: Collection[int], advance: Advance
     ) -> list[Look]:
         """Train an arm; it ends early where a loss is not finite."""
-        size, data, family = self.settings.batch, self.data, None
+        size, data = self.settings.batch, self.data
+        family = arm.candidate.recipe.family if arm.candidate else None
         assert arm.stored is not None
-        if arm.candidate:
-            family = arm.candidate.recipe.family
         with (
             temporary_family(family),
             trainable(arm.found.name, self.device),
