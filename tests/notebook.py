@@ -66,10 +66,8 @@ def _outputs(cell: Cell, number: int, names: dict[str, Any]) -> Iterator[dict[st
         yield {"data": data, "execution_count": number, "metadata": {}} | RESULT
 
 
-def read(file: Path = NOTEBOOK) -> dict[str, Any]:
-    notebook = json.loads(file.read_text("utf-8"))
-    assert isinstance(notebook, dict)
-    return notebook
+def read() -> Any:
+    return json.loads(NOTEBOOK.read_text("utf-8"))
 
 
 if __name__ == "__main__":

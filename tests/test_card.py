@@ -145,11 +145,9 @@ def test_a_manifest_is_a_recipe_where_its_folder_was_moved(
     done = CliRunner().invoke(app, ["run", "../moved", "--output", "more"])
     assert (done.exit_code, "--source" in done.stderr) == (2, True)
     manifest = manifest_of(place, "unproved")  # manifests with paths are read as before
-    paths = {"source": str(place / "my models" / "secret"), "output": str(tmp_path / "absent")}
-    manifest["recipe"] |= paths
+    manifest["recipe"]["source"] = str(place / "my models" / "secret")
     Path("../moved/growkit.json").write_text(json.dumps(manifest))
-    recipe = load_recipe(Path("../moved"))
-    assert {"source": recipe.source, "output": recipe.output} == paths
+    assert load_recipe(Path("../moved")).source == manifest["recipe"]["source"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,19 +214,15 @@ def test_what_transformers_does_not_load_has_no_snippet(tmp_path: Path) -> None:
 def test_the_base_model_comes_by_every_way(tmp_path: Path, make: Callable[..., Path]) -> None:
     source, option = str(make("llama")), ["--base-model", BASE]
     out = {name: str(tmp_path / name) for name in "abcde"}
-    grow, rest = ["grow", source], ["--hidden", "x2", "--no-verify"]
-    again = ["run", str(tmp_path / "a" / "growkit.json"), "--source", source]
-    recipe = tmp_path / "r.yaml"
-    recipe.write_text(
-        f"source: {json.dumps(source)}\nsteps: [{{grow: hypercloning, ffn: x2}}]\n"
-        f"output: {json.dumps(out['e'])}\nverify: false\nbase_model: true/x\n"
-    )
+    rest, again = ["--hidden", "x2", "--no-verify"], str(tmp_path / "a" / "growkit.json")
+    recipe = {"source": source, "steps": [{"grow": "hypercloning", "ffn": "x2"}], "verify": False}
+    (tmp_path / "r").write_text(json.dumps(recipe | {"output": out["e"], "base_model": "true/x"}))
     for arguments in (
-        [*grow, out["a"], *rest, *option],
-        [*again, "--output", out["b"]],
-        [*again, "--output", out["c"], "--base-model", "o/n"],
-        [*grow, out["d"], *rest],
-        ["run", str(recipe)],
+        ["grow", source, out["a"], *rest, *option],
+        ["run", again, "--source", source, "--output", out["b"]],
+        ["run", again, "--source", source, "--output", out["c"], "--base-model", "o/n"],
+        ["grow", source, out["d"], *rest],
+        ["run", str(tmp_path / "r")],
     ):
         assert CliRunner().invoke(app, arguments).exit_code == 0
     cards = [ModelCard(card_of(Path(folder))).data.to_dict() for folder in out.values()]
