@@ -17,8 +17,11 @@ from transformers import AutoModelForCausalLM, DiffLlamaForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.checkpoint.tensors import total_parameters
+from growkit.families.example import Example
 from growkit.families.family import family_of
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
+from growkit.recipe.planner import plan
 from tests.conftest import relative_error, save_model, seeded
 
 TABLE_3 = {
@@ -144,51 +147,20 @@ def test_hypercloning_of_any_variant(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", TABLE_3)
-def test_table_3_at_full_depth(recipe: str, tmp_path: Path) -> None:
-    source = headers_only(tmp_path / "source", layers=24)
-    shipped = growkit.load_recipe(
-        Path(growkit.__file__).parents[1] / "recipes" / f"{recipe}.yaml",
-        str(source),
-        str(tmp_path / "target"),
-    )
-    result = growkit.run(shipped, dry_run=True)
-    shapes = {line["tensor"]: line["shape"] for line in result["plan"]}
+def test_table_3_at_full_depth(recipe: str) -> None:
+    config = SMALL | {"model_type": "diffllama", "vocab_size": 128, "num_hidden_layers": 24}
+    source = Example(family_of(config, "table 3"), config)
+    file = Path(growkit.__file__).parents[1] / "recipes" / f"{recipe}.yaml"
+    target = plan(growkit.load_recipe(file, "source", "target"), source).lineage.target.tensors
     row = TABLE_3[recipe]
     last = "model.layers.23.self_attn"
-    assert shapes[f"{last}.q_proj.weight"] == [row["total"] * 64, 2048]
-    assert shapes[f"{last}.k_proj.weight"] == [row["kv"] * 64, 2048]
-    assert shapes[f"{last}.o_proj.weight"] == [2048, (row["total"] - row["noise"]) * 128]
+    assert target[f"{last}.q_proj.weight"].shape == (row["total"] * 64, 2048)
+    assert target[f"{last}.k_proj.weight"].shape == (row["kv"] * 64, 2048)
+    assert target[f"{last}.o_proj.weight"].shape == (2048, (row["total"] - row["noise"]) * 128)
     # The paper: about 400M to about 1.6B, embeddings not counted.
     embeddings = 2 * 128
-    assert 0.3e9 < result["source_parameters"] - embeddings * 1024 < 0.5e9
-    assert 1.1e9 < result["parameters"] - embeddings * 2048 < 1.8e9
-
-
-def headers_only(folder: Path, layers: int) -> Path:
-    """A checkpoint whose file has its full length, but nothing in it."""
-    config = {
-        **SMALL,
-        "model_type": "diffllama",
-        "vocab_size": 128,
-        "num_hidden_layers": layers,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-    }
-    family = family_of(config, str(folder))
-    header, offset = {}, 0
-    for name, layout in family.patterns(config).items():
-        shape = layout.shape(family.sizes(config))
-        size = 2 * torch.Size(shape).numel()
-        offsets = [offset, offset + size]
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": offsets}
-        offset += size
-    text = json.dumps(header).encode()
-    folder.mkdir()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + offset)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    assert 0.3e9 < total_parameters(source.tensors) - embeddings * 1024 < 0.5e9
+    assert 1.1e9 < total_parameters(target) - embeddings * 2048 < 1.8e9
 
 
 def test_it_stays_diffllama_where_that_can_be(tmp_path: Path) -> None:

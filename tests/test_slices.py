@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 import growkit
 from growkit.algebra import law
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Config, TensorInfo
 from growkit.checkpoint.weight_file import WeightFile
-from growkit.planning.lineage import Lineage
+from growkit.families.example import Example
+from growkit.families.family import family_of
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan as plan_recipe
 from tests.conftest import folder_bytes, seeded
@@ -129,40 +129,19 @@ def test_on_a_given_date_every_byte_is_the_same(
     assert folder_bytes(tmp_path / "out")["growkit.json"] != one["growkit.json"]
 
 
-class Headers:
-    """A checkpoint of which there are only headers."""
-
-    def __init__(self, config: Config, tensors: dict[str, TensorInfo]) -> None:
-        self.config, self.tensors = config, tensors
-
-    def where(self, name: str | None = None) -> str:
-        return "headers"
-
-
 def test_plans_take_time_in_proportion_to_tensors(make: Make) -> None:
     """20,000 tensors are planned and traced back in seconds, four times as long as 5,000."""
-    small = Checkpoint(make("llama"))
-    layer = "model.layers.0."
+    config = Checkpoint(make("llama")).config
+    steps = [{"grow": "hypercloning", "hidden": "x2"}] * 2
+    recipe = parse_recipe({"source": "a", "output": "b", "steps": steps}, "recipe")
     seconds = []
     for layers in (555, 2222):
-        tensors = {n: i for n, i in small.tensors.items() if "layers" not in n}
-        for index in range(layers):
-            for name, info in small.tensors.items():
-                if name.startswith(layer):
-                    tensors[name.replace(layer, f"model.layers.{index}.")] = info
-        headers: Any = Headers(small.config | {"num_hidden_layers": layers}, tensors)
-        content = {
-            "source": "a",
-            "output": "b",
-            "steps": [{"grow": "hypercloning", "hidden": "x2"}] * 2,
-        }
+        source = Example(family_of(config, "here"), config | {"num_hidden_layers": layers})
         started = time.process_time()
-        lineage = Lineage(
-            headers, plan_recipe(parse_recipe(content, "recipe"), headers).lineage.plans
-        )
-        assert {name: lineage.origin(name) for name in tensors} == {name: name for name in tensors}
-        assert all(lineage.repeatable(name) for name in tensors)
+        lineage = plan_recipe(recipe, source).lineage
+        assert all(lineage.origin(name) == name for name in source.tensors)
+        assert all(lineage.repeatable(name) for name in source.tensors)
         seconds.append(time.process_time() - started)
-    assert len(tensors) > 19_999
+    assert len(source.tensors) > 19_999
     assert seconds[1] < 10 * seconds[0] + 1
     assert seconds[1] < 20
