@@ -4,11 +4,11 @@ from growkit.cli.signals import heed_signals
 
 
 def main() -> None:
-    """See ``growkit.cli.app.main``."""
+    """See ``growkit.cli.app.run_app``."""
     heed_signals()
-    from growkit.cli.app import main as run  # takes most of a second
+    from growkit.cli.app import run_app  # takes most of a second
 
-    run()
+    run_app()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer
 from growkit.proof.config import different_settings
 from growkit.recipe.operations import operations
-from growkit.recipe.planner import plan
+from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import save_model, save_random, seeded
 from tests.sizes import KINDS
@@ -169,6 +169,6 @@ def _target(source: Path, step: Step) -> Config | None:
     """The config that a step plans; None if the model is refused."""
     try:
         recipe = Recipe(str(source), (step,), "out", verify=None)
-        return plan(recipe, Checkpoint(source)).lineage.target.config
+        return plan_recipe(recipe, Checkpoint(source)).lineage.target.config
     except InputError:
         return None

@@ -36,7 +36,7 @@ from growkit.growth.copying import MoreRows
 from growkit.planning.lineage import Lineage
 from growkit.planning.transforms import Constant, Mapped, Section, Slices, Stacked, Transform
 from growkit.recipe.files import parse_recipe
-from growkit.recipe.planner import plan
+from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe
 from tests.conftest import save_random
 from tests.fuzz.steps import any_operation, options
@@ -81,7 +81,9 @@ def any_case(seed: int) -> Case:
         content = {"source": "source", "output": "out", "verify": False, "steps": taken}
         settings = json.loads(config.to_json_string(use_diff=False))
         with suppress(InputError, AssertionError):  # numbers that headers do not have
-            plan(parse_recipe(content, "recipe"), Example(family_of(settings, kind), settings))
+            plan_recipe(
+                parse_recipe(content, "recipe"), Example(family_of(settings, kind), settings)
+            )
             return Case(config, chance.choice(DTYPES), taken, chance.randrange(10))
 
 
@@ -109,7 +111,7 @@ def look(case: Case, folder: Path, chance: Random, each: int, counts: Counts) ->
     if not (folder / "out").exists():
         return False
     checkpoint = Checkpoint(recipe.source)
-    way = plan(recipe, checkpoint)
+    way = plan_recipe(recipe, checkpoint)
     lineage = way.lineage
     written = load_file(folder / "out" / "model.safetensors")
     for name in chance.choices(sorted(written), k=each):

@@ -19,7 +19,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo.story import MODEL
 from growkit.proof.weights import ComparedWeights, compare_weights
-from growkit.recipe.planner import plan as plan_recipe
+from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import save_model, seeded
 from tests.sweeping import sweep

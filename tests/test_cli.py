@@ -26,8 +26,8 @@ def imported_by(*arguments: str) -> set[str]:
         "import sys, atexit\n"
         "atexit.register(lambda: print('\\n'.join(sys.modules), file=sys.stderr))\n"
         f"sys.argv = ['growkit', *{list(arguments)!r}]\n"
-        "from growkit.cli.app import main\n"
-        "main()\n"
+        "from growkit.cli.app import run_app\n"
+        "run_app()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

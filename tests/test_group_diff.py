@@ -21,7 +21,7 @@ from growkit.checkpoint.tensors import total_parameters
 from growkit.families.example import Example
 from growkit.families.family import family_of
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.recipe.planner import plan
+from growkit.recipe.planner import plan_recipe
 from tests.conftest import relative_error, save_model, seeded
 
 TABLE_3 = {
@@ -151,7 +151,9 @@ def test_table_3_at_full_depth(recipe: str) -> None:
     config = SMALL | {"model_type": "diffllama", "vocab_size": 128, "num_hidden_layers": 24}
     source = Example(family_of(config, "table 3"), config)
     file = Path(growkit.__file__).parents[1] / "recipes" / f"{recipe}.yaml"
-    target = plan(growkit.load_recipe(file, "source", "target"), source).lineage.target.tensors
+    target = plan_recipe(
+        growkit.load_recipe(file, "source", "target"), source
+    ).lineage.target.tensors
     row = TABLE_3[recipe]
     last = "model.layers.23.self_attn"
     assert target[f"{last}.q_proj.weight"].shape == (row["total"] * 64, 2048)

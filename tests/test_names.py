@@ -188,8 +188,8 @@ def test_completion_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'transformers', 'numpy', 'safetensors'}\n"
         "atexit.register(lambda: sys.stderr.write(' '.join(heavy & set(sys.modules))))\n"
         "sys.argv = ['growkit']\n"
-        "from growkit.cli.app import main\n"
-        "main()\n"
+        "from growkit.cli.app import run_app\n"
+        "run_app()\n"
     )
     environment = os.environ | asked("growkit convert a b --to dint")
     done = subprocess.run(

@@ -22,7 +22,6 @@ from growkit.engine.lending import Stored, can_stay, lend
 from growkit.engine.spool import Spool
 from growkit.planning.plan import Planned
 from growkit.recipe.files import parse_recipe
-from growkit.recipe.planner import plan
 from tests.conftest import seeded
 
 Make = Callable[..., Path]
@@ -126,7 +125,7 @@ def test_parts_are_parts_of_the_whole(
     recipe = {"source": str(source), "output": str(tmp_path / "out"), "steps": steps}
     planned: Any = Checkpoint(source)
     chance = seeded(1)
-    for each in plan(parse_recipe(recipe, "recipe"), planned).lineage.plans:
+    for each in plan_recipe(parse_recipe(recipe, "recipe"), planned).lineage.plans:
         before, planned = planned, Planned(planned, each)
         for rule in each.rules:
             whole = planned.read(rule.target)

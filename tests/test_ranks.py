@@ -29,7 +29,7 @@ from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.recipe.files import load_recipe
-from growkit.recipe.planner import plan as plan_recipe
+from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
 from tests.conftest import folder_bytes, load_strict, relative_error, save_model, seeded
 from tests.test_calibration import TEXT, with_tokenizer

@@ -335,7 +335,7 @@ def test_modules_of_the_current_folder(workplace: Workplace, tmp_path: Path) -> 
         Path(f"{name}.py").write_text("raise SystemExit(77)")
     command = tmp_path / "bin" / "growkit"
     command.parent.mkdir()
-    command.write_text("from growkit.cli.app import main\n\nmain()\n")
+    command.write_text("from growkit.cli.app import run_app\n\nrun_app()\n")
     safe = [["-P", "-m", "growkit"]] if sys.version_info >= (3, 11) else []
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     codes = [

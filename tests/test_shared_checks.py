@@ -22,7 +22,7 @@ from growkit.conversions.shared_diff.search import Heads
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Plan, Planned
-from growkit.recipe.planner import plan as plan_recipe
+from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
 from tests.conftest import save_model
 from tests.sound_parts import DTYPES, HEAD_DIM, HEADS, SCOPES, check_sound_parts, compared, made

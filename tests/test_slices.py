@@ -23,7 +23,7 @@ from growkit.checkpoint.weight_file import WeightFile
 from growkit.families.example import Example
 from growkit.families.family import family_of
 from growkit.recipe.files import parse_recipe
-from growkit.recipe.planner import plan as plan_recipe
+from growkit.recipe.planner import plan_recipe
 from tests.conftest import folder_bytes, seeded
 from tests.orders import sweep
 from tests.slices import Counts, any_case, look

@@ -16,7 +16,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.strict import strict_float64
 from growkit.proof.trainability import Gradients
-from growkit.recipe.planner import plan
+from growkit.recipe.planner import plan_recipe
 from tests.conftest import load_strict, relative_error, save_random, seeded
 from tests.families import FAMILIES, MOE, softmax
 from tests.upcycling import (
@@ -116,7 +116,7 @@ def test_a_router_may_wait_for_others(tmp_path: Path) -> None:
     """A gradient of nothing is what the first step gives it, and the fault of any other tensor."""
     source = Checkpoint(save_dense("llama", 1, tmp_path))
     recipe = growkit.Recipe(str(tmp_path), (growkit.GrowStep("upcycle", experts=4),), "out")
-    lineage = plan(recipe, source).lineage
+    lineage = plan_recipe(recipe, source).lineage
     router, other = "model.layers.0.block_sparse_moe.gate.weight", "model.norm.weight"
     gradients = Gradients(lineage.plans, lambda name, gradient: [(name, gradient)])
     for name in (router, other):

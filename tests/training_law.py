@@ -25,7 +25,7 @@ from growkit.optimizer.growing import grown_moments
 from growkit.planning.updates import Update, law_of
 from growkit.proof import training as proof
 from growkit.recipe.files import parse_recipe
-from growkit.recipe.planner import plan
+from growkit.recipe.planner import plan_recipe
 from growkit.training import param_groups
 from tests.conftest import load_strict, save_model, save_random
 
@@ -180,7 +180,7 @@ class Pair:
 
     @property
     def lineage(self) -> Any:
-        return plan(self.recipe, Checkpoint(self.source)).lineage
+        return plan_recipe(self.recipe, Checkpoint(self.source)).lineage
 
     def apart(self, steps: int = 30) -> tuple[float, float]:
         """How far losses, and logits at the end against their scale, are apart after more steps."""

@@ -22,7 +22,7 @@ from growkit.base.settings import DEVICES, Settings
 from growkit.cli import options as option
 from growkit.cli.commands import Commands, ListCommand, command
 from growkit.cli.options import JSON, OUTPUT, SOURCE, Answer, Given, Running, Writing
-from growkit.cli.output import after, make_patient, say, show, unprinted
+from growkit.cli.output import after, make_patient, print_result, say, unprinted
 from growkit.cli.signals import heed_signals
 from growkit.probing.settings import ProbeSettings
 from growkit.recipe.files import shipped_recipe, shipped_recipes
@@ -46,7 +46,7 @@ app.add_typer(recipes_app, name="recipes")
 NAME = option.argument("NAME", "", shipped_recipes)
 
 
-def main() -> None:
+def run_app() -> None:
     """The ``growkit`` command."""
     heed_signals()
     make_patient()
@@ -74,7 +74,7 @@ def top(version: bool = option.flag("--version", "Print the version.")) -> None:
 
 
 @command(app)
-def inspect(
+def inspect_command(
     folder: Path = SOURCE,
     family: Path | None = option.FAMILY,
     infer: bool = option.flag("--infer", "Describe SRC's family in YAML for --family, and try it."),
@@ -85,7 +85,7 @@ def inspect(
 
     if not infer:
         result = inspection.inspect(folder, **({"family": family} if family else {}))
-        show(result, as_json)
+        print_result(result, as_json)
         return
     if family is not None:
         raise InputError("--infer describes a family itself; leave --family out, or --infer")
@@ -93,7 +93,7 @@ def inspect(
 
     found = inferring.infer(folder)
     if as_json:
-        show(found, True)
+        print_result(found, True)
     else:
         typer.echo(plain(found["yaml"], keep="\n"), nl=False)
 
@@ -118,14 +118,14 @@ def list_families(
         def shown(screen: Any, found: Any) -> None:
             show_parts(screen, ability_parts(table(found), every=not name))
 
-        show(catalogue(name), as_json, shown=shown)
+        print_result(catalogue(name), as_json, shown=shown)
     else:
         known = model_types()
-        show(known, False, shown=lambda screen, _: show_parts(screen, family_parts(known)))
+        print_result(known, False, shown=lambda screen, _: show_parts(screen, family_parts(known)))
 
 
 @command(app, "grow")
-def grow(
+def grow_command(
     *,
     source: Path = SOURCE,
     output: Path = OUTPUT,
@@ -154,7 +154,7 @@ def grow(
 
 
 @command(app, "convert")
-def convert(
+def convert_command(
     *,
     source: Path = SOURCE,
     output: Path = OUTPUT,
@@ -177,7 +177,7 @@ def convert(
 
 
 @command(app)
-def verify(
+def verify_command(
     *,
     source: Path = SOURCE,
     target: Path = option.argument("OUT", "Folder of the grown model."),
@@ -207,12 +207,12 @@ def verify(
 
     result = verify_found(one, other, settings, optimizer, Bars())
     write_report(result, answer.report, inputs, [other.folder])
-    show(result, answer.json, answer.report)
+    print_result(result, answer.json, answer.report)
     return 0 if result["kept"] else 1
 
 
 @command(app)
-def check(
+def check_command(
     folder: Path = option.argument("OUT", "Folder that growkit wrote."), as_json: bool = JSON
 ) -> int:
     """Check OUT against the hashes in its manifest: on any later day, wherever it was copied."""
@@ -220,12 +220,12 @@ def check(
     from growkit.report.terminal import Bars
 
     result = manifest.check(folder, progress=Bars())
-    show(result, as_json)
+    print_result(result, as_json)
     return 0 if result["whole"] else 1
 
 
 @command(app)
-def run(
+def run_command(
     *,
     recipe: Path = option.RECIPE,
     running: Running,
@@ -329,12 +329,12 @@ def _carry_out(
     with after(written):
         if result["verification"]:
             write_report(result["verification"], answer.report, inputs, [Path(result["output"])])
-        show(result, answer.json, written, shown)
+        print_result(result, answer.json, written, shown)
     return 1 if result["kept"] is False else 0
 
 
 @command(app)
-def plan(
+def plan_command(
     recipe: Path = option.RECIPE,
     bandwidth: str | None = option.value(
         None, "Bytes per second that the disk reads and writes, such as 2GB.", "BYTES"
@@ -347,11 +347,11 @@ def plan(
     from growkit.recipe.files import load_recipe
 
     result = estimate.plan(load_recipe(recipe, source), bandwidth=bandwidth)
-    show(result, as_json)
+    print_result(result, as_json)
 
 
 @command(app, cls=ListCommand)
-def probe(
+def probe_command(
     *,
     source: Path = SOURCE,
     candidates: list[Path] = option.value(
@@ -386,11 +386,11 @@ def probe(
         with after(f"the probe's work is in {work}; --resume continues it" if work else ""):
             write_report(result, report, inputs, made)
     finally:  # hours of work are shown even if there is no report
-        show(result, as_json, report)
+        print_result(result, as_json, report)
 
 
 @command(app)
-def demo(
+def demo_command(
     output: Path | None = option.argument("OUT", "Keep the grown model there.", default=None),
     hidden: str = option.value("x2", "How much the hidden size grows."),
     signal_heads: str = option.value("x4", "How much the signal heads grow."),
@@ -402,7 +402,7 @@ def demo(
     from growkit.report.terminal import Bars
 
     story = tell(output, hidden, signal_heads, overwrite, Bars())
-    show(story, as_json, output)
+    print_result(story, as_json, output)
     return 0 if story["growth"]["kept"] else 1
 
 
@@ -435,4 +435,4 @@ def recipes_copy(
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; make it first")
     write_whole(destination, file.read_text(encoding="utf-8"), new=True)
-    show(str(destination), False, destination, lambda _, each: typer.echo(each))
+    print_result(str(destination), False, destination, lambda _, each: typer.echo(each))

@@ -43,6 +43,7 @@ def command(
     """
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
+        options.setdefault("name", function.__name__.removesuffix("_command"))
         added = _guarded(expanded(function, verb))
         app.command(**options)(added)
         return added

@@ -43,7 +43,7 @@ def after(done: str) -> Iterator[None]:
         raise KeyboardInterrupt(*filter(None, [done])) from None
 
 
-def show(
+def print_result(
     result: Any,
     as_json: bool,
     written: Path | str | None = None,

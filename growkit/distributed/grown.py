@@ -34,7 +34,7 @@ from growkit.families.family import family_of
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned
 from growkit.recipe.files import load_recipe, recipe_file
-from growkit.recipe.planner import plan
+from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe
 from growkit.sources import find
 
@@ -156,7 +156,7 @@ class Grown:
             check_carried(self.source.opened)
             if file is not None and manifest:
                 check_recorded(file, self.source, together=together)
-            self.lineage = plan(self.recipe, self.source).lineage
+            self.lineage = plan_recipe(self.recipe, self.source).lineage
             self.lineage.check_duplicates()
             named = family_of(self.target.config, self.recipe.output).named(self.target.config)
             self.config: Config = dict(named)

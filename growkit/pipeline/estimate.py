@@ -82,7 +82,7 @@ def plan(recipe: Recipe | str | Path, *, bandwidth: str | None = None) -> LargeP
         found = find(recipe.source, weights=False)
         source, extra = found.headers(), carried_bytes(Folder(found.folder))
         recipe = replace(recipe, source=found.name)
-        prepared = planner.plan(recipe, source)
+        prepared = planner.plan_recipe(recipe, source)
     lineage = prepared.lineage
     target = lineage.target
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))

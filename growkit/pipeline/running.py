@@ -56,7 +56,7 @@ from growkit.proof.preflight import bytes_of, check_settings, preflight
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.manifest import manifest_of
 from growkit.recipe.operations import DEFAULT_METHOD, ConvertStep, GrowStep
-from growkit.recipe.planner import describe, plan, planned_tensors
+from growkit.recipe.planner import describe, plan_recipe, planned_tensors
 from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS, Recipe
 from growkit.report.card import model_card
 from growkit.results.operation import GrowResult
@@ -286,7 +286,7 @@ class _Run:
         """Plan all steps, from headers."""
         recipe, source = self.recipe, self.source
         with shown(self.progress):
-            self.prepared = plan(recipe, source)
+            self.prepared = plan_recipe(recipe, source)
         self.lineage = self.prepared.lineage
         self.target = self.lineage.target
         self.recipe = replace(recipe, steps=self.prepared.steps)

@@ -20,7 +20,7 @@ from growkit.growth.copying import GROUPS
 from growkit.planning.operation import SizeOption
 from growkit.proof.findings import Origin
 from growkit.recipe.manifest import read_record
-from growkit.recipe.planner import plan
+from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, Step
 
 NO_FILE = os.path.join(os.devnull, "not read")
@@ -41,7 +41,7 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     try:
         steps = tuple(_settled(step) for step in recipe.steps)
         _check_sizes(steps, after)
-        lineage = plan(replace(recipe, steps=steps), before).lineage
+        lineage = plan_recipe(replace(recipe, steps=steps), before).lineage
     except InputError as error:
         return Origin(unknown=f"{unfit} ({error})")
     except Exception as error:  # a stranger's values may raise anything

@@ -54,7 +54,7 @@ ROW_OF_EXPERTS = 16
 """Grouped products need rows of a multiple of this many bytes."""
 
 
-def plan(recipe: Recipe, source: Weights) -> Prepared:
+def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
     """Plan all steps, from headers alone (and the few numbers that decide on a promise).
 
     Raises:
