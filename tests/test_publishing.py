@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import growkit
 from growkit import InputError
 from growkit.checkpoint import publishing, scratch
+from growkit.checkpoint.publishing import write_manifest
 from growkit.checkpoint.scratch import LOCK, Scratch
 from growkit.cli.app import app
 from growkit.pipeline import running
@@ -123,6 +124,16 @@ class TestWhatIsRead:
             lambda: grow(source, out, overwrite=True, verify=reads), out.parent
         )
 
+    def test_a_calibration_text_in_the_output(self, place: Path) -> None:
+        source = save_model(place / "source", "diffllama", head_dim=8)
+        growkit.convert(source, place / "out", to="shared-diff", rank=1, verify=False)
+        text = str(place / "out" / "README.md")
+        options: dict[str, Any] = {"to": "shared-diff", "rank": 1, "calibration": text}
+        sentence = refused(
+            lambda: growkit.convert(source, place / "out", **options, overwrite=True), place
+        )
+        assert "README.md" in sentence
+
     def test_a_recipe_in_the_output(self, source: Path, out: Path) -> None:
         recipe = out.parent / "recipe.yaml"
         steps = "[{grow: hypercloning, hidden: x2}]"
@@ -133,32 +144,21 @@ class TestWhatIsRead:
             lambda: growkit.run(recipe, overwrite=True, reads=reads), out.parent
         )
 
-    def test_a_source_that_is_replaced_meanwhile(
-        self, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        other = save_model(place / "other", "llama", seed=1)
-
-        def replaced(module: str) -> None:
-            """Right before the first tensor is read, perhaps after the file was hashed."""
-            os.replace(other / "model.safetensors", source / "model.safetensors")
-
-        monkeypatch.setattr(running, "import_module", replaced)
-        with pytest.raises(InputError, match=r"model\.safetensors (was|has) changed while"):
-            grow(source, place / "out")
-        assert names(place) == ["other", "source"]
-
     @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors"])
-    def test_a_source_that_is_edited_meanwhile(
-        self, name: str, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("replaced", [True, False])
+    def test_a_source_that_changes_meanwhile(
+        self, name: str, replaced: bool, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Also if the file has its size and its date again."""
-        file = source / name
+        file, other = source / name, place.parent / name
 
         def edit(module: str) -> None:
+            """Right before the first tensor is read, perhaps after the file was hashed."""
             status = file.stat()
             content = bytearray(file.read_bytes())
             content[-2:] = content[:1:-1][-2:]
-            file.write_bytes(content)
+            other.write_bytes(content)
+            os.replace(other, file) if replaced else file.write_bytes(content)
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
         monkeypatch.setattr(running, "import_module", edit)
@@ -413,6 +413,41 @@ class TestOrder:
         assert written <= set(flushed[:before])
         assert flushed[before:] == [out.parent]
 
+    @pytest.mark.parametrize("call", ["mkdir", "open", "pwrite"])
+    def test_an_interrupt_at_the_very_beginning(
+        self, call: str, source: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Right after the hidden folder was made, or something in it."""
+        real = getattr(os, call)
+
+        def interrupted(first: Any, *args: Any, **options: Any) -> Any:
+            result = real(first, *args, **options)
+            if call == "pwrite" or ".out." in str(first):
+                raise KeyboardInterrupt
+            return result
+
+        monkeypatch.setattr(os, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            grow(source, place / "out")
+        monkeypatch.undo()
+        assert names(place) == ["source"]
+
+    def test_a_name_that_cannot_be_given(
+        self,
+        source: Path,
+        place: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        def fails(*arguments: Any) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(publishing, "move", fails)
+        with pytest.raises(InputError, match="cannot be written"):
+            grow(source, place / "out")
+        assert names(place) == ["source"]
+        assert not caplog.text
+
     def test_what_is_said_of_an_interrupt_is_true(
         self, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -531,3 +566,21 @@ def test_a_kill_between_two_names(tmp_path: Path) -> None:
     assert kills.world.state() == "none"
     kills.check_finished()
     kills.world.check_next_run()
+
+
+def test_a_folder_that_cannot_be_listed_gets_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest that leaves files out would say that they are not growkit's."""
+    (tmp_path / "config.json").write_text("{}")
+
+    def fails(path: Any) -> Any:
+        raise OSError(30, "Read-only file system", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", fails)
+        with pytest.raises(OSError, match="Read-only"):
+            write_manifest(tmp_path, {}, {})
+    assert not (tmp_path / "growkit.json").exists()
+    write_manifest(tmp_path, {}, {})
+    assert json.loads((tmp_path / "growkit.json").read_text())["files"].keys() == {"config.json"}

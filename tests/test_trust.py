@@ -200,44 +200,6 @@ def test_sizes_of_configs(changes: dict[str, Any], source: Path) -> None:
     sentence("grow", source, source.parent / "out", "--hidden", "x2")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *(("--hidden", "x99999999"), ("--hidden", "x999999999999"), ("--hidden", "9" * 400)),
-        *(("--heads", "x1000000"), ("--ffn", "x1000000"), ("--ffn", ""), ("--ffn", STEERING)),
-        *(("--prompts", "10000000"), ("--prompts", "9" * 30), ("--length", "9" * 30)),
-        *(("--shard-size", "9" * 400 + "GB"), ("--dtype", "x" * 10**6), ("--method", STEERING)),
-        *(("--text", ""), ("--text", "/dev/zero"), ("--text", "no.txt"), ("--text", "a\0b")),
-        *(("--text", "x" * 5000), ("--text", "."), ("--report", "")),
-    ],
-    ids=lambda options: " ".join(options)[:30],
-)
-@pytest.mark.parametrize("dry", [False, True])
-def test_odd_options(options: tuple[str, ...], dry: bool, source: Path) -> None:
-    growth = () if options[0] in ("--hidden", "--heads", "--ffn") else ("--hidden", "x2")
-    sentence(
-        "grow", source, source.parent / "out", *growth, *options, *(["--dry-run"] if dry else [])
-    )
-
-
-@pytest.mark.parametrize(
-    "path", ["", "a\0b", "x" * 5000, "\udcff", "/dev/null", "/dev/zero", STEERING, __file__, "/"]
-)
-def test_odd_paths(path: str, source: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    sentence("inspect", path)
-    sentence("grow", path, "out", "--hidden", "x2")
-    sentence("convert", path, "out", "--to", "diff")
-    sentence("verify", path, source)
-    sentence("verify", source, path)
-    sentence("run", path)
-    sentence("recipes", "show", path)
-    sentence("recipes", "copy", path)
-    sentence("convert", source, "out", "--to", path)
-    if path != STEERING:
-        sentence("grow", source, path, "--hidden", "x2", "--no-verify")
-
-
 def test_large_texts_are_read_in_part(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     with file.open("wb") as stream:
