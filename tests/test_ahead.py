@@ -102,12 +102,6 @@ def test_a_plan_and_a_dry_run_give_the_same_figures(make: Make, tmp_path: Path) 
     }
 
 
-def test_a_slow_disk_takes_longer(tmp_path: Path) -> None:
-    config_of("70B", tmp_path / "source")
-    wanted = recipe(tmp_path / "source", tmp_path / "out")
-    assert plan(wanted, bandwidth="100MB")["write_seconds"] > 5 * plan(wanted)["write_seconds"]
-
-
 def test_what_cannot_be_planned(tmp_path: Path) -> None:
     config_of("8B", tmp_path / "source")
     wanted = recipe(tmp_path / "source", tmp_path / "out")

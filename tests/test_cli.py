@@ -170,15 +170,6 @@ def test_recipes_are_listed_shown_and_copied(tmp_path: Path) -> None:
     assert "did you mean hypercloning-x2" in wrong.stderr
 
 
-def test_run(make: Make, tmp_path: Path) -> None:
-    source = make("llama")
-    copied = CliRunner().invoke(app, ["recipes", "copy", "wider-mlp", str(tmp_path)])
-    arguments = ["run", copied.stdout.strip(), "--source", str(source)]
-    result = CliRunner().invoke(app, [*arguments, "--output", str(tmp_path / "out"), "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["copies"] == [{"ffn": 4}]
-
-
 def test_demo(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["demo", str(tmp_path / "out"), "--json"])
     assert result.exit_code == 0, result.output

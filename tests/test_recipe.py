@@ -55,19 +55,6 @@ def test_a_recipe_survives_being_written() -> None:
     assert (again.source, again.output, again.seed) == ("a", "b", 3)
 
 
-@pytest.mark.parametrize("content", ["", "- a", "text", "steps: {}", "\x00"])
-def test_what_is_no_recipe(content: str, tmp_path: Path) -> None:
-    file = tmp_path / "recipe.yaml"
-    file.write_text(content)
-    with pytest.raises(InputError, match=r"recipe\.yaml"):
-        load_recipe(file)
-
-
-def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere"):
-        load_recipe(tmp_path / "nowhere.yaml")
-
-
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_every_shipped_recipe_runs(name: str, make: Make, tmp_path: Path) -> None:
     file = shipped_recipe(name)
@@ -92,16 +79,6 @@ def test_a_recipe_file_runs_from_python(make: Make, tmp_path: Path) -> None:
         growkit.grow(make("llama"), tmp_path / "c", hidden="x2", seed="1")  # type: ignore[arg-type]
 
 
-def test_run_does_what_grow_does(make: Make, tmp_path: Path) -> None:
-    source = make("llama")
-    growkit.grow(source, tmp_path / "grown", hidden="x2", verify=None)
-    step = GrowStep("hypercloning", {"hidden": "x2"})
-    growkit.run(Recipe(str(source), (step,), str(tmp_path / "run"), verify=None))
-    apart = load_file(tmp_path / "grown" / "model.safetensors")
-    same = load_file(tmp_path / "run" / "model.safetensors")
-    assert all(apart[name].equal(same[name]) for name in apart)
-
-
 def test_many_doublings_are_refused_at_once(make: Make, tmp_path: Path) -> None:
     """No map of an axis is made before it is known that there are such models."""
     steps = tuple(GrowStep("hypercloning", {"ffn": "x2"}) for _ in range(60))
@@ -110,16 +87,6 @@ def test_many_doublings_are_refused_at_once(make: Make, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rows or columns"):
         growkit.run(recipe)
     assert time.process_time() - started < 5
-
-
-def test_a_shipped_recipe_as_it_is_says_how_to_name_a_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = shipped_recipe(sorted(shipped_recipes())[0])
-    result = CliRunner().invoke(app, ["run", str(file)])
-    assert result.exit_code == 2
-    assert "--source" in result.stderr
 
 
 def run(*words: object) -> Any:
