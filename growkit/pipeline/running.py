@@ -17,34 +17,10 @@ from growkit.base.errors import InputError
 from growkit.base.progress import Progress, Silent, shown
 from growkit.base.settings import Settings, settings_of
 from growkit.base.units import given_date
+from growkit.checkpoint import model_files, publishing, writing
 from growkit.checkpoint.distributed_file import distributed_shards, write_list
-from growkit.checkpoint.model_files import (
-    carried,
-    carried_bytes,
-    carry_over,
-    check_carried,
-    code_of,
-)
-from growkit.checkpoint.publishing import (
-    check_output,
-    check_space,
-    rejected_name,
-    staged,
-    sweep,
-    write_json,
-    write_manifest,
-    writing,
-)
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Weights
-from growkit.checkpoint.writing import (
-    Hashes,
-    hashing,
-    parse_bytes,
-    shards_of,
-    write_index,
-    write_shards,
-)
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
 from growkit.families.added import stranger, temporary_family
@@ -251,7 +227,7 @@ class _Run:
         self.output, self.found = recipe.output_path, find(recipe.source)
         self.inputs = replace(recipe, source=str(self.found.folder)).inputs(reads)
         if not dry_run:
-            sweep([self.output], self.inputs)
+            publishing.sweep([self.output], self.inputs)
         self.source = self.found.open()
         if self.found.by_address:
             base_model = recipe.base_model or self.found.base_model
@@ -262,19 +238,19 @@ class _Run:
     def carry_out(self, overwrite: bool, proof_only: bool) -> GrowResult:
         """Do all that the recipe asks for; see ``grow``."""
         recipe, source = self.recipe, self.source
-        replaceable = check_output(self.output, self.inputs, overwrite)
-        parse_bytes(recipe.shard_size)
+        replaceable = publishing.check_output(self.output, self.inputs, overwrite)
+        writing.parse_bytes(recipe.shard_size)
         for text in recipe.texts:
             read_text(text)
         if recipe.verify is not None:
             check_settings(recipe.verify, source)
-        check_carried(source.opened)
+        model_files.check_carried(source.opened)
         self._plan()
         if self.dry_run:
             return self._estimated()
         preflight(recipe.verify, source, self.target)
-        with staged(self.output, replaceable) as staging, hashing() as hashes:
-            check_space(staging.folder, disk_needed(self.target, self.extra))
+        with publishing.staged(self.output, replaceable) as staging, writing.hashing() as hashes:
+            publishing.check_space(staging.folder, disk_needed(self.target, self.extra))
             import_module("torch")  # takes a second, which is not part of writing
             self._write(staging.folder, hashes)
             self._prove_and_describe(staging.folder, hashes, proof_only)
@@ -304,7 +280,7 @@ class _Run:
             self.other_files += self.optimizer.files
             result["optimizer"] = self.optimizer.result()
         state = result["optimizer"]["bytes"] if result["optimizer"] else 0
-        self.extra = carried_bytes(source.opened) + state
+        self.extra = model_files.carried_bytes(source.opened) + state
 
     def _estimated(self) -> GrowResult:
         """The result of a dry run: the plan, and an estimate of the run."""
@@ -320,13 +296,16 @@ class _Run:
             result["warnings"].append("the disk has no room for the output, so a run is refused")
         return result
 
-    def _write(self, folder: Path, hashes: Hashes) -> None:
+    def _write(self, folder: Path, hashes: writing.Hashes) -> None:
         """Write the weights and all that belongs to them."""
         source, result = self.source, self.result
         started = time.perf_counter()
-        with self.progress.bytes("writing", result["bytes"]) as advance, writing(self.output):
+        with (
+            self.progress.bytes("writing", result["bytes"]) as advance,
+            publishing.writing(self.output),
+        ):
             _write_weights(self.recipe, self.target, folder, advance, hashes)
-            carry_over(source.opened, folder)
+            model_files.carry_over(source.opened, folder)
             _write_config(source, self.target, folder)
         result["write_seconds"] = round(time.perf_counter() - started, 3)
 
@@ -335,10 +314,10 @@ class _Run:
         law = law_of(self.lineage)
         result["updates"] = summary(law, self.target.tensors)
         if self.optimizer:
-            with writing(self.output):
+            with publishing.writing(self.output):
                 result["optimizer"] = self.optimizer.write(folder, law, self.progress)
 
-    def _prove_and_describe(self, folder: Path, hashes: Hashes, proof_only: bool) -> None:
+    def _prove_and_describe(self, folder: Path, hashes: writing.Hashes, proof_only: bool) -> None:
         """Prove what was written; write the model card and, last of all, the manifest."""
         source, result = self.source, self.result
         every = (file for file in folder.rglob("*") if file.is_file())
@@ -350,14 +329,14 @@ class _Run:
         result["verification"] = verdict = self._prove(folder)
         result["kept"] = verdict["kept"] if verdict else None
         manifest = manifest_of(self.recipe, result, hashes.of(hashed), hashes.of(texts))
-        with writing(self.output):
+        with publishing.writing(self.output):
             digests = hashes.of(made)
             if proof_only and result["kept"]:
                 manifest["not_kept"] = _remove_weights(folder, digests)
             card = model_card(manifest, tokenizer=(folder / "tokenizer_config.json").is_file())
             (folder / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
-            write_manifest(folder, manifest, digests)
-        copied = [source.folder / name for name in carried(source.opened)]
+            publishing.write_manifest(folder, manifest, digests)
+        copied = [source.folder / name for name in model_files.carried(source.opened)]
         self.inputs.check_unchanged([*hashed.values(), *texts.values(), *copied])
 
     def _prove(self, folder: Path) -> VerifyResult | None:
@@ -375,7 +354,7 @@ class _Run:
         costs = self.prepared.kl_by_rank.items()
         verdict["kl_by_rank"] = [RankCost(rank=n, kl_nats_per_token=kl) for n, kl in costs]
         # A rejected output goes to OUT.rejected.
-        target = recipe.output if verdict["kept"] else str(rejected_name(self.output))
+        target = recipe.output if verdict["kept"] else str(publishing.rejected_name(self.output))
         return name_result(verdict, self.found.name, target)
 
 
@@ -384,32 +363,32 @@ def _write_weights(
     target: Weights,
     folder: Path,
     advance: Callable[[int], None],
-    hashes: Hashes,
+    hashes: writing.Hashes,
 ) -> None:
     """Write every shard, and the index or list that names them."""
-    limit = parse_bytes(recipe.shard_size)
+    limit = writing.parse_bytes(recipe.shard_size)
     if recipe.format == "dcp":
         from growkit.engine.class_weights import class_names  # brings torch
 
         family = family_of(target.config, recipe.output)
         of_class = class_names(target, dict(family.named(target.config)))
         distributed = distributed_shards(target.tensors, limit)
-        write_shards(target, folder, distributed, advance, hashes)
+        writing.write_shards(target, folder, distributed, advance, hashes)
         write_list(distributed, folder, of_class)
     else:
-        shards = shards_of(target.tensors, limit)
-        write_shards(target, folder, shards, advance, hashes)
-        write_index(shards, folder)
+        shards = writing.shards_of(target.tensors, limit)
+        writing.write_shards(target, folder, shards, advance, hashes)
+        writing.write_index(shards, folder)
 
 
 def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
     """Write the config, and the model's code if transformers has no class for it."""
     family = family_of(grown.config, str(folder))
-    write_json(folder / "config.json", family.named(grown.config))
+    publishing.write_json(folder / "config.json", family.named(grown.config))
     if family.write_code:
         family.write_code(folder)
     elif grown.config.get("auto_map") and grown.config["auto_map"] == source.config.get("auto_map"):
-        for name in code_of(source.opened):
+        for name in model_files.code_of(source.opened):
             source.opened.copy(name, folder)
 
 
