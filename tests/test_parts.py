@@ -22,6 +22,7 @@ from growkit.engine.lending import Stored, can_stay, lend
 from growkit.engine.spool import Spool
 from growkit.planning.plan import Planned
 from growkit.recipe.files import parse_recipe
+from growkit.recipe.planner import plan_recipe
 from tests.conftest import seeded
 
 Make = Callable[..., Path]
