@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern, Role
@@ -35,12 +35,11 @@ from growkit.planning.operation import (
     size_factor,
 )
 from growkit.planning.plan import Plan, Planned, Rule, taken_over, unused_tensors
-from growkit.planning.transforms import Kept, Mapped, Slices
+from growkit.planning.transforms import Kept, Mapped, Slices, row_maps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from growkit.algebra.expansion import IndexMap
     from growkit.algebra.law import Rows
 
 AT_A_TIME = 1024
@@ -69,14 +68,12 @@ SYMMETRY = Option(
     "training; evenly (keep), as HyperCloning was published, so that they stay equal; or in fixed "
     "shares of 1, 3, 5 and so on (uneven), so that they diverge in the same way in every run",
     ("break", "keep", "uneven"),
-    kinds=(str,),
 )
 MOMENTS = Option(
     "moments",
     "what an optimizer's state (--optimizer) starts with for copies: the moments of what they copy "
     "(copy), or, for all but the first, none (reset), so that even copies diverge too",
     ("copy", "reset"),
-    kinds=(str,),
 )
 GROUPS = Option(
     "groups",
@@ -84,14 +81,12 @@ GROUPS = Option(
     "train alike, or of a part of the group (part), so that they diverge; auto is whole with "
     "--symmetry keep",
     ("auto", "whole", "part"),
-    kinds=(str,),
 )
 PROMISE = Option(
     "promise",
     "what may happen to the function: nothing (exact); or, for a size that cannot be had "
     "otherwise, one rounding of some tensors (bounded)",
     ("exact", "bounded"),
-    kinds=(str,),
 )
 SNR_DB = Option(
     "snr_db",
@@ -99,7 +94,6 @@ SNR_DB = Option(
     f"parts; {DEFAULT_SNR_DB:g} by default",
     form="DB",
     accepts=_is_snr,
-    kinds=(str, int, float),
 )
 
 
@@ -108,7 +102,6 @@ NEW_TOKENS = Option(
     "new_tokens",
     "what embedding and head hold for new tokens: the mean of all others, or zero",
     ("mean", "zero"),
-    kinds=(str,),
 )
 UNTIE = Switch("untie", "give a model whose output head is its embedding a separate head")
 
@@ -305,6 +298,9 @@ def _with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None
         raise InputError(f"vocab {new:,} is more than {MOST_SIZE:,}; choose a smaller size")
     if new == old:
         return None
+    from growkit.algebra.expansion import NOTHING
+
+    rows = (*range(old), *[NOTHING] * (new - old))
     unused = unused_tensors(source, family)
     grown = {**sizes, "vocab": new}
     mean = options["new_tokens"] == "mean"
@@ -316,7 +312,7 @@ def _with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None
             rules.append(taken_over(name, info))
             continue
         assert pattern.dimensions[0].axes == {"vocab"}, "a row is a token"
-        maps = partial(_more_rows, pattern.notation, tuple(sizes.items()), new)
+        maps = partial(row_maps, info.shape, rows, pattern.dimensions[0].role)
         made = MoreRows(name, maps, why, mean=mean)
         rules.append(Rule(name, TensorInfo(pattern.shape(grown), info.dtype), made))
     lost = (
@@ -325,15 +321,6 @@ def _with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None
     )
     config = family.resized(source.config, grown)
     return Plan.checked(source, family, config, rules, unused=unused, lost=lost)
-
-
-@lru_cache(maxsize=8)
-def _more_rows(notation: str, sizes: tuple[tuple[str, int], ...], new: int) -> tuple[IndexMap, ...]:
-    from growkit.algebra.expansion import index_map, padded
-
-    before = dict(sizes)
-    grown = {"vocab": padded(before["vocab"], new)}
-    return tuple(index_map(each, before, grown) for each in Pattern.parse(notation).dimensions)
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,6 @@ OPTIONS: tuple[Option, ...] = (
         " repeat the whole model on top (stack), or without its middle (overlap); or "
         "repeat the layer before them (interpose)",
         ("identity", "stack", "overlap", "interpose"),
-        kinds=(str,),
     ),
     Option(
         "place",
