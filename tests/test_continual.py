@@ -192,6 +192,23 @@ def test_the_same_run_of_another_experiment_is_not_repeated(
     assert Campaign(other, text, tmp_path, file).ready()
 
 
+def test_a_source_may_have_its_own_budget(text: Text, tmp_path: Path) -> None:
+    """What an arm computes on top follows it; settings without a budget keep their hash."""
+    plain = small("source goes on")
+    source = plain.sources["source"]
+    longer = replace(plain, sources={"source": replace(source, tokens=2 * 640)})
+    ends = []
+    for experiment in (plain, longer):
+        run = Run(Job(experiment, "source", 0, 1e-2), text, tmp_path)
+        ends.append(
+            (run.training.schedule.segments[-1].end, models.source_flops(experiment, "source"))
+        )
+    assert ends[1] == (2 * ends[0][0], 2 * ends[0][1])
+    assert settings_of(plain, "source", "") != settings_of(longer, "source", "")
+    same = replace(plain, sources={"source": replace(source, tokens=None)})
+    assert settings_of(plain, "source", "") == settings_of(same, "source", "")
+
+
 def test_every_experiment_can_be_read() -> None:
     assert {"growth", "ratios", "conversions", "depth", "experts"} <= {*names()}
     for name in names():

@@ -110,11 +110,13 @@ class Source:
         name: what it is called.
         model: which of the scale's models it is.
         trained: whether arms begin with its weights.
+        tokens: with which it is trained; the scale's without.
     """
 
     name: str
     model: str
     trained: bool = True
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,10 @@ class Experiment:
     charts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     claims: tuple[Mapping[str, Any], ...] = ()
     goals: tuple[str, ...] = ()
+
+    def source_tokens(self, name: str) -> int:
+        """Tokens with which a source is trained."""
+        return self.sources[name].tokens or self.scale.source_tokens
 
 
 def names() -> list[str]:

@@ -83,7 +83,7 @@ def source_flops(experiment: Experiment, name: str) -> int:
         model = AutoModelForCausalLM.from_config(
             config_of(scale, experiment.sources[name].model, {})
         )
-    return scale.source_tokens * training_flops(model, scale.context)
+    return experiment.source_tokens(name) * training_flops(model, scale.context)
 
 
 def config_of(scale: Scale, model: str, replaced: Mapping[str, Any]) -> PreTrainedConfig:

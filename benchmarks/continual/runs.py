@@ -79,7 +79,7 @@ class Run:
         self.flops = models.training_flops(model, scale.context)
         source = arm.source if arm else job.name
         of_source = models.source_flops(job.experiment, source)
-        steps = round(scale.source_tokens / self.tokens)
+        steps = round(job.experiment.source_tokens(source) / self.tokens)
         self.first_step, self.before, self.shares = 0, 0, [1.0]
         points, last = [steps], steps
         if arm is not None:
