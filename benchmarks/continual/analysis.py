@@ -85,7 +85,7 @@ class Outcome:
             seed: point[of]
             for seed, line in self.lines.items()
             for point in line["points"]
-            if point["at"] == share
+            if point["at"] == share and of in point
         }
 
 
