@@ -21,7 +21,7 @@ from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
 from growkit.cli import options as option
 from growkit.cli.commands import Commands, ListCommand, command
-from growkit.cli.options import JSON, OUTPUT, SOURCE, Answer, Given, Running, Writing
+from growkit.cli.options import JSON, OUTPUT, SOURCE, Destination, Given, Running, Writing
 from growkit.cli.output import after, make_patient, print_result, say, unprinted
 from growkit.cli.signals import heed_signals
 from growkit.probing.settings import ProbeSettings
@@ -140,17 +140,17 @@ def grow_command(
     writing: Writing,
     verify: bool = option.NO_VERIFY,
     running: Running,
-    answer: Answer,
+    destination: Destination,
 ) -> int:
     """Grow SRC into a larger model OUT that computes the same function, and prove it."""
     step = GrowStep(method, options)
     recipe = _recipe(source, step, output, settings if verify else None, settings, writing)
     if family is None:
-        return _carry_out(recipe, running, answer)
+        return _carry_out(recipe, running, destination)
     from growkit.families.described import load_description
 
     recipe = replace(recipe, family=load_description(family))
-    return _carry_out(recipe, running, answer, [family])
+    return _carry_out(recipe, running, destination, [family])
 
 
 @command(app, "convert")
@@ -168,12 +168,12 @@ def convert_command(
     writing: Writing,
     verify: bool = option.NO_VERIFY,
     running: Running,
-    answer: Answer,
+    destination: Destination,
 ) -> int:
     """Turn SRC into another attention variant, or store it in another layout, and prove it."""
     step = ConvertStep(to, options)
     recipe = _recipe(source, step, output, settings if verify else None, settings, writing)
-    return _carry_out(recipe, running, answer)
+    return _carry_out(recipe, running, destination)
 
 
 @command(app)
@@ -182,7 +182,7 @@ def verify_command(
     source: Path = SOURCE,
     target: Path = option.argument("OUT", "Folder of the grown model."),
     settings: Settings,
-    answer: Answer,
+    destination: Destination,
     optimizer: Path | None = option.value(
         None, "State of SRC's optimizer that OUT was grown with, for --steps.", "PATH"
     ),
@@ -199,15 +199,15 @@ def verify_command(
     one, other = find(source), find(target)
     inputs = Inputs([one.folder, other.folder, *reads])
     sweep([one.folder, other.folder], inputs)
-    check_report(answer.report, inputs)
+    check_report(destination.report, inputs)
     before, after_it = pair(one, other)
     check_settings(settings, before)
     check_vocabularies(before, after_it)
     from growkit.proof.verdict import verify_found  # which takes seconds
 
     result = verify_found(one, other, settings, optimizer, Bars())
-    write_report(result, answer.report, inputs, [other.folder])
-    print_result(result, answer.json, answer.report)
+    write_report(result, destination.report, inputs, [other.folder])
+    print_result(result, destination.json, destination.report)
     return 0 if result["kept"] else 1
 
 
@@ -229,7 +229,7 @@ def run_command(
     *,
     recipe: Path = option.RECIPE,
     running: Running,
-    answer: Answer,
+    destination: Destination,
     source: str | None = option.value(None, "Replaces the recipe's source."),
     output: str | None = option.value(None, "Replaces the recipe's output."),
     text: Path | None = option.value(None, "Replaces the text of the proof.", "FILE"),
@@ -263,7 +263,7 @@ def run_command(
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )
-    return _carry_out(chosen, running, answer, [file])
+    return _carry_out(chosen, running, destination, [file])
 
 
 def _recipe(
@@ -291,7 +291,7 @@ def _check_proved(proof: Settings | None, *asked: str) -> None:
 def _carry_out(
     recipe: Recipe,
     running: Running,
-    answer: Answer,
+    destination: Destination,
     reads: Sequence[Path] = (),
 ) -> int:
     """Run a recipe, and print and save its result.
@@ -299,7 +299,7 @@ def _carry_out(
     Args:
         recipe: the recipe.
         running: how it runs.
-        answer: where the result goes.
+        destination: where the result goes.
         reads: files from which the recipe was read.
 
     Returns:
@@ -311,10 +311,10 @@ def _carry_out(
     from growkit.report.terminal import Bars, show_result
     from growkit.results.advice import training_hint
 
-    if answer.report:
+    if destination.report:
         _check_proved(recipe.verify, "report")
     inputs, output = recipe.inputs(reads), recipe.output_path
-    check_report(answer.report, inputs, [output, rejected_name(output)])
+    check_report(destination.report, inputs, [output, rejected_name(output)])
     result = pipeline.run(recipe, reads=reads, **vars(running), progress=Bars())
     written = "" if running.dry_run else f"{result['output']} is written"
 
@@ -328,8 +328,10 @@ def _carry_out(
 
     with after(written):
         if result["verification"]:
-            write_report(result["verification"], answer.report, inputs, [Path(result["output"])])
-        print_result(result, answer.json, written, shown)
+            write_report(
+                result["verification"], destination.report, inputs, [Path(result["output"])]
+            )
+        print_result(result, destination.json, written, shown)
     return 1 if result["kept"] is False else 0
 
 

@@ -48,7 +48,7 @@ class Running:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class Destination:
     """Where a result goes."""
 
     report: Path | None = option(
@@ -62,7 +62,7 @@ GROUPS: dict[Any, type] = {
     ProbeSettings: ProbeSettings,
     Writing: Recipe,
     Running: Running,
-    Answer: Answer,
+    Destination: Destination,
 }
 """Types of parameters that become several options: one for each field of these classes."""
 
@@ -196,8 +196,8 @@ def _collect(kind: Any, values: Mapping[str, Any]) -> Any:
     """A parameter's value, from those of its options."""
     if kind is Given:
         return Given({name: value for name, value in values.items() if value is not None})
-    if kind is Answer:
-        return Answer(**values)
+    if kind is Destination:
+        return Destination(**values)
     return kind(**{k: str(v) if isinstance(v, Path) else v for k, v in values.items()})
 
 
