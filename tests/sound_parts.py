@@ -18,7 +18,8 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo.story import MODEL
-from growkit.proof.weights import ComparedWeights, compare_weights
+from growkit.proof.findings import Recovered
+from growkit.proof.weights import compare_weights
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import save_model, seeded
@@ -35,7 +36,7 @@ HEADS: dict[str, Any] = {
 }
 
 
-def compared(recipe: Recipe) -> ComparedWeights:
+def compared(recipe: Recipe) -> Recovered:
     """What comes back from the files that a recipe has made."""
     source = Checkpoint(recipe.source)
     way = plan_recipe(recipe, source)

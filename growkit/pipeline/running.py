@@ -28,7 +28,7 @@ from growkit.families.described import load_description
 from growkit.families.family import family_of
 from growkit.pipeline.estimate import disk_needed, estimate
 from growkit.planning.operation import Value
-from growkit.proof.preflight import bytes_of, check_settings, preflight
+from growkit.proof.preflight import check_settings, preflight
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.manifest import manifest_of
 from growkit.recipe.operations import DEFAULT_METHOD, ConvertStep, GrowStep
@@ -348,9 +348,8 @@ class _Run:
         from growkit.results.advice import name_result
 
         source, written = pair(self.found, find(folder))
-        with self.progress.bytes("proving", bytes_of(source, written)) as advance:
-            state = Path(recipe.optimizer) if recipe.optimizer else None
-            verdict = prove(source, written, recipe.verify, recipe, advance, state)
+        state = Path(recipe.optimizer) if recipe.optimizer else None
+        verdict = prove(source, written, recipe.verify, recipe, self.progress, state)
         costs = self.prepared.kl_by_rank.items()
         verdict["kl_by_rank"] = [RankCost(rank=n, kl_nats_per_token=kl) for n, kl in costs]
         # A rejected output goes to OUT.rejected.

@@ -22,12 +22,7 @@ from growkit.results.proof import (
     Trainability,
     TrainingProof,
 )
-from growkit.results.sentences import (
-    counted,
-    recovered_sentence,
-    too_much,
-    trainability_sentence,
-)
+from growkit.results.sentences import counted, recovered_sentence, too_much, trainability_sentence
 from growkit.version import __version__
 
 FEW = 100
@@ -73,16 +68,18 @@ class Recovered:
 
     Attributes:
         unknown: why it could not look.
-        lost: the first tensor that is lost.
+        lost: a tensor of the target that does not give its source back, bit for bit, that a check
+            refuses, or that should not be there; or a tensor of the source that none gives back.
         changed: what else is not as it was made; or, if that is not known, as in the source.
         instead: what that is and what it should be, in words; empty if there are no values.
         by_plan: whether that is changed by the plan, and so in every output of it.
         notes: what the verdict does not cover, in words.
         recomputed_sources: number of source tensors that survive only in computed targets.
-        spectra: of projections that share bases.
-        unchecked: number of tensors that could not be held against anything.
+        spectra: of projections that share bases, up to the first that a check refuses.
+        unchecked: tensors that no check could look at, because what is left of them was computed
+            once more, or they were made from tensors whose bits depend on the machine.
         recovered: how many of the source's tensors come back, of how many; None where one is lost,
-            or that is not known.
+            or that is not known. Tensors that are dropped, since models compute them, do not count.
     """
 
     unknown: str | None = None
@@ -93,7 +90,7 @@ class Recovered:
     notes: Sequence[str] = ()
     recomputed_sources: int = 0
     spectra: Sequence[Spectrum] = ()
-    unchecked: int = 0
+    unchecked: Sequence[str] = ()
     recovered: tuple[int, int] | None = None
 
     @property
@@ -432,7 +429,7 @@ def _files_and_weights(weights: Recovered, *, kept: bool, exact: bool) -> list[F
         whole, does_not = False, "does not give the source's weights back"
         said = f"tensor {weights.lost} {does_not if exact else 'is not what the recipe makes'}"
     elif weights.unchecked:
-        whole, said = None, f"{weights.unchecked} tensors could not be checked"
+        whole, said = None, f"{len(weights.unchecked)} tensors could not be checked"
     elif weights.recovered and weights.recovered[0] < weights.recovered[1]:
         said = recovered_sentence(*weights.recovered)
     files = "the files next to the weights are as they should be"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -12,25 +13,16 @@ from torch import Tensor
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import (
-    Config,
-    total_bytes,
-)
+from growkit.checkpoint.tensors import total_bytes
 from growkit.engine import devices
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import StoredGradients
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.metrics import TOKENS_FIRST, distance_of
 from growkit.engine.strict import strict_float64
-from growkit.planning.plan import Plan
-from growkit.proof.comparison import PROBE, Control, Probe, Rounding, compare
+from growkit.proof.comparison import PROBE, Compared, Control, Probe, Rounding, compare
 from growkit.proof.copies import AsClass, Copied, Copies
-from growkit.proof.findings import (
-    Native,
-    Origin,
-    Recovered,
-    Strict,
-)
+from growkit.proof.findings import Native, Origin, Recovered, Strict
 from growkit.proof.fingerprint import Question, computed_in, fingerprint, widest
 from growkit.proof.folder import FolderDifferences
 from growkit.proof.localisation import (
@@ -47,57 +39,7 @@ from growkit.results.advice import value_sentence
 from growkit.results.proof import Fault, Fingerprint
 
 NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "training"})
-"""Attributes that say which layer it is, or how it is used."""
-
-Settings = Mapping[str, Any]
-
-
-def changed_layer_setting(
-    source: Layerwise, target: Layerwise, layers: Sequence[int | None] | None
-) -> str | None:
-    """The first setting of a layer that differs from those of layers that were like it.
-
-    A size may change if it changes in the same way in all layers.
-
-    Args:
-        source: a model.
-        target: another one.
-        layers: which layers of the source those of the target compute; None for the same ones.
-
-    Returns:
-        Its name in the target; None if none differs, or the corresponding layers are not known.
-    """
-    before, after = (_layer_configs(model) for model in (source, target))
-    if layers is None and len(before) == len(after):
-        layers = range(len(after))
-    if layers is None or len(layers) != len(after):
-        return None
-    became: dict[tuple[str, Any], Any] = {}
-    for (name, found), number in zip(after, layers, strict=True):
-        if number is None or number >= len(before):
-            continue
-        given = before[number][1]
-        for key in sorted(given.keys() & found.keys()):
-            if became.setdefault((key, given[key]), found[key]) != found[key]:
-                return f"{name}.{key}"
-    return None
-
-
-def _layer_configs(model: Layerwise) -> list[tuple[str, Settings]]:
-    """Name and settings of every layer."""
-    modules = dict(model.model.named_modules())
-    return [(name, _settings(modules[name])) for name in model.names[1:-1] if name in modules]
-
-
-def _settings(layer: Any) -> Settings:
-    """Every plain attribute of the modules of a layer, by its path in it."""
-    return {
-        f"{path}.{key}".lstrip("."): value
-        for path, module in layer.named_modules()
-        for key, value in vars(module).items()
-        if key not in NUMBERS and isinstance(value, bool | int | float | str | None)
-    }
-
+"""Attributes that number a layer, or record how it is used."""
 
 STRICT_MARGIN = 8
 """How many times what rounding does to the source the target may differ in strict float64."""
@@ -125,9 +67,10 @@ class ProofParts:
     ) -> None:
         self._trainability = trainability
         self.before, self.after, self.device, self.origin = before, after, device, origin
-        layers = [max(_layers(each.config), 1) for each in (before, after)]
+        counts = [each.config.get("num_hidden_layers") for each in (before, after)]
+        layers = max(count if isinstance(count, int) else 1 for count in counts)
         total = total_bytes(before.tensors) + total_bytes(after.tensors)
-        self._advance = lambda: advance(total // (max(layers) + 1))
+        self._advance = lambda: advance(total // (max(layers, 1) + 1))
         self.more_tokens = after.config["vocab_size"] > before.config["vocab_size"]
         self._question = asked
         with strict_float64():
@@ -141,36 +84,40 @@ class ProofParts:
         )
 
     def changed_layer_settings(self) -> list[str]:
-        """A setting of a layer that is another one, if there is any, where none should be."""
-        if self.origin.promise != "exact":
+        """The first setting of a layer that differs from those of layers that were like it.
+
+        A size may change if it changes in the same way in all layers.
+        """
+        layers = self.origin.layers
+        before, after = (_layer_settings(each) for each in (self._source, self._target))
+        if layers is None and len(before) == len(after):
+            layers = range(len(after))
+        if self.origin.promise != "exact" or layers is None or len(layers) != len(after):
             return []
-        found = changed_layer_setting(self._source, self._target, self.origin.layers)
-        return [found] if found else []
+        became: dict[tuple[str, Any], Any] = {}
+        for (name, found), number in zip(after, layers, strict=True):
+            given = before[number][1] if number is not None and number < len(before) else {}
+            for key in sorted(given.keys() & found.keys()):
+                if became.setdefault((key, given[key]), found[key]) != found[key]:
+                    return [f"{name}.{key}"]
+        return []
 
     def weights(self, files: FolderDifferences, notes: Sequence[str]) -> Recovered:
         """The algebra half, where it is known how the target was made.
 
         Args:
             files: the differences next to the weights.
-            notes: what else the verdict is to say.
+            notes: further notes of the verdict.
         """
-        origin, after = self.origin, self.after
-        changed = next(iter(files.changed), None)
+        lineage, changed = self.origin.lineage, next(iter(files.changed), None)
         values = next((v for v in files.values if v["name"] == changed), None)
-        instead = f" ({value_sentence(values)})" if values else ""
-        if origin.lineage is None:
-            return Recovered(unknown=origin.unknown, changed=changed, instead=instead, notes=notes)
-        compared = compare_weights(origin.lineage, after)
-        return Recovered(
-            lost=compared.lost,
+        found = Recovered(unknown=self.origin.unknown)
+        return replace(
+            compare_weights(lineage, self.after) if lineage else found,
             changed=changed,
-            instead=instead,
+            instead=f" ({value_sentence(values)})" if values else "",
             by_plan=changed in files.by_plan,
             notes=notes,
-            recomputed_sources=sum(len(plan.recomputed_sources) for plan in origin.plans),
-            spectra=compared.spectra,
-            unchecked=len(compared.unchecked),
-            recovered=None if compared.lost else compared.recovered,
         )
 
     def asked(self, ways: list[Mode]) -> tuple[list[Mode], Strict]:
@@ -194,7 +141,10 @@ class ProofParts:
         control = Control()
         rounding = Rounding(torch.finfo(torch.float64).eps * math.sqrt(widest(self.before)))
         stored = StoredGradients(self.after)
-        gradients = Gradients(self._plans_that_fit(), stored)
+        plans = self.origin.plans
+        made = plans[-1].rules if plans else ()
+        fits = all(self.after.tensors.get(rule.target) == rule.info for rule in made)
+        gradients = Gradients(plans if fits else (), stored)
         probe = Probe(
             Call(asked[0].calls[0].ids[:PROBE]),
             control,
@@ -203,16 +153,7 @@ class ProofParts:
             wanted=gradients.new_capacity or self._trainability,
         )
         with strict_float64():
-            compared = compare(
-                self._source,
-                self._target,
-                asked,
-                self._advance,
-                probe,
-                self._hidden,
-                self.origin.layers,
-                self._question,
-            )
+            compared = self._compare((self._source, self._target), asked, probe)
             if not compared.prefill.usable:
                 raise InputError(
                     f"the model in {self.before.folder} computes NaN or infinite logits"
@@ -222,16 +163,25 @@ class ProofParts:
                     f"the model in {self.before.folder} answers everything with logits of zero; "
                     "nothing can be proved of it, correct its weights"
                 )
-            share = None
+            notes = []
             if self.more_tokens and compared.ends:
+                old, new = (each.config["vocab_size"] for each in (self.before, self.after))
                 share = self._target.others(compared.ends[1][:TOKENS_FIRST])
+                notes.append(
+                    f"of the {new} tokens, the logits of the source's {old} were compared; the new "
+                    f"ones take {share:.2g} of the softmax"
+                )
             idle: Sequence[str] = ()
             if probe.wanted:
                 idle = self._target.gradients(probe.call.ids, probe.given, gradients.look)
         named = self._target.model.named_parameters()
         names = [name for name, _ in named if self._target.stores(name)]
         trainable = gradients.found(names, len(idle)) if probe.wanted else None
-        promised = self.origin.promise == "exact"
+        if stored.lost:
+            notes.append(
+                f"gradients of {len(stored.lost)} tensors were not looked at, because what "
+                f"transformers makes of them cannot be undone (first {min(stored.lost)})"
+            )
         return Strict(
             compared,
             rounding.distance.relative,
@@ -239,19 +189,15 @@ class ProofParts:
             control,
             trainable,
             gradients.symmetry,
-            promised,
-            [*self._shared(share), *_unseen(stored.lost)],
+            exact=self.origin.promise == "exact",
+            notes=notes,
         )
 
-    def _shared(self, share: float | None) -> list[str]:
-        """What new tokens take from the old ones, whose logits alone were compared."""
-        if share is None:
-            return []
-        old, new = (each.config["vocab_size"] for each in (self.before, self.after))
-        return [
-            f"of the {new} tokens, the logits of the source's {old} were compared; the new ones "
-            f"take {share:.2g} of the softmax"
-        ]
+    def _compare(
+        self, models: tuple[Layerwise, Layerwise], asked: Sequence[Mode], probe: Probe | None
+    ) -> Compared:
+        layers = self.origin.layers
+        return compare(*models, asked, self._advance, probe, self._hidden, layers, self._question)
 
     @cached_property
     def _hidden(self) -> Copied | None:
@@ -261,13 +207,6 @@ class ProofParts:
         copies = Copies(self.origin.lineage, AsClass(self.before), AsClass(self.after))
         names = [f"{model.names[0]}.weight" for model in (self._target, self._source)]
         return copies.of(names[0], names[1], dimension=1)
-
-    def _plans_that_fit(self) -> Sequence[Plan]:
-        """The plans, if what they make has the shapes of the target."""
-        plans = self.origin.plans
-        rules = plans[-1].rules if plans else ()
-        fits = all(self.after.tensors.get(rule.target) == rule.info for rule in rules)
-        return plans if fits else ()
 
     def fingerprint(self, strict: Strict, native: Native) -> Fingerprint | None:
         """By which the model is known again: logits of the source, if they are to be the same."""
@@ -332,16 +271,7 @@ class ProofParts:
         name = computed_in(self.after.tensors)
         dtype: torch.dtype = getattr(torch, name)
         source, target = self._both(dtype, None)
-        hidden, layers = self._hidden, self.origin.layers
-        compared = compare(
-            source,
-            target,
-            asked,
-            self._advance,
-            copied=hidden,
-            layers=layers,
-            question=self._question,
-        )
+        compared = self._compare((source, target), asked, None)
         with self._source.head() as exact_head, source.head() as head:
 
             def strict_head(hidden: Tensor) -> Tensor:
@@ -363,16 +293,16 @@ class ProofParts:
         return Native(compared, name, devices.called(self.device), rounding, tolerance, why)
 
 
-def _unseen(tensors: Collection[str]) -> list[str]:
-    """What a verdict does not cover where gradients do not tell those of the files."""
-    if not tensors:
-        return []
-    return [
-        f"gradients of {len(tensors)} tensors were not looked at, because what transformers makes "
-        f"of them cannot be undone (first {min(tensors)})"
-    ]
-
-
-def _layers(config: Config) -> int:
-    count = config.get("num_hidden_layers")
-    return count if isinstance(count, int) else 1
+def _layer_settings(model: Layerwise) -> list[tuple[str, dict[str, Any]]]:
+    """Name of every layer, and every plain attribute of its modules by its path."""
+    modules = dict(model.model.named_modules())
+    found = []
+    for layer in (name for name in model.names[1:-1] if name in modules):
+        settings = {
+            f"{path}.{key}".lstrip("."): value
+            for path, module in modules[layer].named_modules()
+            for key, value in vars(module).items()
+            if key not in NUMBERS and isinstance(value, bool | int | float | str | None)
+        }
+        found.append((layer, settings))
+    return found

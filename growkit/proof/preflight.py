@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from growkit.base.errors import InputError
 from growkit.base.settings import NO_GPU, Settings
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Weights, total_bytes
+from growkit.checkpoint.tensors import Weights
 from growkit.engine.texts import check_tokenizer, read_text
 
 
@@ -98,8 +98,3 @@ def vocabulary_error(before: Checkpoint, after: Checkpoint, why: str) -> InputEr
         f"vocab_size is {sizes[0]} in {before.folder} and {sizes[1]} in {after.folder}; only "
         f"models of the same vocabulary can be compared: {why}"
     )
-
-
-def bytes_of(before: Checkpoint, after: Checkpoint) -> int:
-    """The number of bytes that a proof reports as done, but for rounding."""
-    return 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))

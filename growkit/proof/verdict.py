@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,11 @@ import torch
 
 from growkit.base.errors import InputError
 from growkit.base.limits import within
-from growkit.base.progress import Progress, Silent
+from growkit.base.progress import Advance, Progress, Silent
 from growkit.base.settings import Settings
 from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import (
-    total_bytes,
-    total_parameters,
-)
+from growkit.checkpoint.tensors import total_bytes, total_parameters
 from growkit.engine import devices
 from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
@@ -41,7 +38,7 @@ from growkit.proof.folder import compare_with_plan, compare_with_source, uncover
 from growkit.proof.modes import Mode, modes, result, used
 from growkit.proof.origin import as_planned, check_order, origin_of
 from growkit.proof.parts import NO_NUMBERS, ProofParts
-from growkit.proof.preflight import bytes_of, check_vocabularies, vocabulary_error
+from growkit.proof.preflight import check_vocabularies, vocabulary_error
 from growkit.proof.training import NO_STATES, check_room, prove_training, state_paths
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
@@ -69,7 +66,6 @@ def verify(
     steps: int | None = None,
     optimizer: str | Path | None = None,
     progress: Progress = Silent(),
-    advance: Callable[[int], None] = lambda count: None,
 ) -> VerifyResult:
     """Compare two model folders: weights, and logits in strict float64 and the storage dtype.
 
@@ -95,8 +91,6 @@ def verify(
         optimizer: the state of the source's optimizer that the target was grown with, for these
             steps; without, the state in the source's folder, if the target was grown with it.
         progress: where progress is shown, such as ``growkit.Bars()``.
-        advance: called with the number of bytes done, for a progress bar that expects
-            ``proof_bytes`` of them.
 
     Returns:
         The verdict and all figures.
@@ -116,7 +110,7 @@ def verify(
     }
     settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
     state = Path(optimizer) if optimizer is not None else None
-    return verify_found(find(source), find(target), settings, state, progress, advance)
+    return verify_found(find(source), find(target), settings, state, progress)
 
 
 def verify_found(
@@ -125,7 +119,6 @@ def verify_found(
     settings: Settings,
     optimizer: Path | None,
     progress: Progress,
-    advance: Callable[[int], None] = lambda count: None,
 ) -> VerifyResult:
     """See ``verify``; the two models are found already."""
     if optimizer is not None and settings.steps is None:
@@ -136,13 +129,7 @@ def verify_found(
     before, after = pair(source, target)
     record = read_record(after)
     check_order(before, after, record.recipe)
-    with progress.bytes("proving", bytes_of(before, after)) as shown:
-
-        def both(count: int) -> None:
-            shown(count)
-            advance(count)
-
-        verdict = prove(before, after, settings, record.recipe, both, optimizer)
+    verdict = prove(before, after, settings, record.recipe, progress, optimizer)
     verdict["kl_by_rank"] = list(record.kl_by_rank)
     return name_result(verdict, source.name, target.name)
 
@@ -152,7 +139,7 @@ def prove(
     after: Checkpoint,
     settings: Settings,
     recipe: Recipe | None,
-    advance: Callable[[int], None],
+    progress: Progress,
     optimizer: Path | None = None,
 ) -> VerifyResult:
     """See ``verify``.
@@ -162,7 +149,7 @@ def prove(
         after: the target.
         settings: what is compared.
         recipe: how the target was made, if that is known.
-        advance: see ``verify``.
+        progress: see ``verify``.
         optimizer: the state of the source's optimizer, where that is known.
     """
     given_date()  # before anything that takes time
@@ -173,7 +160,9 @@ def prove(
     with temporary_family(described), reproducible(place):
         origin = origin_of(before, after, recipe)
     # A recipe that does not fit must not decide what is compared.
-    with temporary_family(described if origin.lineage else None), reproducible(place):
+    known = temporary_family(described if origin.lineage else None)
+    total = 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
+    with known, reproducible(place), progress.bytes("proving", total) as advance:
         verdict = _proved(before, after, settings, recipe, advance, place, optimizer, origin)
     verdict["seconds"] = round(time.perf_counter() - started, 3)
     return verdict
@@ -184,7 +173,7 @@ def _proved(
     after: Checkpoint,
     settings: Settings,
     recipe: Recipe | None,
-    advance: Callable[[int], None],
+    advance: Advance,
     place: torch.device,
     optimizer: Path | None,
     origin: Origin,
@@ -296,15 +285,6 @@ def _proved(
         seconds=0.0,
         versions=versions(),
     )
-
-
-def proof_bytes(source: str | Path, target: str | Path) -> int:
-    """The number of bytes that ``verify`` reports through ``advance``, but for rounding.
-
-    Raises:
-        InputError: a folder is no checkpoint.
-    """
-    return bytes_of(*pair(find(source), find(target)))
 
 
 def _mode_results(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from growkit.checkpoint.tensors import TensorInfo, Weights, parts
 from growkit.planning.lineage import Lineage, LostError
 from growkit.planning.plan import Plan, Rule
+from growkit.proof.findings import Recovered
 from growkit.results.proof import Spectrum
 
 AT_A_TIME = 2
@@ -26,28 +26,7 @@ WORD = 8
 """Bytes that are compared at a time, where nothing is left over."""
 
 
-@dataclass(frozen=True)
-class ComparedWeights:
-    """What a comparison of weights found.
-
-    Attributes:
-        lost: the name of a tensor of the target that does not give its source back, bit for bit,
-            or of one that a check refuses or that should not be there, or of a tensor of the
-            source that no tensor gives back; None if nothing is lost.
-        spectra: of the projections that checks looked at, up to the first that is refused.
-        unchecked: tensors that no check could look at, because what is left of them was computed
-            once more, or they were made from tensors whose bits depend on the machine.
-        recovered: how many of the source's tensors the target gives back, of how many; those that
-            are dropped, since models compute them, do not count.
-    """
-
-    lost: str | None
-    spectra: tuple[Spectrum, ...] = ()
-    unchecked: tuple[str, ...] = ()
-    recovered: tuple[int, int] = (0, 0)
-
-
-def compare_weights(lineage: Lineage, target: Weights) -> ComparedWeights:
+def compare_weights(lineage: Lineage, target: Weights) -> Recovered:
     """Hold every tensor that was written against what it should be.
 
     Args:
@@ -57,7 +36,7 @@ def compare_weights(lineage: Lineage, target: Weights) -> ComparedWeights:
     source, plans = lineage.source, lineage.plans
     lost = _first_lost(lineage, target)
     if lost:
-        return ComparedWeights(lost)
+        return Recovered(lost=lost)
     spectra: list[Spectrum] = []
     unchecked: list[str] = []
     for index, plan in enumerate(plans):
@@ -76,16 +55,21 @@ def compare_weights(lineage: Lineage, target: Weights) -> ComparedWeights:
             for name in check.targets:
                 recovered = _recovered(target, written[name], plan.by_target[name].info, later)
                 if recovered is None:
-                    return ComparedWeights(written[name][0], tuple(spectra))
+                    return Recovered(lost=written[name][0], spectra=spectra)
                 targets.append(recovered)
             judged = check.judge([earlier.target.read(name) for name in check.sources], targets)
             if judged.spectrum:
                 spectra.append(judged.spectrum)
             if not judged.kept:
-                return ComparedWeights(written[check.targets[0]][0], tuple(spectra))
+                return Recovered(lost=written[check.targets[0]][0], spectra=spectra)
     wanted = source.tensors.keys() - plans[0].dropped.keys()
     found = wanted & {lineage.origin(rule.target) for rule in plans[-1].rules}
-    return ComparedWeights(None, tuple(spectra), tuple(unchecked), (len(found), len(wanted)))
+    return Recovered(
+        recomputed_sources=sum(len(plan.recomputed_sources) for plan in plans),
+        spectra=spectra,
+        unchecked=unchecked,
+        recovered=(len(found), len(wanted)),
+    )
 
 
 def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:
@@ -120,19 +104,8 @@ def _recovered(
 
 
 def _first_lost(lineage: Lineage, target: Weights) -> str | None:
+    """The first tensor that does not follow its rule, is one too many, or is not given back."""
     rules = lineage.plans[-1].rules
-    lost = _first_unsound(lineage, target, rules)
-    if lost:
-        return lost
-    recovered = {lineage.origin(rule.target) for rule in rules}
-    expected = {rule.target for rule in rules}
-    wanted = lineage.source.tensors.keys() - lineage.plans[0].dropped.keys()
-    wanted -= _recomputed_sources(lineage.plans)
-    return min((target.tensors.keys() - expected) | (wanted - recovered), default=None)
-
-
-def _first_unsound(lineage: Lineage, target: Weights, rules: Sequence[Rule]) -> str | None:
-    """The first tensor that does not follow its rule."""
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
             found = pool.map(partial(_sound, lineage, target), rules)
@@ -141,28 +114,24 @@ def _first_unsound(lineage: Lineage, target: Weights, rules: Sequence[Rule]) -> 
                     return rule.target
         finally:
             pool.shutdown(cancel_futures=True)
-    return None
+    recovered = {lineage.origin(rule.target) for rule in rules}
+    expected = {rule.target for rule in rules}
+    wanted = lineage.source.tensors.keys() - lineage.plans[0].dropped.keys()
+    wanted -= _recomputed_sources(lineage.plans)
+    return min((target.tensors.keys() - expected) | (wanted - recovered), default=None)
 
 
 def _sound(lineage: Lineage, target: Weights, rule: Rule) -> bool:
     """Whether the written tensor follows its rule."""
-    name = rule.target
+    name, source = rule.target, lineage.source
     if target.tensors.get(name) != rule.info:
         return False
     origin = lineage.origin(name)
-    if origin is not None:
-        return _gives_back(lineage, target, name, origin)
-    # Computed, not arranged: nothing comes back, but computing it again must give it.
-    if not lineage.repeatable(name):
-        return True
-    return _same(lineage.target.read(name), target.read(name))
-
-
-def _gives_back(lineage: Lineage, target: Weights, name: str, origin: str) -> bool:
-    """Whether a tensor gives back what it was made from, looked at in parts where it is large."""
-    source = lineage.source
+    if origin is None:
+        # Computed, not arranged: nothing comes back, but computing it again must give it.
+        return not lineage.repeatable(name) or _same(lineage.target.read(name), target.read(name))
     recovered = lineage.recovered(target, name)
-    pieces = parts(source, origin, target.tensors[name].elements)
+    pieces = parts(source, origin, rule.info.elements)  # large tensors part by part
     try:
         return all(_same(recovered(rows), source.read(origin, rows)) for rows in pieces)
     except LostError:
