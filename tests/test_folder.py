@@ -13,18 +13,14 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import Config
 from growkit.engine.prompts import load_tokenizer
 from growkit.families.family import family_of
-from growkit.proof.companions import (
-    different_tokenizers,
-    first_changed_sidecar,
-    same_ids,
-    without_effect,
-)
-from growkit.proof.folder import first_changed_file
+from growkit.proof.companions import changed_sidecars, same_ids, without_effect
+from growkit.proof.folder import compare_with_plan
 from tests.conftest import CONFIGS, save_model
 from tests.test_mutations import DEMO, opened
 
@@ -65,6 +61,10 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
+def first_changed_sidecar(source: Path, target: Path) -> str | None:
+    return next(iter(changed_sidecars(Folder(source), Folder(target))), None)
+
+
 def test_a_tokenizer_that_was_saved_again_is_the_same(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     AutoTokenizer.from_pretrained(source).save_pretrained(target)
@@ -74,7 +74,7 @@ def test_a_tokenizer_that_was_saved_again_is_the_same(source: Path, tmp_path: Pa
     assert (target / "tokenizer.json").read_bytes() != (source / "tokenizer.json").read_bytes()
     assert not (target / "special_tokens_map.json").exists()
     assert first_changed_sidecar(source, target) is None
-    assert different_tokenizers(source, target) is None
+    assert same_ids(Folder(source), Folder(target)) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_changed_setting_is_found(key: str, value: Any, source: Path, tmp_path
     with opened(target / "tokenizer_config.json") as content:
         content[key] = value
     assert first_changed_sidecar(source, target) == "tokenizer_config.json"
-    assert different_tokenizers(source, target) is None
+    assert same_ids(Folder(source), Folder(target))[0]
 
 
 STRUCTURED: list[tuple[str, Any]] = [
@@ -185,15 +185,17 @@ def test_another_vocabulary_is_found(source: Path, tmp_path: Path) -> None:
     with opened(target / "tokenizer.json") as tokenizer:
         tokens = tokenizer["model"]["vocab"]
         tokens["x"], tokens["y"] = tokens["y"], tokens["x"]
-    found = different_tokenizers(source, target)
-    assert found is not None
-    assert f"token 'x' is number 120 in {source} and number 121 in {target}" in found
+    both = Folder(source), Folder(target)
+    words = f"token 'x' is number 120 in {source} and number 121 in {target}"
+    with pytest.raises(InputError, match=words):
+        same_ids(*both)
     assert first_changed_sidecar(source, target) == "tokenizer.json"
     (target / "tokenizer.json").write_text("{")
-    assert f"the tokenizer of {target} cannot be loaded" == different_tokenizers(source, target)
+    with pytest.raises(InputError, match=f"the tokenizer of {target} cannot be loaded"):
+        same_ids(*both)
     shutil.rmtree(target)
     target.mkdir()
-    assert different_tokenizers(source, target) is None
+    assert same_ids(*both) == (None, f"the tokenizer, because {target} has none")
 
 
 @pytest.mark.parametrize(
@@ -220,9 +222,9 @@ def test_a_key_that_is_left_out_has_its_default(
 
     def changed(wanted: Config, found: Config) -> str | None:
         source.config = deepcopy(found)
-        name = first_changed_file(source, deepcopy(wanted), source)
+        names = compare_with_plan(source, source, deepcopy(wanted)).changed
         assert source.config == found
-        return name
+        return next(iter(names), None)
 
     assert changed(config, without) is None
     assert changed(without, config) is None
@@ -236,4 +238,5 @@ def test_a_key_that_was_added_is_found(key: str, tmp_path: Path) -> None:
     source = Checkpoint(save_model(tmp_path / "source", "llama"))
     planned = deepcopy(source.config)
     source.config = source.config | {key: {"a": "b"}}
-    assert first_changed_file(source, planned, source) == f"{key} in config.json"
+    changed = compare_with_plan(source, source, planned).changed
+    assert changed[0] == f"{key} in config.json"

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from growkit.base.errors import InputError, foreign
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import (
-    GENERATION,
-    TEMPLATES,
-    carried,
-    is_of_tokenizer,
-)
+from growkit.checkpoint.model_files import GENERATION, TEMPLATES, carried, is_of_tokenizer, matches
 from growkit.checkpoint.model_files import TOKENIZER_FILES as FILES
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import generation
 from growkit.engine.oracle import quiet
-from growkit.engine.prompts import (
-    first_difference,
-    load_tokenizer,
-)
+from growkit.engine.prompts import first_difference, load_tokenizer
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -61,11 +52,6 @@ OF_CALLS = frozenset(
 """What transformers keeps of the truncation and padding in a file, and sets anew at every call."""
 
 
-def first_changed_sidecar(source: Path, target: Path) -> str | None:
-    """The first of ``changed_sidecars``; None if there is none."""
-    return next(iter(changed_sidecars(Folder(source), Folder(target))), None)
-
-
 def changed_sidecars(source: Folder, target: Folder) -> list[str]:
     """Names of sidecars whose content differs from the source's.
 
@@ -75,7 +61,7 @@ def changed_sidecars(source: Folder, target: Folder) -> list[str]:
     reads it, unless it only repeats other files.
     """
     names = carried(source)
-    changed = [name for name in names if not _same_bytes(source, target, name)]
+    changed = [name for name in names if not same_bytes(source, target, name)]
     had = set(source.names())
     added = [name for name in target.names(*FILES, GENERATION, *PROCESSORS) if name not in had]
     lost = [name for name in source.names(*FILES) if name not in names and not target.has(name)]
@@ -110,7 +96,7 @@ def _changed_in_tokenizer(
 def written_otherwise(source: Folder, target: Folder) -> list[str]:
     """Files of a tokenizer that both folders have, but not byte for byte."""
     names = [name for name in source.names(*FILES) if is_of_tokenizer(name) and target.has(name)]
-    return [name for name in names if not _same_bytes(source, target, name)]
+    return [name for name in names if not same_bytes(source, target, name)]
 
 
 def without_effect(source: Folder, target: Folder) -> list[str]:
@@ -124,11 +110,11 @@ def without_effect(source: Folder, target: Folder) -> list[str]:
         target: another, whose tokenizer is the same to transformers.
     """
     found = []
-    if not _same_bytes(source, target, TOKENIZER):
+    if not same_bytes(source, target, TOKENIZER):
         one, other = _sections(source), _sections(target)
         keys = sorted(one.keys() & other.keys())
         found = [f"{key} in {TOKENIZER}" for key in keys if one[key] != other[key]]
-    if target.has(SETTINGS) and not _same_bytes(source, target, SETTINGS):
+    if target.has(SETTINGS) and not same_bytes(source, target, SETTINGS):
         was, now = _settings(source), _settings(target)
         others = [key for key in sorted(now) if _plain(now[key]) != _plain(was.get(key))]
         again = _loaded(target) if others else None
@@ -143,21 +129,18 @@ def _sections(folder: Folder) -> Mapping[str, Any]:
 
     if not folder.has(TOKENIZER):
         return {}
-    try:
-        with quiet(), foreign(f"{TOKENIZER} cannot be read", "repair it"):
-            text = folder.bytes(TOKENIZER).decode()
-            sections: Mapping[str, Any] = json.loads(Tokenizer.from_str(text).to_str())
-            return sections
-    except InputError:
-        return {}
+    sections: Mapping[str, Any] = {}
+    with suppress(InputError), quiet(), foreign(f"{TOKENIZER} cannot be read", "repair it"):
+        text = folder.bytes(TOKENIZER).decode()
+        sections = json.loads(Tokenizer.from_str(text).to_str())
+    return sections
 
 
 def _settings(folder: Folder) -> dict[str, Any]:
     """Those of a tokenizer, as far as they have a value; empty if they cannot be read."""
-    try:
+    with suppress(InputError):
         return _given(folder.json(SETTINGS)) if folder.has(SETTINGS) else {}
-    except InputError:
-        return {}
+    return {}
 
 
 def _configs_differ(source: Folder, target: Folder) -> bool:
@@ -168,37 +151,27 @@ def _configs_differ(source: Folder, target: Folder) -> bool:
     return any(first.get(key) != second.get(key) for key in OF_TOKENIZERS)
 
 
-def different_tokenizers(before: Path, after: Path) -> str | None:
-    """In what the vocabularies of two folders differ, as a sentence; None if they do not.
-
-    None as well where one of them has no tokenizer.
-    """
-    if not (has_tokenizer(Folder(before)) and has_tokenizer(Folder(after))):
-        return None
-    first, second = _loaded(Folder(before)), _loaded(Folder(after))
-    if first is None and second is None:
-        return None
-    if first is None or second is None:
-        return f"the tokenizer of {before if first is None else after} cannot be loaded"
-    ids, others = first.get_vocab(), second.get_vocab()
-    if ids == others:
-        return None
-    token = min(
-        (token for token in ids.keys() | others.keys() if ids.get(token) != others.get(token)),
-        key=lambda token: (ids.get(token, len(ids)), token),
-    )
-    was, became = _which(token, ids), _which(token, others)
-    return f"token {token!r} is {was} in {before} and {became} in {after}"
-
-
 def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
-    """In what the tokenizers of two folders differ, and why that was not looked at; or None."""
+    """In what the tokenizers of two folders differ, and why that was not compared; or None.
+
+    Raises:
+        InputError: their vocabularies differ, or only one of them loads.
+    """
     without = [folder for folder in (before, after) if not has_tokenizer(folder)]
     if without:
         return None, f"the tokenizer, because {without[0]} has none" if len(without) == 1 else None
     first, second = _loaded(before), _loaded(after)
-    if first is None or second is None:
+    if first is None and second is None:
         return None, "the tokenizers, because they do not load"
+    if first is None or second is None:
+        raise InputError(f"the tokenizer of {before if first is None else after} cannot be loaded")
+    ids, others = first.get_vocab(), second.get_vocab()
+    apart = [token for token in {*ids, *others} if ids.get(token) != others.get(token)]
+    if apart:
+        token = min(apart, key=lambda each: (ids.get(each, len(ids)), each))
+        both = (each.get(token) for each in (ids, others))
+        was, became = ("none" if number is None else f"number {number}" for number in both)
+        raise InputError(f"token {token!r} is {was} in {before} and {became} in {after}")
     found = first_difference(first, second) or _other_rules(before, after, first, second)
     if found is None and _contradict(before, after, first, second):
         found = f"a setting in {SETTINGS}"
@@ -210,7 +183,7 @@ def _other_rules(before: Folder, after: Folder, first: Any, second: Any) -> str 
     if any(getattr(each, "backend_tokenizer", None) is not None for each in (first, second)):
         return None
     names = written_otherwise(before, after)
-    rules = [name for name in names if not _matches(name, (*SAVED, SPECIAL, ADDED))]
+    rules = [name for name in names if not matches(name, (*SAVED, SPECIAL, ADDED))]
     return next((name for name in rules if not _same_json(before, after, name)), None)
 
 
@@ -218,7 +191,7 @@ def changed_generation(before: Folder, after: Folder) -> list[str]:
     """Settings of generation that transformers resolves to something else for another folder."""
     first, second = generation(before), generation(after)
     if first is None or second is None:
-        same = (first, second) == (None, None) and _same_bytes(before, after, GENERATION)
+        same = (first, second) == (None, None) and same_bytes(before, after, GENERATION)
         return [] if same else [GENERATION]
     one, other = _given(first), _given(second)
     return [key for key in sorted(one | other) if one.get(key) != other.get(key)]
@@ -229,22 +202,15 @@ def has_tokenizer(folder: Folder) -> bool:
     return bool(folder.names(TOKENIZER, *VOCABULARIES))
 
 
-def _which(token: str, ids: Mapping[str, int]) -> str:
-    return f"number {ids[token]}" if token in ids else "none"
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
-
-
 def _is_saved_with_it(name: str, target: Folder) -> bool:
     """Whether saving a tokenizer explains that a file is another, new or missing."""
-    if _matches(name, LEFT_OUT):
+    if matches(name, LEFT_OUT):
         return not target.has(name)
-    return _matches(name, SAVED)
+    return matches(name, SAVED)
 
 
-def _same_bytes(source: Folder, target: Folder, name: str) -> bool:
+def same_bytes(source: Folder, target: Folder, name: str) -> bool:
+    """Whether both folders have the same file, or neither has it."""
     paths = source.find(name), target.find(name)
     if None in paths:
         return paths == (None, None)
@@ -276,11 +242,7 @@ def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool
         first: the tokenizer of the source.
         second: that of the target.
     """
-    try:
-        was = _given(source.json(SETTINGS)) if source.has(SETTINGS) else {}
-        now = _given(target.json(SETTINGS)) if target.has(SETTINGS) else {}
-    except InputError:
-        return True
+    was, now = _settings(source), _settings(target)
     both = now.keys() & was.keys()
     pairs = [(_plain(was[key]), _plain(now[key])) for key in both]
     if any(old != new for old, new in pairs if not isinstance(old, list | dict)):
@@ -297,18 +259,11 @@ def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool
 
 def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:
     """The settings that transformers writes when it saves a tokenizer."""
-    with temporary("tokenizer") as scratch:
-        try:
-            with quiet(), foreign("the tokenizer cannot be saved", "repair its files"):
-                tokenizer.save_pretrained(scratch)
-            return Folder(scratch).json(SETTINGS)
-        except InputError:
-            return {}
-
-
-def _attribute(tokenizer: Any, key: str) -> Any:
-    value = getattr(tokenizer, key, None)
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+    with temporary("tokenizer") as scratch, suppress(InputError):
+        with quiet(), foreign("the tokenizer cannot be saved", "repair its files"):
+            tokenizer.save_pretrained(scratch)
+        return Folder(scratch).json(SETTINGS)
+    return {}
 
 
 def _agrees(name: str, target: Folder, tokenizer: Any) -> bool:
@@ -321,9 +276,8 @@ def _agrees(name: str, target: Folder, tokenizer: Any) -> bool:
         if name == ADDED:
             ids = tokenizer.get_vocab()
             return all(ids.get(token) == number for token, number in content.items())
-        special = {key: _plain(token) for key, token in content.items()}
-        return all(str(_attribute(tokenizer, key)) == token for key, token in special.items())
-    return _matches(name, SAVED)
+        return all(str(getattr(tokenizer, k, None)) == _plain(v) for k, v in content.items())
+    return matches(name, SAVED)
 
 
 def _plain(value: Any) -> Any:
@@ -332,16 +286,11 @@ def _plain(value: Any) -> Any:
 
 
 def _given(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in content.items()
-        if value is not None and key not in OF_THE_SAVING
-    }
+    return {k: v for k, v in content.items() if v is not None and k not in OF_THE_SAVING}
 
 
 def _loaded(folder: Folder) -> Any:
     """The tokenizer of a folder; None if it does not load."""
-    try:
+    with suppress(InputError):
         return load_tokenizer(folder)
-    except InputError:
-        return None
+    return None

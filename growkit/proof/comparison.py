@@ -14,7 +14,7 @@ from growkit.engine.calls import Call, CallError
 from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import Distance, Head, distance_of, logits_in_pieces
 from growkit.engine.spool import Spool
-from growkit.proof.copies import Copied
+from growkit.proof.copies import Copied, arrangement, error_of
 from growkit.proof.fingerprint import Question
 from growkit.proof.modes import PREFILL, Mode, NotAskedError
 
@@ -22,23 +22,13 @@ Pair = tuple[Stage | None, Stage | None, bool]
 """A stage of the source and one of the target, and whether they should hand on the same."""
 
 
-def stage_pairs(
-    before: Iterator[Stage], after: Iterator[Stage], layers: Sequence[int | None] | None
-) -> Iterator[Pair]:
-    """Both models, stage by stage; all stages of both come, some of the source's more than once.
-
-    Args:
-        before: the embedding and the layers of the source.
-        after: those of the target.
-        layers: for each layer of the target the number of the source's that it computes, or None
-            for one that hands on what it is given; None as a whole if that is not known.
-    """
-    yield from _found(before, after) if layers is None else _known(before, after, layers)
-
-
 def _known(
     before: Iterator[Stage], after: Iterator[Stage], layers: Sequence[int | None]
 ) -> Iterator[Pair]:
+    """All stages of both, where ``layers`` are the source's that the target's layers compute.
+
+    None is a layer that returns what it is given.
+    """
     one: Stage | None = next(before)
     yield one, next(after), True
     done, same = 0, True  # of the source's layers
@@ -52,6 +42,7 @@ def _known(
 
 
 def _found(before: Iterator[Stage], after: Iterator[Stage]) -> Iterator[Pair]:
+    """All stages of both, where that is not known: layers without effect have no partner."""
     one: Stage | None = next(before)
     other = next(after)
     yield one, other, True
@@ -89,29 +80,58 @@ VISIBLE = 1e-6
 
 
 @dataclass
-class Control:
-    """A deliberate fault in the target, carried through its layers.
+class Probe:
+    """Additional runs: a deliberate fault in the target, and the source disturbed by rounding.
+
+    A sum of n products in a dtype with relative spacing eps is off by about eps · √n of its size.
 
     Attributes:
-        fault: what was done; empty until a layer was found in which it has any effect.
-        distance: between the logits with and without it.
+        call: the beginning of the first prompt, at most ``PROBE`` tokens, for the fault.
+        noise: relative size of one rounded sum, added to the source's states after every layer on
+            the whole first prompt.
+        against_itself: hold the fault against the target without it, not against the source.
+        wanted: whether the inputs of the target's layers are kept, for the gradients.
+        given: the inputs of every layer and of the head of the target, each [tokens, hidden].
+        fault: what was changed; empty until a layer was found in which it has any effect.
+        control: between the logits with and without the fault.
+        rounding: between the logits with and without the noise.
     """
 
+    call: Call
+    noise: float
+    against_itself: bool
+    wanted: bool
+    given: Spool = field(default_factory=Spool)
     fault: str = ""
-    distance: Distance = field(default_factory=Distance)
-    state: Tensor | None = None
+    control: Distance = field(default_factory=Distance)
+    rounding: Distance = field(default_factory=Distance)
+    _spoiled: Tensor | None = None
+    _disturbed: Tensor | None = None
 
-    def watch(self, stages: Iterator[Stage], first: int, call: int) -> Iterator[Stage]:
+    def disturb(self, stages: Iterator[Stage]) -> Iterator[Stage]:
+        """Run the first prompt through the source with noise."""
+        for stage in stages:
+            disturbed = self._disturbed
+            state = stage.after[0] if disturbed is None else stage.again(0, disturbed)
+            generator = torch.Generator().manual_seed(len(stage.name))
+            noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
+            scale = state.square().mean().sqrt()
+            self._disturbed = state + self.noise * scale * noise.to(state)
+            yield stage
+
+    def spoil(self, stages: Iterator[Stage], first: int, call: int) -> Iterator[Stage]:
         """Spoil the largest matrix of the first layer from ``first`` on in which that shows.
 
         Args:
             stages: of the target.
             first: index of a layer.
-            call: index of the call that the fault is carried along.
+            call: index of ``call`` among the calls.
         """
         for stage in stages:
-            if self.state is not None:
-                self.state = stage.again(call, self.state)
+            if self.wanted:
+                self.given.append(stage.after[call])
+            if self._spoiled is not None:
+                self._spoiled = stage.again(call, self._spoiled)
             elif stage.layer is not None and stage.layer >= first:
                 self._spoil(stage, call)
             yield stage
@@ -124,110 +144,38 @@ class Control:
             with stage.scaled(key, 1 + FAULT):
                 spoiled = stage.again(call, stage.given)
             # An identity block, say, multiplies by zero what is spoiled here.
-            error = error_of(spoiled[:, None], clean)
+            error = error_of(spoiled, clean)
             if error > most:
-                self.state, self.fault = spoiled, f"{stage.name}.{key} × {1 + FAULT}"
+                self._spoiled, self.fault = spoiled, f"{stage.name}.{key} × {1 + FAULT}"
                 most = error
             if not within(most, FAULT * VISIBLE):
                 return
 
     def measure(
-        self, unspoiled: tuple[Head, list[Tensor]], head: Head, state: Tensor, ids: Tensor
+        self, heads: tuple[Head, Head], ends: tuple[Tensor, Tensor], first: tuple[Call, Tensor]
     ) -> None:
-        """Compare the logits; if no layer's fault shows there, with those of a spoiled head."""
-        if self.state is not None:
-            self.distance = distance_of(unspoiled, (head, [self.state]), [ids])
-            if not within(self.distance.relative, FAULT * VISIBLE):
+        """Compare the logits; if no layer's fault shows there, with those of a spoiled head.
+
+        Args:
+            heads: of source and target.
+            ends: the outputs of both last layers for the call.
+            first: the first prompt, and the output of the source's last layer for it.
+        """
+        assert self._disturbed is not None
+        clean = heads[0], [first[1]]
+        self.rounding = distance_of(clean, (heads[0], [self._disturbed]), [first[0].ids])
+        side, head, ids = 1 if self.against_itself else 0, heads[1], [self.call.ids]
+        unspoiled = heads[side], [ends[side]]
+        if self._spoiled is not None:
+            self.control = distance_of(unspoiled, (head, [self._spoiled]), ids)
+            if not within(self.control.relative, FAULT * VISIBLE):
                 return
 
         def spoiled(hidden: Tensor) -> Tensor:
             return head(hidden) * (1 + FAULT)
 
         self.fault = f"output head × {1 + FAULT}"
-        self.distance = distance_of(unspoiled, (spoiled, [state]), [ids])
-
-
-@dataclass
-class Rounding:
-    """What rounding does to the source: its states, disturbed after every layer as by one sum.
-
-    A sum of n products in a dtype with relative spacing eps is off by about eps · √n of its size.
-    """
-
-    amount: float
-    distance: Distance = field(default_factory=Distance)
-    state: Tensor | None = None
-
-    def watch(self, stages: Iterator[Stage]) -> Iterator[Stage]:
-        """Carry the disturbed states of the first prompt along."""
-        for stage in stages:
-            clean = stage.after[0]
-            state = clean if self.state is None else stage.again(0, self.state)
-            generator = torch.Generator().manual_seed(len(stage.name))
-            noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
-            scale = state.square().mean().sqrt()
-            self.state = state + self.amount * scale * noise.to(state)
-            yield stage
-
-    def measure(self, undisturbed: tuple[Head, list[Tensor]], ids: Tensor) -> None:
-        """Compare the logits."""
-        assert self.state is not None
-        self.distance = distance_of(undisturbed, (undisturbed[0], [self.state]), [ids])
-
-
-@dataclass
-class Probe:
-    """Additional runs: the source disturbed, and a short prompt with a fault and backward.
-
-    Attributes:
-        call: the beginning of the first prompt, at most ``PROBE`` tokens.
-        control: carried along with the target on these.
-        rounding: carried along with the source on the whole first prompt.
-        against_itself: hold the control against the target without it, not against the source.
-        wanted: whether what the target's layers are given on the call is kept, for the gradients.
-        given: what every layer and the head of the target are given, each [tokens, hidden].
-    """
-
-    call: Call
-    control: Control
-    rounding: Rounding
-    against_itself: bool
-    wanted: bool
-    given: Spool = field(default_factory=Spool)
-
-    def attach(
-        self, before: Iterator[Stage], after: Iterator[Stage], call: int, layers: int
-    ) -> tuple[Iterator[Stage], Iterator[Stage]]:
-        """The stages of both models, with the additional runs attached.
-
-        Args:
-            before: of the source.
-            after: of the target.
-            call: index of ``call`` among the calls.
-            layers: number of layers of the target.
-        """
-        if self.wanted:
-            after = self._kept(after, call)
-        return self.rounding.watch(before), self.control.watch(after, layers // 2, call)
-
-    def measure(
-        self, heads: tuple[Head, Head], ends: tuple[Tensor, Tensor], first: tuple[Call, Tensor]
-    ) -> None:
-        """Compare the logits.
-
-        Args:
-            heads: of source and target.
-            ends: what the last layers of both hand on of the call.
-            first: the first prompt, and what the last layer of the source hands on of it.
-        """
-        side = 1 if self.against_itself else 0
-        self.control.measure((heads[side], [ends[side]]), heads[1], ends[1], self.call.ids)
-        self.rounding.measure((heads[0], [first[1]]), first[0].ids)
-
-    def _kept(self, stages: Iterator[Stage], call: int) -> Iterator[Stage]:
-        for stage in stages:
-            self.given.append(stage.after[call])
-            yield stage
+        self.control = distance_of(unspoiled, (spoiled, [ends[1]]), ids)
 
 
 @dataclass
@@ -303,15 +251,17 @@ def compare(
         calls.append(probe.call)
     if question:
         calls.append(question.call)
+    count = len(target.names) - 2
     before = _asked(source.stages(calls), asked, by_target=False)
     after = _asked(target.stages(calls, probed if probe else None), asked, by_target=True)
     if probe:
-        before, after = probe.attach(before, after, probed, len(target.names) - 2)
+        before = probe.disturb(before)
+        after = probe.spoil(after, count // 2, probed)
     found = Compared(head=target.names[-1])
-    count = len(target.names) - 2
     if layers is None or len(layers) != count:
         layers = range(count) if len(source.names) == len(target.names) else None
-    stages = stage_pairs(_let_go(before), after, layers)
+    before = _let_go(before)
+    stages = _found(before, after) if layers is None else _known(before, after, layers)
     ends = _walk(stages, padding, found, advance, copied)
     found.spread = [state[_spread(state)] for state in ends[0][: len(asked[0].calls)]]
     with source.head() as source_head, target.head() as target_head:
@@ -377,14 +327,14 @@ def _walk(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Go through both models, and compare what their layers hand on; what the last ones do."""
     ends: tuple[list[Tensor], list[Tensor]] = ([], [])
-    arrangement: Arrangement | None = None
+    held: Copied | None = None
     for one, other, comparable in stages:
         if one is not None and other is not None and comparable:
             if other.layer is None:
-                arrangement = _arrangement(one.after[0], other.after[0], copied)
-            if arrangement:
+                held = arrangement(one.after[0], other.after[0], copied)
+            if held:
                 errors = [
-                    arrangement(state[skip:], expected[skip:])
+                    error_of(state[skip:], held.expected(expected[skip:]))
                     for expected, state, skip in zip(one.after, other.after, padding, strict=False)
                 ]
                 # torch's maximum keeps a NaN.
@@ -402,41 +352,6 @@ def _let_go(stages: Iterator[Stage]) -> Iterator[Stage]:
     for stage in stages:
         stage.let_go()
         yield stage
-
-
-Arrangement = Callable[[Tensor, Tensor], float]
-"""How far what a grown layer hands on, [..., hidden], is from copies of what the source's does."""
-
-
-def _arrangement(expected: Tensor, found: Tensor, copied: Copied | None) -> Arrangement | None:
-    """How the target's hidden states hold the source's; None if they cannot."""
-    size, grown = expected.shape[-1], found.shape[-1]
-    if copied and len(copied.source) == grown and not _in_blocks(copied, size):
-        return lambda state, source: error_of(state[..., None, :], copied.expected(source))
-    if grown % size:
-        return None
-
-    def tiled(state: Tensor, source: Tensor) -> float:  # the whole space again and again
-        return error_of(state.view(*state.shape[:-1], grown // size, size), source)
-
-    def adjacent(state: Tensor, source: Tensor) -> float:  # adjacent copies
-        copies = state.view(*state.shape[:-1], size, grown // size)
-        return error_of(copies.transpose(-1, -2), source)
-
-    if copied and len(copied.source) == grown:
-        return tiled
-    return min((tiled, adjacent), key=lambda order: order(found, expected))
-
-
-def _in_blocks(copied: Copied, size: int) -> bool:
-    """Whether the target repeats the whole space."""
-    return bool((copied.source == torch.arange(len(copied.source)) % size).all())
-
-
-def error_of(copies: Tensor, state: Tensor) -> float:
-    """Largest difference of any copy, relative to the scale of the state."""
-    scale = state.square().mean().sqrt().clamp_min(torch.finfo(state.dtype).tiny)
-    return float((copies - state[..., None, :]).abs_().max() / scale)
 
 
 def _spread(state: Tensor) -> Tensor:

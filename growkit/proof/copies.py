@@ -43,6 +43,30 @@ class Copied:
         return sums.index_add_(-1, self.source.to(found.device) % (size + 1), found)[..., :-1]
 
 
+def arrangement(expected: Tensor, found: Tensor, copied: Copied | None) -> Copied | None:
+    """How the target's hidden states hold the source's; None if they cannot.
+
+    Args:
+        expected: states of the source, [tokens, hidden].
+        found: those of the target.
+        copied: what is known of it; without, whole spaces or single coordinates may be repeated.
+    """
+    size, grown = expected.shape[-1], found.shape[-1]
+    if copied and len(copied.source) == grown:
+        return copied
+    if grown % size:
+        return None
+    places = torch.arange(grown)
+    orders = Copied(places % size), Copied(places // (grown // size))
+    return min(orders, key=lambda order: error_of(found, order.expected(expected)))
+
+
+def error_of(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the scale of what is expected."""
+    scale = expected.square().mean().sqrt().clamp_min(torch.finfo(expected.dtype).tiny)
+    return float((found - expected).abs_().max() / scale)
+
+
 class AsClass:
     """A checkpoint as a model class has it.
 

@@ -10,7 +10,7 @@ from growkit.base.limits import within
 from growkit.engine.metrics import EPSILON, Distance, finite
 from growkit.planning.lineage import Lineage
 from growkit.planning.plan import Plan
-from growkit.proof.comparison import Compared, Control
+from growkit.proof.comparison import Compared, Probe
 from growkit.proof.modes import PREFILL
 from growkit.results.advice import failed as failed_finding
 from growkit.results.proof import (
@@ -126,9 +126,8 @@ class Strict:
 
     Attributes:
         compared: source and target.
-        rounding: what rounding in float64 does to the source's logits, relative to their scale.
-        margin: how many times as much the target may differ.
-        control: the deliberate fault.
+        probe: rounding in float64 and its effect on the source's logits; the deliberate fault.
+        margin: how many times as much as by rounding the target may differ.
         trainability: of the copies, if there are any, or if it was asked for.
         symmetry: how far the gradients of copies are apart.
         exact: whether nothing more than rounding is promised.
@@ -136,9 +135,8 @@ class Strict:
     """
 
     compared: Compared
-    rounding: float
+    probe: Probe
     margin: float
-    control: Control
     trainability: Trainability | None
     symmetry: list[CopyDistance]
     exact: bool
@@ -152,14 +150,14 @@ class Strict:
     @property
     def tolerance(self) -> float:
         """What the logits may differ by, relative to their scale."""
-        return self.margin * max(self.rounding, EPSILON)
+        return self.margin * max(self.probe.rounding.relative, EPSILON)
 
     @property
     def why(self) -> str:
         """Where the tolerance comes from."""
         return (
             f"{self.margin} times what one rounded sum per layer does to the source itself, "
-            f"{self.rounding:.1e}"
+            f"{self.probe.rounding.relative:.1e}"
         )
 
     @property
@@ -184,7 +182,7 @@ class Strict:
     @property
     def caught(self) -> bool:
         """The deliberate fault was noticed."""
-        return not within(self.control.distance.relative, self.tolerance)
+        return not within(self.probe.control.relative, self.tolerance)
 
     @property
     def difference(self) -> FirstDifference:
@@ -290,7 +288,7 @@ def judge_function(
     exact, distance = origin.promise == "exact", strict.distance
     limit = strict.tolerance if exact else native.tolerance if origin.by_rounding else None
     kept = strict.kept_within(limit)
-    control = f"the negative control ({strict.control.fault})"
+    control = f"the negative control ({strict.probe.fault})"
     found = [
         *_files_and_weights(weights, kept=kept, exact=exact),
         finding(
@@ -305,7 +303,7 @@ def judge_function(
             "negative_control",
             strict.caught,
             f"{control} was {'noticed' if strict.caught else 'not noticed'}",
-            measured=strict.control.distance.relative,
+            measured=strict.probe.control.relative,
         ),
         finding(
             "native",

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from itertools import islice
 from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import GENERATION, carried, code_of, is_of_tokenizer
+from growkit.checkpoint.model_files import GENERATION, carried, code_of, is_of_tokenizer, matches
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.checkpoint.scratch import temporary
@@ -32,7 +32,7 @@ from growkit.proof.companions import (
     TOKENIZER,
     changed_generation,
     changed_sidecars,
-    different_tokenizers,
+    same_bytes,
     same_ids,
     without_effect,
     written_otherwise,
@@ -94,11 +94,6 @@ class FolderDifferences:
     by_plan: frozenset[str] = frozenset()
 
 
-def first_changed_file(target: Checkpoint, planned: Config, source: Checkpoint) -> str | None:
-    """The first of what ``compare_with_plan`` finds changed; None if all is as it was made."""
-    return next(iter(compare_with_plan(source, target, planned).changed), None)
-
-
 def compare_with_plan(
     source: Checkpoint, target: Checkpoint, planned: Config, recipe: Recipe | None = None
 ) -> FolderDifferences:
@@ -132,8 +127,9 @@ def compare_with_plan(
     extra = [name for name in target.opened.names() if name not in expected]
     runs = bool(target.config.get("auto_map"))
     changed += [name for name in extra if _is_read(name, runs)]
-    others = [name for name in extra if not _is_read(name, runs)]
-    unknown = [name for name in others if not _is_compared(name, PROCESSORS)]
+    compared = (GENERATION, *PROCESSORS)
+    known = (is_of_tokenizer(n) or ("/" not in n and matches(n, compared)) for n in extra)
+    unknown = [n for n, each in zip(extra, known, strict=True) if not (each or _is_read(n, runs))]
     same = not any(map(is_of_tokenizer, changed))
     named = (*_overruled(wanted, target), *_rewritten(source, target, same=same))
     return FolderDifferences(
@@ -160,9 +156,7 @@ def compare_with_source(
         InputError: the two have different vocabularies.
     """
     both = ((source, loads), (target, loaded))
-    other_words = different_tokenizers(source.folder, target.folder)
-    if other_words:
-        raise InputError(other_words)
+    ids, unseen = same_ids(source.opened, target.opened)
     was, now = ({**each.config, "dtype": _dtype(model, each)} for model, each in both)
     deeper = layers_of(was) != layers_of(now)
     copied = copied_layers(source, target) if deeper else None
@@ -178,7 +172,6 @@ def compare_with_source(
     changed += other_class[0]
     named += [*other_class[1], *_overruled(source.config, target, named_keys)]
     named += _passed_over(source, target, loads, loaded)
-    ids, unseen = same_ids(source.opened, target.opened)
     named += [] if unseen else _rewritten(source, target, same=ids is None)
     changed += [f"the tokenizer ({ids})"] if ids else []
     named += [f"not compared: {unseen}"] if unseen else []
@@ -195,8 +188,13 @@ def compare_with_source(
     names = [name for name in target.opened.names() if name not in known]
     read = {TOKENIZER, SETTINGS, GENERATION}
     known = {n for n in names if n in read or (source.opened.has(n) and is_of_tokenizer(n))}
-    others = [n for n in names if n not in known and not _matches(n, INERT)]
-    unknown = [n for n in others if not _same(source, target, n)]
+    others = [n for n in names if n not in known and not matches(n, INERT)]
+    unknown = []
+    for name in others:
+        with suppress(InputError):  # of a large file, nothing is known
+            if source.opened.has(name) and same_bytes(source.opened, target.opened, name):
+                continue
+        unknown.append(name)
     return FolderDifferences(
         tuple(dict.fromkeys(changed)), tuple(named), tuple(unknown), tuple(values)
     )
@@ -341,26 +339,7 @@ def _is_read(name: str, runs: bool) -> bool:
         return True
     if "/" in name:
         return False
-    return _matches(name, WEIGHTS) or (runs and name.endswith(".py"))
-
-
-def _is_compared(name: str, others: tuple[str, ...]) -> bool:
-    """Whether the content of a file is compared elsewhere."""
-    return is_of_tokenizer(name) or ("/" not in name and _matches(name, (GENERATION, *others)))
-
-
-def _same(source: Checkpoint, target: Checkpoint, name: str) -> bool:
-    """Whether both have a small file, and it is the same."""
-    try:
-        return bool(source.opened.find(name)) and source.opened.bytes(name) == target.opened.bytes(
-            name
-        )
-    except InputError:
-        return False
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
+    return matches(name, WEIGHTS) or (runs and name.endswith(".py"))
 
 
 def _changed_value(key: str, wanted: Config, found: Config) -> ChangedValue:

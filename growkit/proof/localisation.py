@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from growkit.algebra.axes import Dimension, Pattern, Role
-from growkit.algebra.expansion import Index, index_map, side_by_side
+from growkit.algebra.axes import Pattern, Role
+from growkit.algebra.expansion import index_map, side_by_side
 from growkit.base.errors import InputError
 from growkit.base.limits import within, within_each
 from growkit.checkpoint.reading import Checkpoint
@@ -34,55 +34,41 @@ from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, stored_family
 from growkit.growth.expanding import placed_copies
 from growkit.planning.lineage import Lineage
-from growkit.proof.config import SIZES
-from growkit.proof.copies import AsClass, Copied, Copies
+from growkit.proof.config import SHARED, different_settings
+from growkit.proof.copies import AsClass, Copied, Copies, arrangement, error_of
 from growkit.results.proof import Fault
 
 GIVEN = "given"
 """Key of the input of the layer itself, next to the outputs of its modules."""
 
+TINY = torch.finfo(torch.float64).tiny
+"""Keeps zeros from being divided by."""
+
 
 def module_outputs(model: Layerwise, layer: str, ids: Tensor) -> dict[str, Tensor]:
-    """What every module of a layer hands on, each [tokens, rows], and what it is given."""
+    """What every module of a layer is given and returns, each [tokens, rows]."""
     found: dict[str, Tensor] = {}
-    with _listening(model.model, layer, found, len(ids)):
-        for stage in model.stages([Call(ids)]):
-            if stage.name == layer:
-                break
-    return found
 
-
-@contextmanager
-def _listening(
-    model: nn.Module, layer: str, found: dict[str, Tensor], tokens: int
-) -> Iterator[None]:
     def keep(name: str, values: Any) -> None:
         first = values[0] if isinstance(values, tuple) and values else values
-        if not isinstance(first, Tensor):
-            return
-        rows = first[0] if first.dim() == 3 else first
-        if rows.dim() == 2 and len(rows) == tokens:
+        rows = first[0] if isinstance(first, Tensor) and first.dim() == 3 else first
+        if isinstance(rows, Tensor) and rows.dim() == 2 and len(rows) == len(ids):
             found.setdefault(name, rows.detach())
 
     def before(name: str, module: nn.Module, inputs: Any) -> None:
-        keep(f"{name}:given" if name else GIVEN, inputs)
+        keep(f"{name}:{GIVEN}" if name else GIVEN, inputs)
 
     def after(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         keep(name, output)
 
-    hooks = [
-        hook
-        for name, module in model.get_submodule(layer).named_modules()
-        for hook in (
-            module.register_forward_pre_hook(partial(before, name)),
-            module.register_forward_hook(partial(after, name)),
-        )
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks:
+        for name, module in model.model.get_submodule(layer).named_modules():
+            hooks.enter_context(module.register_forward_pre_hook(partial(before, name)))
+            hooks.enter_context(module.register_forward_hook(partial(after, name)))
+        for stage in model.stages([Call(ids)]):
+            if stage.name == layer:
+                break
+    return found
 
 
 TOKENS = 64
@@ -119,38 +105,35 @@ def find_fault(
     Returns:
         The component, the tensor and the cause, as far as they are known.
     """
-    number, _ = layer
-    unknown = Fault(layer=number, component=None, tensor=None, cause=None, factor=None)
     with suppress(InputError):
-        one, other = _comparable(before, after)
+        one, other = _in_one_pattern(before, after)
         keys = _differing_keys(one, other, lineage)
         copies = Copies(lineage, one, other) if lineage else None
-        looked = _LayerOutputs(one, other, copies, ids[:TOKENS], layer, device)
-        for part in looked.parts(tolerance):
+        inside = _LayerOutputs(one, other, copies, ids[:TOKENS], layer, device)
+        for part in inside.parts(tolerance):
             if not within(part.error, tolerance):
                 factor, cause = cause_of(part, tolerance, spacing(after))
-                if keys and part.component in (looked.first, "attention", "mlp"):
+                if keys and part.component in (inside.first, "attention", "mlp"):
                     cause = f"the configs differ in {', '.join(keys)}"
                 weight = other.stored(f"{part.module}.weight")
                 return Fault(
-                    layer=number,
+                    layer=layer[0],
                     component=part.component,
                     tensor=weight.tensor if weight else None,
                     cause=cause,
                     factor=factor,
                 )
-    return unknown
+    return Fault(layer=layer[0], component=None, tensor=None, cause=None, factor=None)
 
 
-def _comparable(before: Checkpoint, after: Checkpoint) -> tuple[AsClass, AsClass]:
-    """Both in one pattern, so that their modules have the same names and meanings."""
-    families = [
-        DIFF if lacks_class(each.config) else stored_family(each) for each in (before, after)
-    ]
+def _in_one_pattern(before: Checkpoint, after: Checkpoint) -> tuple[AsClass, AsClass]:
+    """Both models, so that their modules have the same names and meanings."""
+    models = before, after
+    families = [DIFF if lacks_class(each.config) else stored_family(each) for each in models]
     apart = families[0].name != families[1].name and all(each.form for each in families)
     one, other = (
         AsClass(each, as_diff=apart and family is not DIFF)
-        for each, family in zip((before, after), families, strict=True)
+        for each, family in zip(models, families, strict=True)
     )
     return one, other
 
@@ -164,18 +147,12 @@ def _differing_keys(before: AsClass, after: AsClass, lineage: Lineage | None) ->
     if lineage:
         expected = after.config_of(lineage.target.config)
     family = stored_family(after.weights)
-    one, other = (family.complete(each) for each in (expected, found))
-    free = {*SIZES, "dtype", "torch_dtype", "architectures", "transformers_version"}
-    free |= family.size_keys | {"auto_map", "use_cache", "_name_or_path", "max_position_embeddings"}
-    if one["model_type"] != other["model_type"]:  # which have keys of their own
-        free |= {"model_type", *({*one} ^ {*other})}
-    if family.sizes(expected)["layers"] != family.sizes(found)["layers"]:
-        free |= family.lists
-    return sorted(key for key in {*one, *other} - free if one.get(key) != other.get(key))
+    changed, named = different_settings(family.complete(expected), family.complete(found))
+    return sorted({*changed, *named} - (SHARED - {"rope_parameters"}) - {"use_cache"})
 
 
 class _LayerOutputs:
-    """What the modules of a layer hand on, in both models."""
+    """The outputs of the modules of a layer, in both models."""
 
     def __init__(
         self,
@@ -186,17 +163,15 @@ class _LayerOutputs:
         layer: tuple[int, str],
         device: torch.device,
     ) -> None:
-        self._ids, self._copies = ids, copies
+        self._copies = copies
         self._weights = before.weights, after.weights
         families = [stored_family(each) for each in self._weights]
         # Only where no plan is known: sizes say what may be a copy of what.
         self._family = families[0]
-        self._before = {
-            name: tensor for name, tensor, _ in families[0].members(before.weights.config)
-        }
-        self._after = {
-            name: tensor for name, tensor, _ in families[1].members(after.weights.config)
-        }
+        self._before, self._after = (
+            {name: tensor for name, tensor, _ in family.members(each.config)}
+            for family, each in zip(families, self._weights, strict=True)
+        )
         with strict_float64():
             models = [
                 Layerwise(each.to_be_run, torch.float64, device, "eager")
@@ -205,74 +180,68 @@ class _LayerOutputs:
             self._embeddings = [f"{model.names[0]}.weight" for model in models]
             number, source_layer = layer
             inside = models[1].names[number + 1]
-            self._inside = self._of_source(inside, source_layer, models[0]), inside
+            # The layer of the source that this one copies, or else the one it was compared with.
+            origin = copies.module(inside) if copies else None
+            same = (name for name in models[0].names if f"{origin}.".startswith(f"{name}."))
+            self._inside = next(same, source_layer), inside
             self._expected, self._found = (
                 module_outputs(model, name, ids)
                 for model, name in zip(models, self._inside, strict=True)
             )
-        self.first = next(iter(self._components(self._inside[1])), None)
-
-    def _of_source(self, layer: str, compared: str, source: Layerwise) -> str:
-        """The layer of the source that a layer of the target copies, or else the compared one."""
-        origin = self._copies.module(layer) if self._copies else None
-        same = [name for name in source.names if origin and origin.startswith(f"{name}.")]
-        return same[0] if same else compared
+        self.first = next(iter(self._components(inside)), None)
 
     def parts(self, tolerance: float) -> Iterator[ComponentOutput]:
-        """What the components of the layer hand on, in the order of computation.
+        """The outputs of the components of the layer, in the order of computation.
 
         Nothing, if the two layers are given different things: they do not belong together.
         """
         given, handed = self._expected.pop(GIVEN), self._found.pop(GIVEN)
+        hidden = self._copies and self._copies.of(self._embeddings[1], self._embeddings[0], 1)
+        if (
+            hidden
+            and len(hidden.source) == handed.shape[1]
+            and not within(error_of(handed, hidden.expected(given)), tolerance)
+        ):
+            return
         grown = handed.shape[1] // given.shape[1]
         one, tiled = given.repeat_interleave(grown, 1), given.repeat(1, grown)
         # growkit repeats the whole space; other tools may put copies next to each other.
-        adjacent = one.shape == handed.shape and float((handed - one).abs().max()) < float(
-            (handed - tiled).abs().max()
-        )
-        sizes = self._by_size(adjacent=adjacent)
-        hidden = (
-            self._copies.of(self._embeddings[1], self._embeddings[0], 1) if self._copies else None
-        )
-        if hidden and len(hidden.source) == handed.shape[1]:
-            start = ComponentOutput("given", "", hidden.expected(given), handed, 1)
-            if not within(start.error, tolerance):
-                return
-        for name, output in self._found.items():
-            module = ".".join(filter(None, (self._inside[1], name.partition(":")[0])))
-            components = set(self._components(module))
-            component = "attention" if ":" in name else next(iter(components), "")
-            if name not in self._expected or len(components) != 1:
-                continue
-            rows = self._rows(name, sizes)
-            if rows is not None and rows.shape == output.shape:
-                yield ComponentOutput(component, module, rows, output, sizes.head_dim)
-
-    def _by_size(self, *, adjacent: bool) -> _BySize:
-        """Copies of heads may be in one of two orders: the right one explains more modules."""
+        adjacent = one.shape == handed.shape and error_of(handed, one) < error_of(handed, tiled)
         configs = [each.config for each in self._weights]
-        both = [
+        # Copies of heads may be in one of two orders: the right one explains more modules.
+        orders = [
             _BySize(self._family, *configs, adjacent=adjacent, whole_groups=whole)
             for whole in (False, True)
         ]
-        return both[0] if self._copies else min(both, key=self._apart)
+        sizes = orders[0] if self._copies else min(orders, key=self._apart)
+        for name, rows, output in self._compared(sizes):
+            module = ".".join(filter(None, (self._inside[1], name.partition(":")[0])))
+            components = set(self._components(module))
+            if len(components) == 1:
+                component = "attention" if ":" in name else components.pop()
+                yield ComponentOutput(component, module, rows, output, sizes.head_dim)
 
     def _apart(self, sizes: _BySize) -> float:
-        """How much of what modules hand on would be no copy."""
-        apart = 0.0
-        for name in self._found.keys() & self._expected.keys():
-            rows, output = self._rows(name, sizes), self._found[name]
-            if rows is not None and rows.shape == output.shape:
-                largest = max(float(output.abs().max()), torch.finfo(output.dtype).tiny)
-                apart += min(1.0, float((rows - output).abs().max()) / largest)
-        return apart
+        """How much of the modules' outputs would be no copy."""
+        compared = self._compared(sizes)
+        return sum(
+            min(1.0, float((rows - found).abs().max() / found.abs().max().clamp_min(TINY)))
+            for _, rows, found in compared
+        )
 
     def _components(self, module: str) -> list[str]:
         described = (each for name, each in self._after.items() if name.startswith(f"{module}."))
         return [component_of(each) for each in described]
 
+    def _compared(self, sizes: _BySize) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Every output that the target should have, as far as that is known, and has."""
+        for name, output in self._found.items():
+            rows = self._rows(name, sizes) if name in self._expected else None
+            if rows is not None and rows.shape == output.shape:
+                yield name, rows, output
+
     def _rows(self, name: str, sizes: _BySize) -> Tensor | None:
-        """What the target should hand on, [tokens, rows]; None if that is not known."""
+        """The expected output of the target, [tokens, rows]; None if that is not known."""
         inner, _, side = name.partition(":")
         role = Role.READ if side else Role.WRITTEN
         given, width = self._expected[name], self._found[name].shape[1]
@@ -280,33 +249,29 @@ class _LayerOutputs:
         for tensor, described in reversed(self._after.items()):
             if not tensor.startswith(prefixes[1]):
                 continue
+            rest = tensor.removeprefix(prefixes[1])
             dimensions = Pattern.parse(described.pattern).dimensions
             shape = self._weights[1].tensors[tensor].shape
             chosen = [i for i, each in enumerate(dimensions) if each.role is role]
             place = next((i for i in chosen if shape[i] == width), None)
-            heads = place is not None and dimensions[place].axes & self._family.grouped
-            own = "." not in tensor.removeprefix(prefixes[1])
-            if place is None or (role is Role.READ and not (heads and own)):
+            if place is None:
                 continue
-            copied = self._copied(
-                tensor, prefixes[0] + tensor.removeprefix(prefixes[1]), place, dimensions[place]
-            )
-            if copied is not None and len(copied.source) == width:
+            axes = dimensions[place].axes
+            if role is Role.READ and not (axes & self._family.grouped and "." not in rest):
+                continue
+            source = prefixes[0] + rest
+            copied = None
+            if self._copies and axes == {"hidden"}:  # also where tensors are put together
+                copied = self._copies.of(self._embeddings[1], self._embeddings[0], 1)
+            elif self._copies:
+                copied = self._copies.of(tensor, source, place)
+            if copied is None or len(copied.source) != width:
+                # What the source holds in several matrices has the rows that it has in one.
+                copied = sizes.of(self._before.get(source, described), role)
+            if copied is not None and int(copied.source.max()) < given.shape[1]:
                 rows = copied.expected(given)
                 return rows / copied.factor if role is Role.READ else rows
-            # What the source holds in several matrices has the rows that it has in one.
-            source = self._before.get(prefixes[0] + tensor.removeprefix(prefixes[1]), described)
-            index = sizes.of(source, role)
-            if index is not None and int(index.max()) < given.shape[1]:
-                return given[:, torch.from_numpy(index).to(given.device)]
         return None
-
-    def _copied(self, name: str, of: str, place: int, dimension: Dimension) -> Copied | None:
-        if self._copies is None:
-            return None
-        if dimension.axes == {"hidden"}:  # also of what is put together of several tensors
-            return self._copies.of(self._embeddings[1], self._embeddings[0], 1)
-        return self._copies.of(name, of, place)
 
 
 class _BySize:
@@ -329,35 +294,32 @@ class _BySize:
             times = grown["hidden"] // self._old["hidden"]
             self._expansions["hidden"] = side_by_side(self._old["hidden"], times)
 
-    def of(self, tensor: Described, role: Role) -> Index | None:
+    def of(self, tensor: Described, role: Role) -> Copied | None:
         """The source's row of every row of the target; None if that is not known."""
-        dimension = _dimension(Pattern.parse(tensor.pattern), role)
+        dimensions = Pattern.parse(tensor.pattern).dimensions
+        dimension = next((each for each in dimensions if each.role is role), None)
         if dimension is None or not dimension.axes <= self._expansions.keys():
             return None
         order = tensor.order if role is Role.WRITTEN else None
         orders = (order(self._old), order(self._new)) if order else None
-        return index_map(dimension, self._old, self._expansions, orders).source
-
-
-def _dimension(pattern: Pattern, role: Role) -> Dimension | None:
-    return next((each for each in pattern.dimensions if each.role is role), None)
+        index = index_map(dimension, self._old, self._expansions, orders)
+        return Copied(torch.from_numpy(index.source))
 
 
 @dataclass(frozen=True)
 class ComponentOutput:
-    """What one component hands on: rows of the source as the target should have them, and has."""
+    """The output of one component: rows of the source as the target should have them, and has."""
 
     component: str
     module: str
     expected: Tensor  # [tokens, rows of the target]
     found: Tensor  # [tokens, rows of the target]
-    head_dim: int
+    head_dim: int = 1
 
     @property
     def error(self) -> float:
         """Largest difference, relative to the scale of what is expected."""
-        scale = self.expected.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-        return float((self.found - self.expected).abs().max() / scale)
+        return error_of(self.found, self.expected)
 
 
 def spacing(weights: Weights) -> float:
@@ -375,17 +337,17 @@ def cause_of(
     """
     expected, found = part.expected, part.found
     product = float((expected * found).sum())
-    factor = product / float(expected.square().sum().clamp_min(torch.finfo(torch.float64).tiny))
-    off = abs(factor - 1)
+    factor = product / float(expected.square().sum().clamp_min(TINY))
     slack = tolerance + spacing
-    if not within(off, slack) and _close(found, factor * expected, slack * (1 + off)):
+    room = slack * (1 + abs(factor - 1))
+    if not within(abs(factor - 1), slack) and _close(found, factor * expected, room):
         return factor, f"everything is multiplied by {factor_said(factor, spacing)}"
     if part.component == "attention":
         return None, (
             "queries, keys and values agree: λ, the head norm, the rotation or the mask differs"
         )
-    scale = expected.square().mean().sqrt()
-    wrong = (~within_each((found - expected).abs().amax(0), tolerance * scale)).nonzero()[:, 0]
+    off = (found - expected).abs().amax(0)
+    wrong = (~within_each(off, tolerance * _scale(expected))).nonzero()[:, 0]
     moved = _moved(expected, found, wrong, tolerance)
     if moved is not None:
         heads = part.component in ("q_proj", "k_proj", "v_proj")
@@ -420,20 +382,17 @@ def _close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     activation are further off than the average, so no single one decides. Rows and tokens that are
     smaller than the average may be off by as much as that.
     """
-    overall = expected.square().mean().sqrt()
-    return all(
-        bool(
-            within_each(
-                _size(found - expected, over),
-                tolerance * _size(expected, over).clamp_min(overall),
-            ).all()
-        )
-        for over in (0, 1)
-    )
+    for over in (0, 1):
+        off, scale = ((found - expected).square().mean(over).sqrt(), expected.square().mean(over))
+        limit = tolerance * scale.sqrt().clamp_min(_scale(expected))
+        if not bool(within_each(off, limit).all()):
+            return False
+    return True
 
 
-def _size(values: Tensor, over: int) -> Tensor:
-    return values.square().mean(over).sqrt()
+def _scale(values: Tensor) -> Tensor:
+    """The root mean square of all values."""
+    return values.square().mean().sqrt()
 
 
 def _moved(expected: Tensor, found: Tensor, wrong: Tensor, tolerance: float) -> Tensor | None:
@@ -444,104 +403,69 @@ def _moved(expected: Tensor, found: Tensor, wrong: Tensor, tolerance: float) -> 
     exactly = "donot_use_mm_for_euclid_dist"
     distances = torch.cdist(found[:, wrong].T, expected[:, wrong].T, compute_mode=exactly)
     nearest = distances.argmin(1)
-    scale = expected.square().mean().sqrt() * expected.shape[0] ** 0.5
+    scale = _scale(expected) * expected.shape[0] ** 0.5
     if not bool(within_each(distances.amin(1), tolerance * scale).all()):
         return None
     return wrong[nearest]
 
 
-def find_fault_before_layers(
+def find_fault_outside_layers(
     source: Layerwise,
     target: Layerwise,
     copied: Copied | None,
-    ids: Tensor,
-    tolerance: float,
-    spacing: float,
-) -> Fault:
-    """Look into embeddings that differ; in strict float64.
-
-    Args:
-        source: the source.
-        target: the target.
-        copied: what the target's hidden states hold, if that is known.
-        ids: a prompt on which they differ, [tokens].
-        tolerance: relative error that is only rounding.
-        spacing: of the numbers that the target is stored in.
-    """
-    one, other = (next(model.stages([Call(ids)])).after[0] for model in (source, target))
-    copied = copied or _in_blocks(one.shape[1], other.shape[1])
-    expected = copied.expected(one)
-    part = ComponentOutput("embedding", target.names[0], expected, other, 1)
-    rows = ~within_each((other - expected).abs().amax(1), tolerance * _scale(expected))
-    factor, cause = cause_of(part, tolerance, spacing)
-    if factor is None:
-        cause = f"the embeddings of {int(rows.sum())} of {len(ids)} tokens differ"
-    return Fault(
-        layer=None,
-        component="embedding",
-        tensor=f"{target.names[0]}.weight",
-        cause=cause,
-        factor=factor,
-    )
-
-
-def find_fault_behind_layers(
-    source: Layerwise,
-    target: Layerwise,
-    copied: Copied | None,
-    ends: tuple[Tensor, Tensor],
+    given: tuple[Tensor, Tensor] | Tensor,
     tolerance: float,
     factor: float | None,
     spacing: float,
 ) -> Fault:
-    """Look behind the layers, where all of them agree; in strict float64.
+    """Look at the embeddings; or behind the layers, where all of them agree. In strict float64.
 
     Args:
         source: the source.
         target: the target.
         copied: what the target's hidden states hold, if that is known.
-        ends: what the last layers hand on, each [tokens, hidden].
+        given: a prompt whose embeddings differ, [tokens]; or the outputs of both last layers, each
+            [tokens, hidden].
         tolerance: relative error that is only rounding.
         factor: by which all logits are multiplied, if that is all.
-        spacing: relative spacing of the numbers that weights are stored in.
+        spacing: relative spacing of the numbers that the target is stored in.
     """
     models = source, target
-    one, other = (_given_to_head(model, end) for model, end in zip(models, ends, strict=True))
-    copied = copied or _in_blocks(one.shape[1], other.shape[1])
-    name = f"{target.names[-1]}.weight"
+    if isinstance(given, Tensor):
+        one, other = (next(model.stages([Call(given)])).after[0] for model in models)
+    else:
+        one, other = (_given_to_head(model, end) for model, end in zip(models, given, strict=True))
+    copied = arrangement(one, other, copied)
+    if copied is None:
+        return Fault(layer=None, component=None, tensor=None, cause=None, factor=factor)
+    expected = copied.expected(one)
+    if isinstance(given, Tensor):
+        name, component = f"{target.names[0]}.weight", "embedding"
+        part = ComponentOutput(component, name, expected, other)
+        rows = ~within_each((other - expected).abs().amax(1), tolerance * _scale(expected))
+        factor, cause = cause_of(part, tolerance, spacing)
+        if factor is None:
+            cause = f"the embeddings of {int(rows.sum())} of {len(given)} tokens differ"
+        return Fault(layer=None, component=component, tensor=name, cause=cause, factor=factor)
     # The norm writes copies, or for a tied head parts that sum up to the source's.
-    untied = source.stores(f"{source.names[-1]}.weight")
-    summed = copied.summed(other, one.shape[1]) * copied.factor  # of what a tied head reads
-    rest = other - copied.expected(one) if untied else summed - one
-    agree = bool(within_each(rest.abs(), tolerance * _scale(one)).all())
+    if not source.stores(f"{source.names[-1]}.weight"):
+        expected, other = one, copied.summed(other, one.shape[1]) * copied.factor
+    agree = within(error_of(other, expected), tolerance)
+    name = f"{target.names[-1]}.weight"
+    times = "" if factor is None else factor_said(factor, spacing)
     return Fault(
         layer=None,
         component="lm_head" if agree else "norm",
         tensor=name if agree and target.stores(name) else None,
-        cause=None
-        if factor is None
-        else f"all logits are multiplied by {factor_said(factor, spacing)}",
+        cause=f"all logits are multiplied by {times}" if times else None,
         factor=factor,
     )
-
-
-def _scale(values: Tensor) -> Tensor:
-    """The root mean square of all values."""
-    return values.square().mean().sqrt()
-
-
-def _in_blocks(size: int, grown: int) -> Copied:
-    """The whole space again and again."""
-    return Copied(torch.arange(grown) % size)
 
 
 def _given_to_head(model: Layerwise, end: Tensor) -> Tensor:
     given: list[Tensor] = []
     head = model.model.get_submodule(model.names[-1])
     hook = head.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0][0]))
-    try:
-        with model.head() as run:
-            run(end[:TOKENS])
-    finally:
-        hook.remove()
+    with hook, model.head() as run:
+        run(end[:TOKENS])
     return given[0]

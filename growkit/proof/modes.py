@@ -203,7 +203,12 @@ def used(
             try:
                 found = run(after)
             except ModeError as error:
-                yield _unusable(name, error, partial(run, before), exact=exact)
+                try:
+                    run(before)
+                except ModeError:  # so it is no fault of the target
+                    yield result(name, f"{NOT_TRIED}{error}")
+                else:
+                    yield result(name, str(error), kept=False if exact else None)
                 continue
             yield judge(found, partial(run, before), exact=exact)
 
@@ -212,22 +217,10 @@ class ModeError(InputError):
     """transformers cannot do this with a model that it loads and runs."""
 
 
-def _unusable(name: str, error: ModeError, source: Callable[[], Any], *, exact: bool) -> ModeResult:
-    """What cannot be done with the target, whose fault it is only if the source can."""
-    try:
-        source()
-    except ModeError:
-        return result(name, f"{NOT_TRIED}{error}")
-    return result(name, str(error), kept=False if exact else None)
-
-
 def _reloaded(model: Checkpoint, prompt: Tensor, device: torch.device) -> tuple[bool, float]:
     """Whether weights are the same once saved and loaded, and how far logits are then apart."""
     loaded: Any = load_model(model, torch.float64, device, "eager")
-    with (
-        temporary("reload") as scratch,
-        _using(model, "save and reload"),
-    ):
+    with temporary("reload") as scratch, _using(model, "save and reload"):
         expected = _logits(loaded, prompt)
         loaded.save_pretrained(scratch)
         again = load_model(scratch, torch.float64, device, "eager")

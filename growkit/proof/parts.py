@@ -20,7 +20,7 @@ from growkit.engine.class_weights import StoredGradients
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.metrics import TOKENS_FIRST, distance_of
 from growkit.engine.strict import strict_float64
-from growkit.proof.comparison import PROBE, Compared, Control, Probe, Rounding, compare
+from growkit.proof.comparison import PROBE, Compared, Probe, compare
 from growkit.proof.copies import AsClass, Copied, Copies
 from growkit.proof.findings import Native, Origin, Recovered, Strict
 from growkit.proof.fingerprint import Question, computed_in, fingerprint, widest
@@ -28,8 +28,7 @@ from growkit.proof.folder import FolderDifferences
 from growkit.proof.localisation import (
     component_named,
     find_fault,
-    find_fault_before_layers,
-    find_fault_behind_layers,
+    find_fault_outside_layers,
     spacing,
 )
 from growkit.proof.modes import Mode, NotAskedError
@@ -138,8 +137,6 @@ class ProofParts:
         Raises:
             InputError: the source computes NaN or infinity, or a class cannot run.
         """
-        control = Control()
-        rounding = Rounding(torch.finfo(torch.float64).eps * math.sqrt(widest(self.before)))
         stored = StoredGradients(self.after)
         plans = self.origin.plans
         made = plans[-1].rules if plans else ()
@@ -147,8 +144,7 @@ class ProofParts:
         gradients = Gradients(plans if fits else (), stored)
         probe = Probe(
             Call(asked[0].calls[0].ids[:PROBE]),
-            control,
-            rounding,
+            torch.finfo(torch.float64).eps * math.sqrt(widest(self.before)),
             against_itself=self.origin.promise != "exact",
             wanted=gradients.new_capacity or self._trainability,
         )
@@ -184,9 +180,8 @@ class ProofParts:
             )
         return Strict(
             compared,
-            rounding.distance.relative,
+            probe,
             STRICT_MARGIN,
-            control,
             trainable,
             gradients.symmetry,
             exact=self.origin.promise == "exact",
@@ -242,16 +237,13 @@ class ProofParts:
                 limit,
                 self.device,
             )
-        elif difference.module == compared.head:
-            assert compared.ends is not None
-            with strict_float64():
-                found = find_fault_behind_layers(
-                    self._source, self._target, self._hidden, compared.ends, limit, factor, stored
-                )
         elif difference.module:
+            given = compared.ends if difference.module == compared.head else ids
+            assert given is not None
+            models = self._source, self._target
             with strict_float64():
-                found = find_fault_before_layers(
-                    self._source, self._target, self._hidden, ids, limit, stored
+                found = find_fault_outside_layers(
+                    *models, self._hidden, given, limit, factor, stored
                 )
         if lost:
             component = component_named(lost, self.after) or found["component"]

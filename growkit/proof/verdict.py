@@ -261,7 +261,7 @@ def _proved(
         tokens_by_position=shown.prefill.tokens_by_position(),
         logit_sample=native.compared.sample,
         negative_control_caught=strict.caught,
-        negative_control=strict.control.fault,
+        negative_control=strict.probe.fault,
         fingerprint=proof.fingerprint(strict, native),
         training=training,
         trainability=strict.trainability,
