@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     DiffLlamaConfig,
@@ -176,6 +179,23 @@ def quick_proofs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Whole models are saved and generate in the tests marked ``usage`` only: it takes a while."""
     if "usage" not in request.keywords:
         monkeypatch.setattr(verdict, "used", lambda *args: iter(()))
+
+
+@contextmanager
+def edit_weights(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of a folder, to be changed in place."""
+    file = folder / "model.safetensors"
+    found = load_file(file)
+    yield found
+    save_file({name: each.contiguous() for name, each in found.items()}, file, {"format": "pt"})
+
+
+@contextmanager
+def edit_json(file: Path) -> Iterator[dict[str, Any]]:
+    """The contents of a JSON file, to be changed in place; empty if there is none."""
+    content = json.loads(file.read_text()) if file.exists() else {}
+    yield content
+    file.write_text(json.dumps(content))
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:

@@ -526,7 +526,8 @@ def tried(case: tuple[Tampering, str, bool, int], pairs: Path, scratch: Path) ->
 
 def pair_is_sound(reason: str) -> bool:
     """Whether a verdict on untouched weights says what it rests on."""
-    return "every weight is recovered" in reason or "not compared" in reason or "as asked" in reason
+    said = ("every weight is recovered", "not compared", "as asked", "as requested")
+    return any(words in reason for words in said)
 
 
 def main() -> int:

@@ -25,8 +25,7 @@ def test_the_study_sees_a_verdict_that_is_blind(
     pair: manifests.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the study: who compares short prompts alone believes another window."""
-    monkeypatch.setattr("growkit.proof.verdict.compare_with_plan", lambda *_: FolderDifferences())
-    monkeypatch.setattr("growkit.proof.verdict.uncovered_notes", lambda *_: [])
+    monkeypatch.setattr("growkit.proof.verdict.compare_folders", lambda *_: FolderDifferences())
 
     def another_window(pair: manifests.Pair, folder: Path, choose: object) -> str:
         with manifests.opened(folder / "config.json") as config:

@@ -49,8 +49,7 @@ def test_the_study_sees_a_verdict_that_is_blind(
     pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the study: a proof that compares nothing but logits does not pass it."""
-    monkeypatch.setattr("growkit.proof.verdict.compare_with_plan", lambda *_: FolderDifferences())
-    monkeypatch.setattr("growkit.proof.verdict.uncovered_notes", lambda *_: [])
+    monkeypatch.setattr("growkit.proof.verdict.compare_folders", lambda *_: FolderDifferences())
     spoil = tampering.what_nobody_reads
     case = tampering.Tampering("others", spoil, ("llama",), True), "llama", True, 0
     assert (tampering.tried(case, pairs, tmp_path) or "").startswith("kept")

@@ -50,7 +50,7 @@ def change(folder: Path, name: str = "config.json", **values: Any) -> None:
 def found(source: Path, target: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     checkpoints = Checkpoint(source), Checkpoint(target)
     beside = compare_with_source(*checkpoints, *map(loading, checkpoints))
-    return beside.changed, beside.named
+    return tuple(beside.changed), tuple(beside.named)
 
 
 def test_the_verdict_says_what_it_uncovered_notes(source: Path, target: Path) -> None:

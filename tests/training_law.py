@@ -270,7 +270,7 @@ def trained_with(pair: Pair, steps: int = 2) -> tuple[dict[str, Update], Callabl
     batches = proof.Batches(Settings(steps=steps, length=16), before)
     updates = class_updates(after, law_of(pair.lineage).updates)
     device = torch.device("cpu")
-    state, grown = proof._begun(None, before, after, pair.lineage, batches, device)
+    state, grown, _ = proof._begun(None, before, after, pair.lineage, batches, device)
     expected = proof._trained(pair.source, state, batches, device)
 
     def apart(factors: dict[str, Update]) -> float:

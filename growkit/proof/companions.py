@@ -83,9 +83,7 @@ def _changed_in_tokenizer(
     if first is None and second is None and not read:
         return []
     if first is None or second is None or first_difference(first, second):
-        first_of_saved = [name for name in read if _is_saved_with_it(name, target)]
-        others = [name for name in read if name not in first_of_saved]
-        return [*first_of_saved, *others] or ["the tokenizer, which depends on config.json,"]
+        return read or ["the tokenizer, which depends on config.json,"]
     found = [name for name in changed if name in read and not _is_saved_with_it(name, target)]
     found = [name for name in found if not _same_json(source, target, name)]
     if SETTINGS in read and _contradict(source, target, first, second):

@@ -6,7 +6,6 @@ the weights contain, and for numbers that every logit depends on, which the logi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -97,7 +96,12 @@ def different_settings(
             named += [f"{key}.{name}" for name in inside[1]]
         elif _harmless(key, was, now) or follow.get(key, missing) == now:
             named.append(key)
-        elif layers[0] != layers[1] and layers == (_length(was), _length(now)):
+        elif (
+            isinstance(was, list)
+            and isinstance(now, list)
+            and layers == (len(was), len(now))
+            and len(was) != len(now)
+        ):
             if key in SHARED or not follows(was, now, copied):
                 changed.append(key)
             elif copied is None:
@@ -126,33 +130,13 @@ def not_compared(first: Config, second: Config) -> list[str]:
     names = _own_names(second)
     compared = {names.get(key, key) for key in _in_common(first).keys() & _in_common(second).keys()}
     seen = {*compared, *first, *_sizes(second), *PROVENANCE_KEYS, "model_type"}
-    return sorted(
-        key
-        for key, value in second.items()
-        if key not in seen
-        and value is not None
-        and value != first.get(key, False)
-        and (value != assumed.get(key, False) or key in chosen or _only_long_texts_show(key))
-    )
-
-
-def overruled(found: Config, wanted: Config, complete: Config) -> list[str]:
-    """Keys for which a class uses a value other than the file's, where the file is wrong.
-
-    Args:
-        found: contents of the file.
-        wanted: contents that were expected.
-        complete: the config that the class makes of the file.
-    """
-    plain = json.loads(json.dumps(complete, default=str))
-    plain = {**plain, "torch_dtype": plain.get("dtype")}
-    return sorted(
-        key
-        for key, value in found.items()
-        if key not in PROVENANCE_KEYS - {"torch_dtype"}
-        and key in plain
-        and value not in (None, plain[key], wanted.get(key))
-    )
+    found = []
+    for key in sorted(second.keys() - seen):
+        value, shown = second[key], key in WINDOWS or not OF_LONG_TEXTS.fullmatch(key)
+        default = shown and key not in chosen and value == assumed.get(key, False)
+        if value not in (None, first.get(key, False)) and not default:
+            found.append(key)
+    return found
 
 
 def _settings_that_mean_the_same(
@@ -175,7 +159,9 @@ def _settings_that_mean_the_same(
             continue
         same = _harmless(key, was_set, now_set) or follow.get(key, not now_set) == now_set
         (named if same else changed).append(key)
-    if _other_windows(first, second, copied):
+    windows = _windows(first), _windows(second)
+    deeper = len(windows[0]) != len(windows[1])
+    if not follows(*windows, copied) if deeper else windows[0] != windows[1]:
         changed.append("layer_types" if "layer_types" in second else "sliding_window")
     return changed, named
 
@@ -193,16 +179,6 @@ def _own_names(config: Config) -> dict[str, str]:
     model_type = str(config.get("model_type"))
     names = CONFIG_MAPPING[model_type].attribute_map if model_type in CONFIG_MAPPING else {}
     return {key: own for key, own in names.items() if key in SHARED}
-
-
-def _only_long_texts_show(key: str) -> bool:
-    return key not in WINDOWS and bool(OF_LONG_TEXTS.fullmatch(key))
-
-
-def _other_windows(first: Config, second: Config, copied: Copied | None) -> bool:
-    """Whether layers look back otherwise than those that they copy."""
-    was, now = _windows(first), _windows(second)
-    return not follows(was, now, copied) if len(was) != len(now) else was != now
 
 
 def _windows(config: Config) -> list[Any]:
@@ -278,10 +254,6 @@ def _harmless(key: str, was: Any, now: Any) -> bool:
 def layers_of(config: Config) -> int:
     """The number of layers in a config; 0 if it has none."""
     return next((c for c in map(config.get, LAYERS) if isinstance(c, int)), 0)
-
-
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, list) else -1
 
 
 def _holds(was: Any, now: Any) -> bool:

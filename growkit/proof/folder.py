@@ -9,9 +9,9 @@ source.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -22,8 +22,8 @@ from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype
-from growkit.engine.loader import Loading
-from growkit.engine.oracle import resolved, resolved_as_loaded
+from growkit.engine.loader import Loading, loading
+from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
 from growkit.families.family import families, family_of
 from growkit.optimizer.optimizer import outputs
 from growkit.proof.companions import (
@@ -37,13 +37,7 @@ from growkit.proof.companions import (
     without_effect,
     written_otherwise,
 )
-from growkit.proof.config import (
-    copied_layers,
-    different_settings,
-    layers_of,
-    not_compared,
-    overruled,
-)
+from growkit.proof.config import copied_layers, different_settings, layers_of, not_compared
 from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import ChangedValue
@@ -87,11 +81,48 @@ class FolderDifferences:
         by_plan: those in ``changed`` that the plan itself resolves otherwise than the source.
     """
 
-    changed: tuple[str, ...] = ()
-    named: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-    values: tuple[ChangedValue, ...] = ()
-    by_plan: frozenset[str] = frozenset()
+    changed: Sequence[str] = ()
+    named: Sequence[str] = ()
+    unknown: Sequence[str] = ()
+    values: Sequence[ChangedValue] = ()
+    by_plan: Collection[str] = ()
+
+
+def compare_folders(
+    source: Checkpoint, target: Checkpoint, planned: Config | None, recipe: Recipe | None
+) -> FolderDifferences:
+    """Compare everything but weights; what the verdict does not cover is in ``named``.
+
+    Args:
+        source: a folder.
+        target: the other one.
+        planned: the config that the target's recipe plans; None to compare with the source.
+        recipe: how the target was made, if that is known.
+    """
+    loads = loading(source), loading(target)
+    found = (
+        compare_with_source(source, target, *loads)
+        if planned is None
+        else compare_with_plan(source, target, planned, recipe)
+    )
+    notes = []
+    if isinstance(source, RoundedCheckpoint):
+        notes.append(f"the source is held against after it was rounded to {source.dtype}, once")
+    for checkpoint, each in zip((source, target), loads, strict=True):
+        code = foreign_code(checkpoint.opened)
+        if code:
+            notes.append(
+                f"the code in {checkpoint.folder} ({listed(code)}), which runs only where it is "
+                f"trusted, was not looked at: proved is {each.model} of "
+                f"{'transformers' if each.own_class else 'growkit'}"
+            )
+        if each.passed_over:
+            notes.append(
+                f"{each.model} does not read {listed(each.passed_over)} in {checkpoint.folder}"
+            )
+    if found.unknown:
+        notes.append(f"other files were not compared: {listed(found.unknown)}")
+    return replace(found, named=[*notes, *found.named])
 
 
 def compare_with_plan(
@@ -132,13 +163,8 @@ def compare_with_plan(
     unknown = [n for n, each in zip(extra, known, strict=True) if not (each or _is_read(n, runs))]
     same = not any(map(is_of_tokenizer, changed))
     named = (*_overruled(wanted, target), *_rewritten(source, target, same=same))
-    return FolderDifferences(
-        tuple(dict.fromkeys(changed)),
-        named,
-        tuple(unknown),
-        tuple(values),
-        frozenset(each["name"] for each in by_plan),
-    )
+    of_plan = {each["name"] for each in by_plan}
+    return FolderDifferences([*dict.fromkeys(changed)], named, unknown, values, of_plan)
 
 
 def compare_with_source(
@@ -168,9 +194,17 @@ def compare_with_source(
         keys = not_compared(loads.config, loaded.config)
         said = "of config.json only what means the same in both classes was compared"
         named.append(said + (f", not {', '.join(keys)}" if keys else ""))
-    other_class = _other_class(source, target, loaded)
-    changed += other_class[0]
-    named += [*other_class[1], *_overruled(source.config, target, named_keys)]
+    # Other engines look for the class that a config names; the source may name it otherwise.
+    model_type, classes = target.config.get("model_type"), target.config.get("architectures")
+    allowed: list[Any] = [[loaded.model]]
+    allowed += [[f.architecture] for f in families().values() if model_type in f.model_types]
+    if source.config.get("model_type") == model_type:
+        allowed.append(source.config.get("architectures"))
+    if classes and classes not in allowed:
+        changed.append("architectures in config.json")
+    elif not classes and source.config.get("architectures"):
+        named.append("architectures in config.json differs")
+    named += _overruled(source.config, target, named_keys)
     named += _passed_over(source, target, loads, loaded)
     named += [] if unseen else _rewritten(source, target, same=ids is None)
     changed += [f"the tokenizer ({ids})"] if ids else []
@@ -195,45 +229,7 @@ def compare_with_source(
             if source.opened.has(name) and same_bytes(source.opened, target.opened, name):
                 continue
         unknown.append(name)
-    return FolderDifferences(
-        tuple(dict.fromkeys(changed)), tuple(named), tuple(unknown), tuple(values)
-    )
-
-
-def uncovered_notes(
-    source: Checkpoint,
-    target: Checkpoint,
-    loads: Loading,
-    loaded: Loading,
-    files: FolderDifferences,
-) -> list[str]:
-    """What a verdict on two folders does not cover, in words.
-
-    Args:
-        source: a folder.
-        target: the other one.
-        loads: what transformers makes of the source.
-        loaded: what it makes of the target.
-        files: the differences next to the weights.
-    """
-    notes = []
-    if isinstance(source, RoundedCheckpoint):
-        notes.append(f"the source is held against after it was rounded to {source.dtype}, once")
-    for checkpoint, each in ((source, loads), (target, loaded)):
-        code = foreign_code(checkpoint.opened)
-        if code:
-            notes.append(
-                f"the code in {checkpoint.folder} ({listed(code)}), which runs only where it is "
-                f"trusted, was not looked at: proved is {each.model} of "
-                f"{'transformers' if each.own_class else 'growkit'}"
-            )
-        if each.passed_over:
-            notes.append(
-                f"{each.model} does not read {listed(each.passed_over)} in {checkpoint.folder}"
-            )
-    if files.unknown:
-        notes.append(f"other files were not compared: {listed(files.unknown)}")
-    return [*notes, *files.named]
+    return FolderDifferences([*dict.fromkeys(changed)], named, unknown, values)
 
 
 def _dtype(checkpoint: Checkpoint, loads: Loading) -> str:
@@ -253,42 +249,33 @@ def _passed_over(
     ]
 
 
-def _other_class(
-    source: Checkpoint, target: Checkpoint, loaded: Loading
-) -> tuple[list[str], list[str]]:
-    """Whether a config names another class than transformers loads, and other engines may look for.
+def _overruled(wanted: Config, target: Checkpoint, reported: Collection[str] = ()) -> list[str]:
+    """Notes on keys in ``config.json`` for which the class uses a value other than the file's.
 
-    The class that the source names is allowed as well, if both are of one type.
-
-    Returns:
-        A wrong class as a change; a missing one as a note.
+    Args:
+        wanted: the expected contents of the file.
+        target: its folder.
+        reported: keys that were reported before.
     """
-    names, model_type = target.config.get("architectures"), target.config.get("model_type")
-    known: list[Any] = [[loaded.model]]
-    known += [[f.architecture] for f in families().values() if model_type in f.model_types]
-    if source.config.get("model_type") == model_type:
-        known.append(source.config.get("architectures"))
-    if names and names not in known:
-        return ["architectures in config.json"], []
-    lacks = not names and source.config.get("architectures")
-    return [], ["architectures in config.json differs"] if lacks else []
-
-
-def _overruled(wanted: Config, target: Checkpoint, said: Sequence[str] = ()) -> list[str]:
-    """Notes on keys in ``config.json`` that the class ignores.
-
-    Keys in ``said`` have been reported before.
-    """
-    found = target.config
-    complete = resolved(found)
-    keys = overruled(found, wanted, complete) if complete else []
+    found, complete = target.config, resolved(target.config)
+    if complete is None:
+        return []
+    plain = json.loads(json.dumps(complete, default=str))
+    plain |= {"torch_dtype": plain.get("dtype")}
+    keys = sorted(
+        key
+        for key, value in found.items()
+        if key not in PROVENANCE_KEYS - {"torch_dtype"}
+        and key in plain
+        and value not in (None, plain[key], wanted.get(key))
+    )
     cached = found.get(SPEED)
-    if complete and cached not in (None, wanted.get(SPEED, complete.get(SPEED, cached))):
+    if cached not in (None, wanted.get(SPEED, complete.get(SPEED, cached))):
         keys.append(SPEED)
     return [
         f"{key} in config.json differs, without effect in transformers"
         for key in keys
-        if key not in said
+        if key not in reported
     ]
 
 

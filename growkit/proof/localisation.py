@@ -75,12 +75,6 @@ TOKENS = 64
 """Tokens of the prompt that are looked at."""
 
 
-def component_named(tensor: str, checkpoint: Checkpoint) -> str | None:
-    """The component that a tensor belongs to; None if the family does not know it."""
-    members = stored_family(checkpoint).members(checkpoint.config)
-    return next((component_of(each) for name, each, _ in members if name == tensor), None)
-
-
 def find_fault(
     before: Checkpoint,
     after: Checkpoint,

@@ -20,17 +20,14 @@ from growkit.engine.class_weights import StoredGradients
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.metrics import TOKENS_FIRST, distance_of
 from growkit.engine.strict import strict_float64
+from growkit.families.description import component_of
+from growkit.families.family import stored_family
 from growkit.proof.comparison import PROBE, Compared, Probe, compare
 from growkit.proof.copies import AsClass, Copied, Copies
 from growkit.proof.findings import Native, Origin, Recovered, Strict
 from growkit.proof.fingerprint import Question, computed_in, fingerprint, widest
 from growkit.proof.folder import FolderDifferences
-from growkit.proof.localisation import (
-    component_named,
-    find_fault,
-    find_fault_outside_layers,
-    spacing,
-)
+from growkit.proof.localisation import find_fault, find_fault_outside_layers, spacing
 from growkit.proof.modes import Mode, NotAskedError
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import compare_weights
@@ -101,13 +98,8 @@ class ProofParts:
                     return [f"{name}.{key}"]
         return []
 
-    def weights(self, files: FolderDifferences, notes: Sequence[str]) -> Recovered:
-        """The algebra half, where it is known how the target was made.
-
-        Args:
-            files: the differences next to the weights.
-            notes: further notes of the verdict.
-        """
+    def weights(self, files: FolderDifferences) -> Recovered:
+        """The algebra half, where it is known how the target was made; with other differences."""
         lineage, changed = self.origin.lineage, next(iter(files.changed), None)
         values = next((v for v in files.values if v["name"] == changed), None)
         found = Recovered(unknown=self.origin.unknown)
@@ -116,7 +108,7 @@ class ProofParts:
             changed=changed,
             instead=f" ({value_sentence(values)})" if values else "",
             by_plan=changed in files.by_plan,
-            notes=notes,
+            notes=files.named,
         )
 
     def asked(self, ways: list[Mode]) -> tuple[list[Mode], Strict]:
@@ -246,7 +238,9 @@ class ProofParts:
                     *models, self._hidden, given, limit, factor, stored
                 )
         if lost:
-            component = component_named(lost, self.after) or found["component"]
+            members = stored_family(self.after).members(self.after.config)
+            named = (component_of(each) for name, each, _ in members if name == lost)
+            component = next(named, found["component"])
             if component != found["component"]:  # the cause was read off another component
                 found["cause"] = found["factor"] = None
             found["tensor"], found["component"] = lost, component

@@ -38,6 +38,7 @@ from growkit.optimizer.state import MUON, STEP, State
 from growkit.planning.lineage import Lineage
 from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.updates import Law, Update, law_of
+from growkit.proof.fingerprint import widest
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import TrainingProof
 
@@ -87,9 +88,7 @@ class Batches:
         assert settings.steps is not None
         self.steps = settings.steps
         asked = replace(
-            settings,
-            prompts=WINDOWS * (settings.steps + 2),
-            length=settings.length or LENGTH,
+            settings, prompts=WINDOWS * (settings.steps + 2), length=settings.length or LENGTH
         )
         self._windows = make_prompts(asked, source.folder, source.config).windows
 
@@ -138,16 +137,14 @@ def prove_training(
         places: the paths of their optimizers' states.
 
     Raises:
-        InputError: there is no room, or no text to train on; a state cannot be read.
+        InputError: there is no text to train on, or a state cannot be read.
     """
-    check_room(settings, after.tensors, device)
     batches = Batches(settings, before)
     law = law_of(lineage)
     updates = class_updates(after, law.updates)
-    widest = max(max(info.shape, default=1) for info in before.tensors.values())
-    rounding = torch.finfo(torch.float64).eps * math.sqrt(widest)
+    rounding = torch.finfo(torch.float64).eps * math.sqrt(widest(before))
     states = States(places, before, after, lineage, law) if places.source else None
-    begun, grown = _begun(states, before, after, lineage, batches, device)
+    begun, grown, beginning = _begun(states, before, after, lineage, batches, device)
     source = _trained(before, begun, batches, device)
     disturbed = _trained(before, begun, batches, device, disturbed=rounding)
     target = _trained(after, grown, batches, device, updates)
@@ -161,7 +158,7 @@ def prove_training(
         caught = not within(off, tolerance)
     kept = None if tolerance is None else within(relative, tolerance) and bool(caught)
     still = sum(each.new for each in updates.values())
-    reason = _reason(law, batches.steps, source, target, tolerance, still, caught)
+    reason = _reason(law, source, target, tolerance, still, caught)
     if states and states.unlike:
         kept, reason = False, f"the optimizer's state is not the source's, grown: {states.unlike}"
     elif states:
@@ -171,7 +168,7 @@ def prove_training(
         kept=kept,
         reason=f"{reason}{places.untried}",
         why=list(law.why),
-        begun=_beginning_sentence(states),
+        begun=beginning,
         losses_source=[finite(each) for each in source.losses],
         losses_target=[finite(each) for each in target.losses],
         relative=finite(relative),
@@ -204,22 +201,14 @@ def _begun(
     lineage: Lineage,
     batches: Batches,
     device: torch.device,
-) -> tuple[Beginning, Beginning]:
-    """What source and target begin with."""
+) -> tuple[Beginning, Beginning, str]:
+    """The moments that source and target begin with, and what they are, in words."""
     if states and states.trains:
-        return states.source(), states.target()
+        return states.source(), states.target(), f"the optimizers' states in {states.where}"
     moments = _loaded(before, None, device).gather(batches[0])
     grown = grown_moments(moments, before, after, lineage.plans)
-    return Beginning(moments, dict.fromkeys(moments, 1.0)), Beginning(
-        grown, dict.fromkeys(grown, 1.0)
-    )
-
-
-def _beginning_sentence(states: States | None) -> str:
-    """What both begin with, in words."""
-    if states and states.trains:
-        return f"the optimizers' states in {states.where}"
-    return "the moments of a first batch"
+    one, other = (Beginning(each, dict.fromkeys(each, 1.0)) for each in (moments, grown))
+    return one, other, "the moments of a first batch"
 
 
 def _trained(
@@ -266,16 +255,10 @@ def _path(law: Law) -> str:
 
 
 def _reason(
-    law: Law,
-    steps: int,
-    source: _Run,
-    target: _Run,
-    tolerance: float | None,
-    still: int,
-    caught: bool | None,
+    law: Law, source: _Run, target: _Run, tolerance: float | None, still: int, caught: bool | None
 ) -> str:
     """The finding in a sentence."""
-    relative = source.apart(target)
+    relative, steps = source.apart(target), len(source.losses) - 1
     times = f"{steps} step{'s' * (steps != 1)}"
     besides = f", while {still} new parameters stood still" if still else ""
     if tolerance is None:
@@ -400,7 +383,7 @@ class States:
 
     def _differences(self) -> Iterator[str]:
         expected, found = _settings(self._grown.groups), _settings(self._target.groups)
-        where = self._target.where
+        where, steps = self._target.where, self._target.steps
         for name in sorted({*expected, *found}):
             if name not in expected or name not in found:
                 yield f"{name} is in {'no' if name in expected else 'a'} group of {where}"
@@ -409,7 +392,7 @@ class States:
                 is_now = found[name].get(key)
                 if is_now != value:
                     yield f"{key} of {name} in {where} is {is_now}, where {value} was expected"
-        for name, step in self._target.steps.items():
+        for name, step in steps.items():
             wanted = self._grown.steps.get(name, step)
             if step != wanted:
                 yield f"the step of {name} in {where} is {step:g}, where {wanted:g} was expected"
@@ -420,7 +403,7 @@ class States:
 
     def _same(self, name: str) -> bool:
         numbers = self._target.numbers
-        if name not in numbers.tensors or numbers.tensors[name] != self._grown.tensors[name]:
+        if numbers.tensors.get(name) != self._grown.tensors[name]:
             return False
         begin = 0
         for block in self._grown.blocks(name):

@@ -18,7 +18,6 @@ from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.tensors import total_bytes, total_parameters
 from growkit.engine import devices
-from growkit.engine.loader import loading
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import reproducible
@@ -34,7 +33,7 @@ from growkit.proof.findings import (
     verdict_of,
 )
 from growkit.proof.fingerprint import question
-from growkit.proof.folder import compare_with_plan, compare_with_source, uncovered_notes
+from growkit.proof.folder import compare_folders
 from growkit.proof.modes import Mode, modes, result, used
 from growkit.proof.origin import as_planned, check_order, origin_of
 from growkit.proof.parts import NO_NUMBERS, ProofParts
@@ -114,11 +113,7 @@ def verify(
 
 
 def verify_found(
-    source: Source,
-    target: Source,
-    settings: Settings,
-    optimizer: Path | None,
-    progress: Progress,
+    source: Source, target: Source, settings: Settings, optimizer: Path | None, progress: Progress
 ) -> VerifyResult:
     """See ``verify``; the two models are found already."""
     if optimizer is not None and settings.steps is None:
@@ -178,7 +173,6 @@ def _proved(
     optimizer: Path | None,
     origin: Origin,
 ) -> VerifyResult:
-    loads, loaded = loading(before), loading(after)
     prompts = make_prompts(settings, before.folder, before.config)
     if settings.steps is not None and origin.lineage is None:
         raise InputError(
@@ -189,19 +183,16 @@ def _proved(
     check_room(settings, after.tensors, place)
     trains = settings.steps is not None
     states = state_paths(before, after, recipe, optimizer) if trains else NO_STATES
-    files = (
-        compare_with_source(before, after, loads, loaded)
-        if origin.unknown
-        else compare_with_plan(before, after, origin.plans[-1].config, recipe)
-    )
+    planned = origin.plans[-1].config if origin.lineage else None
+    files = compare_folders(before, after, planned, recipe)
     known = question(before, max(map(len, prompts.windows)))
     proof = ProofParts(
         before, after, place, origin, advance, known, trainability=settings.trainability
     )
-    files = replace(files, changed=(*files.changed, *proof.changed_layer_settings()))
-    notes = uncovered_notes(before, after, loads, loaded, files)
-    notes += [UNUSED] if recipe and recipe.family and not stranger(recipe.family) else []
-    weights = proof.weights(files, notes)
+    unused = [UNUSED] if recipe and recipe.family and not stranger(recipe.family) else []
+    changed = [*files.changed, *proof.changed_layer_settings()]
+    files = replace(files, changed=changed, named=[*files.named, *unused])
+    weights = proof.weights(files)
     exact = origin.promise == "exact"
     if exact and weights.settled:
         prompts = prompts.cut(*settings.settled.amount)
@@ -234,7 +225,7 @@ def _proved(
         findings=findings,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
-        changed=list(files.changed),
+        changed=changed,
         changed_values=list(files.values),
         notes=notes,
         unknown_files=list(files.unknown),
