@@ -26,17 +26,16 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.publishing import MANIFEST, write_manifest
 from tests.behaviour import difference, rounding
-from tests.conftest import CONFIGS, save_random, seeded
+from tests.conftest import CONFIGS, edit_json, edit_weights, save_random, seeded
 from tests.families import FAMILIES, Case, windows
 from tests.infer import random_model
 from tests.sweeping import say
 from tests.tampering import (
     TAMPERINGS,
-    a_matrix_scaled,
     add_tokenizer,
-    opened,
-    tensors,
-    the_last_bit_of_a_weight,
+    change_the_last_bit,
+    in_weights,
+    scale_a_matrix,
 )
 
 Json = dict[str, Any]
@@ -186,14 +185,14 @@ def key_of(folder: Path, choose: random.Random) -> tuple[str, Any]:
 
 def a_setting(pair: Pair, folder: Path, choose: random.Random) -> str:
     key, value = key_of(folder, choose)
-    with opened(folder / "config.json") as config:
+    with edit_json(folder / "config.json") as config:
         config[key] = other(value, choose)
     return key
 
 
 def a_known_setting(pair: Pair, folder: Path, choose: random.Random) -> str:
     key, value = choose.choice(SETTINGS)
-    with opened(folder / "config.json") as config:
+    with edit_json(folder / "config.json") as config:
         config[key] = value
         if key == "layer_types":
             count = AutoConfig.from_pretrained(pair.target).num_hidden_layers
@@ -203,7 +202,7 @@ def a_known_setting(pair: Pair, folder: Path, choose: random.Random) -> str:
 
 
 def a_setting_left_out(pair: Pair, folder: Path, choose: random.Random) -> str:
-    with opened(folder / "config.json") as config:
+    with edit_json(folder / "config.json") as config:
         key = choose.choice(sorted(config.keys() - {*SETTLED}))
         del config[key]
     return key
@@ -211,10 +210,10 @@ def a_setting_left_out(pair: Pair, folder: Path, choose: random.Random) -> str:
 
 def weights_in_another_dtype(pair: Pair, folder: Path, choose: random.Random) -> str:
     dtype = choose.choice(["bfloat16", "float16"])
-    with tensors(folder) as content:
+    with edit_weights(folder) as content:
         content |= {name: each.to(getattr(torch, dtype)) for name, each in content.items()}
     for file, part in (("config.json", None), (MANIFEST, "recipe")):
-        with opened(folder / file) as content_of:
+        with edit_json(folder / file) as content_of:
             (content_of[part] if part else content_of)["dtype"] = dtype
     return "round"
 
@@ -233,16 +232,16 @@ def a_description(pair: Pair, folder: Path, choose: random.Random) -> str:
         family[way] = {**family.get(way, {}), key: added}
     else:
         family[way] = [*family.get(way, []), key]
-    with opened(folder / MANIFEST) as manifest:
+    with edit_json(folder / MANIFEST) as manifest:
         manifest["recipe"]["family"] = family
-    with opened(folder / "config.json") as config:
+    with edit_json(folder / "config.json") as config:
         config[key] = 2 * value if type(value) is int else other(value, choose)
     return key
 
 
 def a_recipe(pair: Pair, folder: Path, choose: random.Random) -> str:
     """One that does not fit, with another setting: all that is compared is the source's."""
-    with opened(folder / MANIFEST) as manifest:
+    with edit_json(folder / MANIFEST) as manifest:
         manifest["recipe"]["steps"] = [{"grow": "hypercloning", "hidden": 7}]
     return choose.choice(SPOILS)(pair, folder, choose)
 
@@ -255,7 +254,8 @@ def no_manifest(pair: Pair, folder: Path, choose: random.Random) -> str:
 def tampered(pair: Pair, folder: Path, choose: random.Random) -> str:
     """As in ``tests.tampering``, of a part that a manifest can record again."""
     spoils = [each.spoil for each in TAMPERINGS if each.part in ("tokenizer", "generation")]
-    return choose.choice([*spoils, a_matrix_scaled, the_last_bit_of_a_weight])(folder, choose)
+    spoils += [in_weights(scale_a_matrix), in_weights(change_the_last_bit)]
+    return choose.choice(spoils)(folder, choose)
 
 
 SPOILS: list[Lie] = [a_setting, a_known_setting, a_setting_left_out]

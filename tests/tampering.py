@@ -13,8 +13,7 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,17 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config
 import growkit
 from growkit.base.errors import InputError
 from growkit.proof import modes
-from tests.conftest import randomise, save_model
+from tests.conftest import edit_json, edit_weights, randomise, save_model
 
 DEMO = Path(growkit.__file__).parent / "cli" / "demo" / "model"
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 EVIL = "open('ran', 'w')\nclass LlamaForCausalLM: pass\n"
+
+
+Spoil = Callable[[Path, random.Random], str]
+"""Tampers with a folder, and returns what a verdict must name."""
+
+ALL = ("llama", "diff", "bounded")
 
 
 @dataclass(frozen=True)
@@ -39,104 +44,106 @@ class Tampering:
     """One way to tamper with a folder.
 
     Attributes:
+        name: what it does.
         part: of the folder: weights, config, …
-        spoil: does it, and says what a verdict must name.
+        spoil: does it.
         pairs: names of the pairs that it is for.
         bare: whether it is seen without a manifest as well.
     """
 
+    name: str
     part: str
-    spoil: Callable[[Path, random.Random], str]
-    pairs: tuple[str, ...]
-    bare: bool
+    spoil: Spoil
+    pairs: tuple[str, ...] = ALL
+    bare: bool = True
 
 
-TAMPERINGS: list[Tampering] = []
-ALL = ("llama", "diff", "bounded")
+def in_weights(edit: Callable[[dict[str, torch.Tensor], random.Random], str]) -> Spoil:
+    def spoil(folder: Path, choose: random.Random) -> str:
+        with edit_weights(folder) as tensors:
+            return edit(tensors, choose)
+
+    return spoil
 
 
-def tampering(
-    part: str, *pairs: str, bare: bool = True
-) -> Callable[[Callable[[Path, random.Random], str]], Callable[[Path, random.Random], str]]:
-    def add(spoil: Callable[[Path, random.Random], str]) -> Callable[[Path, random.Random], str]:
-        TAMPERINGS.append(Tampering(part, spoil, pairs or ALL, bare))
-        return spoil
+def in_json(name: str, edit: Callable[[dict[str, Any], random.Random], Any], wanted: str) -> Spoil:
+    def spoil(folder: Path, choose: random.Random) -> str:
+        with edit_json(folder / name) as content:
+            edit(content, choose)
+        return wanted
 
-    return add
-
-
-@contextmanager
-def opened(file: Path) -> Iterator[dict[str, Any]]:
-    content = json.loads(file.read_text()) if file.exists() else {}
-    yield content
-    file.write_text(json.dumps(content))
+    return spoil
 
 
-@contextmanager
-def tensors(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
-    file = folder / "model.safetensors"
-    content = load_file(file)
-    yield content
-    save_file({name: each.contiguous() for name, each in content.items()}, file, {"format": "pt"})
+def setting(name: str, wanted: str, *choices: tuple[str, Any]) -> Spoil:
+    """Give a key in a JSON file another value."""
+
+    def spoil(folder: Path, choose: random.Random) -> str:
+        key, value = choose.choice(choices)
+        with edit_json(folder / name) as content:
+            assert content.get(key) != value
+            content[key] = value
+        return wanted or key
+
+    return spoil
 
 
-# Weights
+def added(*names: str, content: str = "x" * 64, wanted: str = "") -> Spoil:
+    """Add a file, or replace it."""
+
+    def spoil(folder: Path, choose: random.Random) -> str:
+        name = choose.choice(names)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+        return wanted or name
+
+    return spoil
 
 
-@tampering("weights")
-def a_matrix_scaled(folder: Path, choose: random.Random) -> str:
-    with tensors(folder) as content:
-        name = choose.choice([n for n, t in sorted(content.items()) if "mlp" in n and t.dim() > 1])
-        content[name] = content[name] * 1.01
+def of(tensors: dict[str, torch.Tensor], choose: random.Random, *parts: str) -> str:
+    """The name of a tensor that contains one of these."""
+    return choose.choice([name for name in sorted(tensors) if any(part in name for part in parts)])
+
+
+def scale_a_matrix(tensors: dict[str, torch.Tensor], choose: random.Random) -> str:
+    name = choose.choice([n for n, t in sorted(tensors.items()) if "mlp" in n and t.dim() > 1])
+    tensors[name] *= 1.01
     return name.split(".mlp")[0]
 
 
-@tampering("weights", bare=False)
-def the_last_bit_of_a_weight(folder: Path, choose: random.Random) -> str:
-    with tensors(folder) as content:
-        name = choose.choice(
-            [n for n in sorted(content) if "lambda" not in n and "shared" not in n]
-        )
-        name = "model.embed_tokens.weight" if "_proj" in name and "mlp" not in name else name
-        flat = content[name].flatten()
-        flat[choose.randrange(len(flat))] *= 1 + 2**-22
-        content[name] = flat.view_as(content[name])
+def change_the_last_bit(tensors: dict[str, torch.Tensor], choose: random.Random) -> str:
+    name = of(tensors, choose, "mlp", "norm", "embed", "lm_head")
+    flat = tensors[name].view(-1)
+    flat[choose.randrange(len(flat))] *= 1 + 2**-22
     return name
 
 
-@tampering("weights")
-def a_tensor_under_two_names(folder: Path, choose: random.Random) -> str:
-    with tensors(folder) as content:
-        name = choose.choice([n for n in sorted(content) if n.startswith("model.layers.")])
-        content[name.removeprefix("model.")] = content[name] * 2
+def store_a_tensor_twice(tensors: dict[str, torch.Tensor], choose: random.Random) -> str:
+    name = of(tensors, choose, "model.layers.")
+    tensors[name.removeprefix("model.")] = tensors[name] * 2
     return name.removeprefix("model.")
 
 
-@tampering("weights")
-def a_tensor_that_nothing_reads(folder: Path, choose: random.Random) -> str:
+def add_a_tensor(tensors: dict[str, torch.Tensor], choose: random.Random) -> str:
     name = choose.choice(["extra.weight", "model.layers.0.mlp.gate.e_score_correction_bias"])
-    with tensors(folder) as content:
-        content[name] = torch.ones(4)
+    tensors[name] = torch.ones(4)
     return name
 
 
-@tampering("buffers", "experts")
-def a_bias_of_experts(folder: Path, choose: random.Random) -> str:
-    with tensors(folder) as content:
-        name = choose.choice([n for n in sorted(content) if "e_score_correction_bias" in n])
-        content[name] = content[name] + torch.linspace(-4, 4, len(content[name]))
-    return "e_score_correction_bias"
+BIAS = "e_score_correction_bias"
 
 
-@tampering("buffers", "experts")
-def a_bias_of_experts_is_missing(folder: Path, choose: random.Random) -> str:
-    with tensors(folder) as content:
-        name = choose.choice([n for n in sorted(content) if "e_score_correction_bias" in n])
-        del content[name]
+def change_a_bias(tensors: dict[str, torch.Tensor], choose: random.Random) -> str:
+    bias = tensors[of(tensors, choose, BIAS)]
+    bias += torch.linspace(-4, 4, len(bias))
+    return BIAS
+
+
+def remove_a_bias(tensors: dict[str, torch.Tensor], choose: random.Random) -> str:
+    name = of(tensors, choose, BIAS)
+    del tensors[name]
     return name
 
-
-# Config
 
 SETTINGS: list[tuple[str, Any]] = [
     ("max_position_embeddings", 32),
@@ -149,117 +156,54 @@ SETTINGS: list[tuple[str, Any]] = [
     ("pad_token_id", 4),
     ("dtype", "float16"),
     ("rms_norm_eps", 0.1),
-    ("hidden_act", "gelu"),
     ("fusion_config", {"patch_embeddings": True}),
     ("quantization_config", {"quant_method": "fp8"}),
-    ("configuration_files", ["config.4.0.0.json"]),
     ("attn_implementation", "nobody/kernel"),
     ("_attn_implementation", "nobody/kernel@main:name"),
     ("experts_implementation", "nobody/kernel"),
     ("auto_map", {"AutoModelForCausalLM": "modeling_evil.LlamaForCausalLM"}),
     ("auto_map", {"AutoConfig": "nobody/repo--configuration_evil.Config"}),
-    ("num_hidden_layers", 10**9),
-    ("model_type", "mixtral"),
     ("architectures", ["EvilForCausalLM"]),
 ]
 
 
-@tampering("config", "llama", "diff")
-def a_setting(folder: Path, choose: random.Random) -> str:
-    key, value = choose.choice(SETTINGS)
-    with opened(folder / "config.json") as config:
-        config[key] = value
-    if key == "configuration_files":
-        shutil.copy(folder / "config.json", folder / "config.4.0.0.json")
-    # What model a type stands for decides on what is missed first.
-    return {"model_type": "", "num_hidden_layers": "layers", "hidden_act": ""}.get(key, key)
+def name_another_config(folder: Path, choose: random.Random) -> str:
+    with edit_json(folder / "config.json") as config:
+        config["configuration_files"] = ["config.4.0.0.json"]
+    shutil.copy(folder / "config.json", folder / "config.4.0.0.json")
+    return "configuration_files"
 
 
-@tampering("config", "llama", "diff")
-def other_weights_by_name(folder: Path, choose: random.Random) -> str:
+def name_other_weights(folder: Path, choose: random.Random) -> str:
     name = choose.choice(["model.other.safetensors", "consolidated.safetensors"])
-    content = load_file(folder / "model.safetensors")
-    save_file({n: t * 2 for n, t in content.items()}, folder / name, {"format": "pt"})
-    with opened(folder / "config.json") as config:
+    add_weights(folder, name)
+    with edit_json(folder / "config.json") as config:
         config["transformers_weights"] = name
     return "transformers_weights"
 
 
-# Tokenizer and generation
+def add_weights(folder: Path, name: str) -> str:
+    content = load_file(folder / "model.safetensors")
+    save_file({n: t * 2 for n, t in content.items()}, folder / name, {"format": "pt"})
+    return name
 
 
-@tampering("tokenizer", "llama")
-def two_tokens_swapped(folder: Path, choose: random.Random) -> str:
-    with opened(folder / "tokenizer.json") as tokenizer:
-        ids = tokenizer["model"]["vocab"]
-        one, other = choose.sample([t for t in sorted(ids) if len(t) == 1 and t.isalpha()], 2)
-        ids[one], ids[other] = ids[other], ids[one]
-    return "token"
+def swap_two_tokens(tokenizer: dict[str, Any], choose: random.Random) -> None:
+    ids = tokenizer["model"]["vocab"]
+    one, other = choose.sample([t for t in sorted(ids) if len(t) == 1 and t.isalpha()], 2)
+    ids[one], ids[other] = ids[other], ids[one]
 
 
-@tampering("tokenizer", "llama")
-def a_step_of_the_tokenizer(folder: Path, choose: random.Random) -> str:
-    with opened(folder / "tokenizer.json") as tokenizer:
-        tokenizer["normalizer"] = {"type": choose.choice(["Lowercase", "NFKD"])}
-    return "tokenizer"
-
-
-@tampering("tokenizer", "llama")
-def a_setting_of_the_tokenizer(folder: Path, choose: random.Random) -> str:
-    key, value = choose.choice(
-        [
-            ("eos_token", "b"),
-            ("bos_token", "b"),
-            ("pad_token", "c"),
-            ("chat_template", "{{ messages }}"),
-            ("model_max_length", 7),
-            ("padding_side", "left"),
-            ("clean_up_tokenization_spaces", True),
-            ("additional_special_tokens", ["e"]),
-        ]
-    )
-    with opened(folder / "tokenizer_config.json") as config:
-        assert config.get(key) != value
-        config[key] = value
-    return "token"
-
-
-@tampering("tokenizer", "llama")
-def a_file_of_the_tokenizer(folder: Path, choose: random.Random) -> str:
-    name, content = choose.choice(
-        [
-            ("chat_template.jinja", "{{ messages }}"),
-            ("added_tokens.json", '{"<evil>": 3}'),
-            ("special_tokens_map.json", '{"eos_token": "b"}'),
-            ("additional_chat_templates/evil.jinja", "{{ messages }}"),
-        ]
-    )
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text(content)
-    return "" if name in ("added_tokens.json", "special_tokens_map.json") else "template"
-
-
-@tampering("tokenizer", "llama")
-def another_version_of_the_tokenizer(folder: Path, choose: random.Random) -> str:
-    with opened(folder / "tokenizer.json") as tokenizer:
-        content = json.loads(json.dumps(tokenizer))
+def name_another_tokenizer(folder: Path, choose: random.Random) -> str:
+    content = json.loads((folder / "tokenizer.json").read_text())
     content["normalizer"] = {"type": "Lowercase"}
     (folder / "tokenizer.4.0.0.json").write_text(json.dumps(content))
-    with opened(folder / "tokenizer_config.json") as config:
+    with edit_json(folder / "tokenizer_config.json") as config:
         config["fast_tokenizer_files"] = ["tokenizer.4.0.0.json"]
     return "tokenizer"
 
 
-@tampering("tokenizer", "llama")
-def a_tokenizer_that_names_a_file(folder: Path, choose: random.Random) -> str:
-    key = choose.choice(["vocab", "merges", "merges_file"])
-    with opened(folder / "tokenizer_config.json") as config:
-        config[key] = "/dev/zero"
-    return key
-
-
-@tampering("tokenizer", "llama", "diff", bare=False)
-def a_tokenizer_is_added_or_removed(folder: Path, choose: random.Random) -> str:
+def add_or_remove_a_tokenizer(folder: Path, choose: random.Random) -> str:
     if (folder / "tokenizer.json").exists():
         (folder / "tokenizer.json").unlink()
     else:
@@ -267,77 +211,34 @@ def a_tokenizer_is_added_or_removed(folder: Path, choose: random.Random) -> str:
     return "tokenizer.json"
 
 
-@tampering("generation")
-def a_setting_of_generation(folder: Path, choose: random.Random) -> str:
-    key, value = choose.choice(
-        [
-            ("eos_token_id", 3),
-            ("do_sample", True),
-            ("temperature", 0.1),
-            ("repetition_penalty", 2.0),
-            ("max_new_tokens", 2),
-            ("suppress_tokens", [1, 2]),
-            ("forced_eos_token_id", 4),
-        ]
-    )
-    with opened(folder / "generation_config.json") as config:
-        config[key] = value
-    return "generation"
-
-
-@tampering("generation", "llama")
-def no_settings_of_generation(folder: Path, choose: random.Random) -> str:
+def remove_generation(folder: Path, choose: random.Random) -> str:
     (folder / "generation_config.json").unlink()
     return "generation"
 
 
-# Code
-
-
-@tampering("code")
-def code_of_a_model(folder: Path, choose: random.Random) -> str:
+def add_code_of_a_model(folder: Path, choose: random.Random) -> str:
     (folder / "modeling_evil.py").write_text(EVIL)
-    with opened(folder / "config.json") as config:
+    with edit_json(folder / "config.json") as config:
         config["auto_map"] = {"AutoModelForCausalLM": "modeling_evil.LlamaForCausalLM"}
     return "modeling_evil.py" if (folder / "growkit.json").exists() else "auto_map"
 
 
-@tampering("code")
-def code_of_a_tokenizer(folder: Path, choose: random.Random) -> str:
+def add_code_of_a_tokenizer(folder: Path, choose: random.Random) -> str:
     (folder / "tokenization_evil.py").write_text(EVIL)
     name = choose.choice(["tokenizer_config.json", "processor_config.json"])
-    with opened(folder / name) as config:
+    with edit_json(folder / name) as config:
         config["auto_map"] = {"AutoTokenizer": [None, "tokenization_evil.LlamaForCausalLM"]}
     return name
 
 
-@tampering("code")
-def code_that_generates(folder: Path, choose: random.Random) -> str:
-    (folder / "custom_generate").mkdir()
-    (folder / "custom_generate" / "generate.py").write_text(EVIL)
-    return "custom_generate/generate.py"
-
-
-@tampering("code")
-def code_that_nothing_names(folder: Path, choose: random.Random) -> str:
-    name = choose.choice(["modeling_llama.py", "handler.py", "sitecustomize.py"])
-    (folder / name).write_text(EVIL)
-    return name
-
-
-@tampering("code", "diff")
-def code_of_growkit_changed(folder: Path, choose: random.Random) -> str:
+def change_code_of_growkit(folder: Path, choose: random.Random) -> str:
     name = choose.choice(sorted(file.name for file in folder.glob("*.py")))
     with (folder / name).open("a") as stream:
         stream.write("\n# changed\n")
     return name
 
 
-# Links, adapters, shards, other weights
-
-
-@tampering("links")
-def a_link_out_of_the_folder(folder: Path, choose: random.Random) -> str:
+def link_out_of_the_folder(folder: Path, choose: random.Random) -> str:
     name = choose.choice(["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"])
     outside = folder.parent / f"outside-{name}"
     if (folder / name).exists():
@@ -346,61 +247,25 @@ def a_link_out_of_the_folder(folder: Path, choose: random.Random) -> str:
     return name
 
 
-@tampering("links")
-def a_pipe(folder: Path, choose: random.Random) -> str:
+def put_a_pipe(folder: Path, choose: random.Random) -> str:
     name = choose.choice(["tokenizer.model", "generation_config.json", "adapter_model.bin"])
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     return name
 
 
-@tampering("adapters")
-def an_adapter(folder: Path, choose: random.Random) -> str:
+def add_an_adapter(folder: Path, choose: random.Random) -> str:
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
     save_file({"a": torch.ones(2)}, folder / "adapter_model.safetensors", {"format": "pt"})
     return "adapter_config.json"
 
 
-@tampering("shards")
-def a_shard_of_a_distributed_checkpoint(folder: Path, choose: random.Random) -> str:
-    name = "shard-00000-model-00001-of-00001.safetensors"
-    content = load_file(folder / "model.safetensors")
-    save_file({n: t * 2 for n, t in content.items()}, folder / name, {"format": "pt"})
-    return name
-
-
-@tampering("shards")
-def other_weights_beside(folder: Path, choose: random.Random) -> str:
-    name = choose.choice(
-        [
-            *("model.fp16.safetensors", "consolidated.safetensors", "model-00002-of-2.safetensors"),
-            *("pytorch_model.bin", "model.gguf", "adapter_model.safetensors", "original/a.pth"),
-        ]
-    )
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_bytes(b"x" * 64)
-    return name
-
-
-@tampering("others")
-def what_nobody_reads(folder: Path, choose: random.Random) -> str:
-    name = choose.choice(["notes.txt", "training_args.bin", "onnx/model.onnx", "params.json"])
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_bytes(b"x" * 64)
-    return name
-
-
-# Manifests
-
-
-@tampering("manifest")
-def an_odd_manifest(folder: Path, choose: random.Random) -> str:
+def spoil_the_manifest(folder: Path, choose: random.Random) -> str:
     if not (folder / "growkit.json").exists():
         return "manifest"
-    with opened(folder / "growkit.json") as manifest:
-        place = choose.choice(
-            [manifest, manifest["recipe"], manifest["recipe"]["steps"][0], {"x": 0}]
-        )
+    with edit_json(folder / "growkit.json") as manifest:
+        recipe = manifest["recipe"]
+        place = choose.choice([manifest, recipe, recipe["steps"][0], {"x": 0}])
         key = choose.choice(sorted(place))
         place[key] = choose.choice([None, [], {}, -1, 1e308, "", "x" * 99, [[{}]], True, 10**30])
         if place is not manifest:
@@ -408,22 +273,95 @@ def an_odd_manifest(folder: Path, choose: random.Random) -> str:
     return ""
 
 
-@tampering("manifest", "llama", "diff", bare=False)
-def a_manifest_that_names_files(folder: Path, choose: random.Random) -> str:
-    with opened(folder / "growkit.json") as manifest:
-        step = {"convert": "shared-diff", "rank": choose.choice(["auto", "2"])}
-        step |= {"calibration": "/dev/zero"} | (
-            {"tolerance": "1"} if step["rank"] == "auto" else {}
-        )
-        manifest["recipe"]["steps"] = [step | choose.choice([{}, {"shrinkage": "0.5"}])]
-    return "recipe"
+def read_a_file(manifest: dict[str, Any], choose: random.Random) -> None:
+    step = {"convert": "shared-diff", "rank": choose.choice(["auto", "2"])}
+    step |= {"calibration": "/dev/zero"} | ({"tolerance": "1"} if step["rank"] == "auto" else {})
+    manifest["recipe"]["steps"] = [step | choose.choice([{}, {"shrinkage": "0.5"}])]
 
 
-@tampering("manifest", bare=False)
-def the_manifest_of_another(folder: Path, choose: random.Random) -> str:
-    with opened(folder / "growkit.json") as manifest:
-        manifest["recipe"]["steps"] = [{"grow": "hypercloning", "hidden": choose.choice(["x3", 7])}]
-    return ""
+def make_another(manifest: dict[str, Any], choose: random.Random) -> None:
+    manifest["recipe"]["steps"] = [{"grow": "hypercloning", "hidden": choose.choice(["x3", 7])}]
+
+
+LLAMA, TWO = ("llama",), ("llama", "diff")
+CONFIG, TOKENIZER, TOKENS = "config.json", "tokenizer.json", "tokenizer_config.json"
+# What model a type means decides on what is missed first, and so do layers.
+STRUCTURE = setting(CONFIG, "layers", ("num_hidden_layers", 10**9))
+OTHER_MODELS = [{"hidden_act": "gelu"}, {"model_type": "mixtral"}]
+ANYTHING = in_json(CONFIG, lambda c, choose: c.update(choose.choice(OTHER_MODELS)), "")
+TOKENIZER_SETTINGS: list[tuple[str, Any]] = [
+    ("eos_token", "b"),
+    ("bos_token", "b"),
+    ("pad_token", "c"),
+    ("chat_template", "{{ messages }}"),
+    ("model_max_length", 7),
+    ("padding_side", "left"),
+    ("clean_up_tokenization_spaces", True),
+    ("additional_special_tokens", ["e"]),
+]
+NAMED_FILES = [(key, "/dev/zero") for key in ("vocab", "merges", "merges_file")]
+GENERATION = setting(
+    "generation_config.json",
+    "generation",
+    ("eos_token_id", 3),
+    ("do_sample", True),
+    ("temperature", 0.1),
+    ("repetition_penalty", 2.0),
+    ("max_new_tokens", 2),
+    ("suppress_tokens", [1, 2]),
+    ("forced_eos_token_id", 4),
+)
+STEPS = [("normalizer", {"type": kind}) for kind in ("Lowercase", "NFKD")]
+TEMPLATE = ("chat_template.jinja", "additional_chat_templates/evil.jinja")
+OF_TOKENIZERS = {
+    "two tokens": in_json(TOKENIZER, swap_two_tokens, "token"),
+    "a step": setting(TOKENIZER, "tokenizer", *STEPS),
+    "a setting": setting(TOKENS, "token", *TOKENIZER_SETTINGS),
+    "a template": added(*TEMPLATE, content="{{ messages }}", wanted="template"),
+    "a token": added("added_tokens.json", content='{"<evil>": 3}', wanted="token"),
+    "eos": added("special_tokens_map.json", content='{"eos_token": "b"}', wanted="token"),
+    "another version": name_another_tokenizer,
+    "a file": setting(TOKENS, "", *NAMED_FILES),
+}
+OTHER_WEIGHTS = (
+    *("model.fp16.safetensors", "consolidated.safetensors", "model-00002-of-2.safetensors"),
+    *("pytorch_model.bin", "model.gguf", "adapter_model.safetensors", "original/a.pth"),
+)
+UNREAD = ("notes.txt", "training_args.bin", "onnx/model.onnx", "params.json")
+SHARD = "shard-00000-model-00001-of-00001.safetensors"
+CODE = ("modeling_llama.py", "handler.py", "sitecustomize.py")
+FILES = in_json("growkit.json", read_a_file, "recipe")
+TAMPERINGS = [
+    Tampering("a scaled matrix", "weights", in_weights(scale_a_matrix)),
+    Tampering("the last bit", "weights", in_weights(change_the_last_bit), bare=False),
+    Tampering("a tensor twice", "weights", in_weights(store_a_tensor_twice)),
+    Tampering("a tensor too many", "weights", in_weights(add_a_tensor)),
+    Tampering("a bias of experts", "buffers", in_weights(change_a_bias), ("experts",)),
+    Tampering("no bias of experts", "buffers", in_weights(remove_a_bias), ("experts",)),
+    Tampering("a setting", "config", setting(CONFIG, "", *SETTINGS), TWO),
+    Tampering("layers", "config", STRUCTURE, TWO),
+    Tampering("another model", "config", ANYTHING, TWO),
+    Tampering("another config", "config", name_another_config, TWO),
+    Tampering("other weights by name", "config", name_other_weights, TWO),
+    *(Tampering(name, "tokenizer", spoil, LLAMA) for name, spoil in OF_TOKENIZERS.items()),
+    Tampering("added or removed", "tokenizer", add_or_remove_a_tokenizer, TWO, bare=False),
+    Tampering("a setting", "generation", GENERATION),
+    Tampering("no settings", "generation", remove_generation, LLAMA),
+    Tampering("a model's", "code", add_code_of_a_model),
+    Tampering("a tokenizer's", "code", add_code_of_a_tokenizer),
+    Tampering("generates", "code", added("custom_generate/generate.py", content=EVIL)),
+    Tampering("not named", "code", added(*CODE, content=EVIL)),
+    Tampering("growkit's", "code", change_code_of_growkit, ("diff",)),
+    Tampering("a link", "links", link_out_of_the_folder),
+    Tampering("a pipe", "links", put_a_pipe),
+    Tampering("an adapter", "adapters", add_an_adapter),
+    Tampering("distributed", "shards", lambda folder, choose: add_weights(folder, SHARD)),
+    Tampering("other weights", "shards", added(*OTHER_WEIGHTS)),
+    Tampering("a file that nothing reads", "rest", added(*UNREAD)),
+    Tampering("odd values", "manifest", spoil_the_manifest),
+    Tampering("files", "manifest", FILES, TWO, bare=False),
+    Tampering("another", "manifest", in_json("growkit.json", make_another, ""), bare=False),
+]
 
 
 # The study
@@ -432,7 +370,7 @@ def the_manifest_of_another(folder: Path, choose: random.Random) -> str:
 def add_tokenizer(folder: Path) -> None:
     """A tokenizer of 256 bytes, and settings of generation."""
     shutil.copy(DEMO / "tokenizer.json", folder)
-    with opened(folder / "tokenizer.json") as tokenizer:
+    with edit_json(folder / "tokenizer.json") as tokenizer:
         keep = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])[:256]
         tokenizer["model"]["vocab"] = dict(keep)
         tokenizer["model"]["merges"] = []
@@ -545,7 +483,7 @@ def main() -> int:
             shutil.rmtree(scratch)
             if what:
                 wrong += 1
-                print(number, case[0].spoil.__name__, case[1:], what)  # noqa: T201
+                print(number, case[0].part, case[0].name, case[1:], what)  # noqa: T201
     print(f"{asked.count - wrong} of {asked.count} right")  # noqa: T201
     return 1 if wrong else 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
@@ -18,7 +17,7 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.cli.app import app
-from tests.conftest import save_model
+from tests.conftest import edit_json, save_model
 
 DEMO = Path(growkit.__file__).parent / "cli" / "demo" / "model"
 MODULES = (
@@ -68,30 +67,17 @@ AUTO_MAP = {
 
 
 def change(file: Path, **values: Any) -> None:
-    content = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(content | values))
+    with edit_json(file) as content:
+        content.update(values)
 
 
-def nothing(folder: Path, song: Path) -> None:
-    """Only what lies there."""
-
-
-def auto_map(folder: Path, song: Path) -> None:
-    change(folder / "config.json", auto_map=AUTO_MAP)
+Place = Callable[[Path, Path], Any]
 
 
 def auto_map_everywhere(folder: Path, song: Path) -> None:
     for name in ("config", "tokenizer_config", "generation_config", "processor_config"):
         change(folder / f"{name}.json", auto_map=AUTO_MAP)
     change(folder / "preprocessor_config.json", auto_map=AUTO_MAP)
-
-
-def a_type_that_nobody_knows(folder: Path, song: Path) -> None:
-    change(folder / "config.json", auto_map=AUTO_MAP, model_type="canary")
-
-
-def tokenizer_class(folder: Path, song: Path) -> None:
-    change(folder / "tokenizer_config.json", auto_map=AUTO_MAP, tokenizer_class="Tokenizer")
 
 
 def templates(folder: Path, song: Path) -> None:
@@ -102,39 +88,41 @@ def templates(folder: Path, song: Path) -> None:
     change(folder / "tokenizer_config.json", chat_template=escape)
 
 
-def kernels(folder: Path, song: Path) -> None:
-    change(folder / "config.json", attn_implementation="canary/kernel")
-
-
-def kernels_below(folder: Path, song: Path) -> None:
-    below = {"model_type": "llama", "_attn_implementation": "canary/kernel"}
-    change(folder / "config.json", text_config=below, use_kernels=True)
-
-
-def custom_generation(folder: Path, song: Path) -> None:
-    change(folder / "generation_config.json", custom_generate="custom_generate", max_new_tokens=3)
-
-
-def a_pickle_of_weights(folder: Path, song: Path) -> None:
+def pickled_weights(folder: Path, song: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"model.norm.weight": Canary(song)}, folder / "pytorch_model.bin")
 
 
-def a_legacy_pickle_of_weights(folder: Path, song: Path) -> None:
+def legacy_weights(folder: Path, song: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Canary(song)))
 
 
-def an_adapter(folder: Path, song: Path) -> None:
-    content = {"peft_type": "LORA", "auto_mapping": {"base_model_class": "canary.Model"}}
-    change(folder / "adapter_config.json", **content)
+def setting(file: str = "config.json", **values: Any) -> Place:
+    return lambda folder, song: change(folder / file, **values)
 
 
-PLACES: list[Callable[[Path, Path], None]] = [
-    *(nothing, auto_map, auto_map_everywhere, a_type_that_nobody_knows, tokenizer_class),
-    *(templates, kernels, kernels_below, custom_generation),
-    *(a_pickle_of_weights, a_legacy_pickle_of_weights, an_adapter),
-]
+BELOW = {"model_type": "llama", "_attn_implementation": "canary/kernel"}
+PLACES: dict[str, Place] = {
+    "nothing names it": lambda folder, song: None,
+    "auto_map": setting(auto_map=AUTO_MAP),
+    "auto_map everywhere": auto_map_everywhere,
+    "unknown type": setting(auto_map=AUTO_MAP, model_type="canary"),
+    "tokenizer": setting("tokenizer_config.json", auto_map=AUTO_MAP, tokenizer_class="Tokenizer"),
+    "templates": templates,
+    "kernels": setting(attn_implementation="canary/kernel"),
+    "kernels below": setting(text_config=BELOW, use_kernels=True),
+    "generation": setting(
+        "generation_config.json", custom_generate="custom_generate", max_new_tokens=3
+    ),
+    "pickle": pickled_weights,
+    "legacy pickle": legacy_weights,
+    "adapter": setting(
+        "adapter_config.json",
+        peft_type="LORA",
+        auto_mapping={"base_model_class": "canary.Model"},
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -182,25 +170,21 @@ def run(line: str, source: Path, tmp_path: Path) -> int:
 
 @pytest.mark.parametrize(
     ("place", "command"),
-    [(place, "grow") for place in PLACES] + [(auto_map_everywhere, name) for name in SOME],
+    [(place, "grow") for place in PLACES] + [("auto_map everywhere", name) for name in SOME],
 )
-def test_no_command_runs_it(
-    place: Callable[[Path, Path], None], command: str, source: Path, tmp_path: Path
-) -> None:
+def test_no_command_runs_it(place: str, command: str, source: Path, tmp_path: Path) -> None:
     if "CLEAN" in COMMANDS[command]:
         shutil.copytree(source, tmp_path / "clean")
-    place(source, tmp_path / "song")
+    PLACES[place](source, tmp_path / "song")
     run(COMMANDS[command], source, tmp_path)
     assert songs(tmp_path) == []
     assert "canary" not in sys.modules
 
 
 @pytest.mark.usage
-@pytest.mark.parametrize("place", [auto_map_everywhere, custom_generation])
-def test_whole_models_run_nothing_either(
-    place: Callable[[Path, Path], None], source: Path, tmp_path: Path
-) -> None:
-    place(source, tmp_path / "song")
+@pytest.mark.parametrize("place", ["auto_map everywhere", "generation"])
+def test_whole_models_run_nothing_either(place: str, source: Path, tmp_path: Path) -> None:
+    PLACES[place](source, tmp_path / "song")
     assert run(COMMANDS["grow"], source, tmp_path) == 0
     assert songs(tmp_path) == []
 
@@ -215,15 +199,13 @@ def test_a_process_that_starts_in_the_folder(source: Path, tmp_path: Path) -> No
     assert songs(tmp_path) == []
 
 
-@pytest.mark.parametrize("place", [auto_map, templates])
-def test_the_canaries_sing(
-    place: Callable[[Path, Path], None], source: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("place", ["auto_map", "templates"])
+def test_the_canaries_sing(place: str, source: Path, tmp_path: Path) -> None:
     """The control: whoever trusts the folder runs what lies there."""
     from transformers import AutoConfig
 
-    place(source, tmp_path / "song")
-    if place is auto_map:
+    PLACES[place](source, tmp_path / "song")
+    if place == "auto_map":
         with pytest.raises(AttributeError):  # it is no config
             AutoConfig.from_pretrained(source, trust_remote_code=True)
     else:
@@ -232,7 +214,7 @@ def test_the_canaries_sing(
 
 
 def test_the_code_of_a_source_is_named(source: Path, tmp_path: Path) -> None:
-    auto_map(source, tmp_path / "song")
+    PLACES["auto_map"](source, tmp_path / "song")
     settings = growkit.Settings(prompts=1, length=12)
     result = growkit.grow(source, tmp_path / "out", hidden="x2", verify=settings)
     assert result["kept"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from pathlib import Path
 from typing import Any
@@ -83,37 +82,6 @@ def test_an_exit_code_at_its_limit(place: Path) -> None:
         assert done.exit_code == code
         assert ("not as asked" in done.stdout) is bool(code)
         assert ("next: choose options that lose less" in done.stdout) is bool(code)
-
-
-# What is named so is a limit; where two limits are compared, or one with a constant, none decides.
-LIMITS = {"tolerance", "max_kl", "limit", "native_tolerance"}
-
-
-def decisions(code: str) -> list[int]:
-    """Lines in which a distance is compared with a limit by an operator."""
-    found = []
-    for node in ast.walk(ast.parse(code)):
-        ordered = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-        if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ordered):
-            continue
-        sides = [
-            {getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(side)} & LIMITS
-            for side in (node.left, *node.comparators)
-            if not isinstance(side, ast.Constant)
-        ]
-        if any(sides) and not all(sides):
-            found.append(node.lineno)
-    return found
-
-
-def test_no_other_place_decides() -> None:
-    assert decisions("kept = found <= tolerance * scale") == [1]
-    assert decisions("kept = not self.limit < found") == [1]
-    assert not decisions("0 < max_kl < 1e300 or tolerance < strict.tolerance")
-    package = Path(growkit.__file__).parent
-    files = [*package.rglob("*.py"), *(package.parent / "benchmarks").rglob("*.py")]
-    others = {str(file): decisions(file.read_text()) for file in files if file.name != "limits.py"}
-    assert {file: lines for file, lines in others.items() if lines} == {}
 
 
 def distance_of(source: torch.Tensor, target: torch.Tensor) -> Distance:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 from transformers import GemmaConfig, GPT2Config, MixtralConfig, PreTrainedConfig, Qwen3Config
 
 import growkit
@@ -21,7 +18,8 @@ from growkit.families.family import families
 from growkit.proof.comparison import _asked
 from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
 from growkit.recipe import operations
-from tests.conftest import save_model, save_random, seeded
+from growkit.results.proof import VerifyResult
+from tests.conftest import edit_json, edit_weights, save_model, save_random, seeded
 from tests.test_odd_sizes import ByHand
 
 QUICK = {"prompts": 1, "length": 12}
@@ -81,13 +79,15 @@ KINDS: dict[str, tuple[PreTrainedConfig, str, dict[str, str]]] = {
 }
 
 
-def spoil(folder: Path, name: str, factor: float) -> Callable[[], None]:
-    """Multiply a tensor of a folder; returns what undoes that."""
-    file = folder / "model.safetensors"
-    before, tensors = file.read_bytes(), load_file(file)
-    tensors[name] = (tensors[name] * factor).contiguous()
-    save_file(tensors, file, {"format": "pt"})
-    return lambda: (file.write_bytes(before), None)[1]
+def verified(source: Path, out: Path, name: str) -> VerifyResult:
+    """The verdict on a folder in which a tensor is multiplied by 1.5, for as long."""
+    file = out / "model.safetensors"
+    before = file.read_bytes()
+    with edit_weights(out) as tensors:
+        tensors[name] *= 1.5
+    result = growkit.verify(source, out, **QUICK)
+    file.write_bytes(before)
+    return result
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,9 +97,7 @@ def test_components_of_every_family(kind: str, tmp_path: Path) -> None:
     growkit.grow(source, out, hidden=factor, verify=False)
     assert growkit.verify(source, out, **QUICK)["fault"] is None
     for name in seeded(kind).sample(sorted(components), 2):
-        undo = spoil(out, name, 1.5)
-        fault = growkit.verify(source, out, **QUICK)["fault"]
-        undo()
+        fault = verified(source, out, name)["fault"]
         assert fault is not None
         layer = 1 if ".1." in name else None
         found = (fault["layer"], fault["component"], fault["tensor"])
@@ -129,9 +127,7 @@ def test_what_logits_say_of_uneven_copies_and_zeros(
     monkeypatch.setattr(operations, "operations", lambda verb: known)
     growkit.grow(source, out, method="by-hand", symmetry="break", verify=False)
     for name, component in (("self_attn.k_proj", "k_proj"), ("mlp.up_proj", "mlp")):
-        undo = spoil(out, f"model.layers.1.{name}.weight", 1.5)
-        result = growkit.verify(source, out, **QUICK)
-        undo()
+        result = verified(source, out, f"model.layers.1.{name}.weight")
         fault = result["fault"]
         assert result["first_differing_layer"] == 1
         assert fault is not None
@@ -194,10 +190,8 @@ def test_a_manifest_that_says_other_sizes(recipe: dict[str, str], tmp_path: Path
     """What is not of the shapes that the plan makes is lost, not looked for."""
     source = save_model(tmp_path / "source", "llama")
     growkit.grow(source, tmp_path / "out", hidden="x2", verify=False)
-    file = tmp_path / "out" / "growkit.json"
-    manifest = json.loads(file.read_text())
-    step = {"grow": "hypercloning", "symmetry": "keep", **recipe}
-    file.write_text(json.dumps(manifest | {"recipe": manifest["recipe"] | {"steps": [step]}}))
+    with edit_json(tmp_path / "out" / "growkit.json") as manifest:
+        manifest["recipe"]["steps"] = [{"grow": "hypercloning", "symmetry": "keep", **recipe}]
     result = growkit.verify(source, tmp_path / "out", prompts=1, length=12)
     assert not result["kept"]
     assert result["first_lost_tensor"]

@@ -8,6 +8,7 @@ import pytest
 
 from growkit.proof.folder import FolderDifferences
 from tests import manifests
+from tests.conftest import edit_json
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def test_the_study_sees_a_verdict_that_is_blind(
     monkeypatch.setattr("growkit.proof.verdict.compare_folders", lambda *_: FolderDifferences())
 
     def another_window(pair: manifests.Pair, folder: Path, choose: object) -> str:
-        with manifests.opened(folder / "config.json") as config:
+        with edit_json(folder / "config.json") as config:
             config["sliding_window"] = 40
         return "sliding_window"
 

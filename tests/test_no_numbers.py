@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING
 
 import growkit
 from growkit.engine.metrics import Distance
 from growkit.results.proof import VerifyResult
-from tests.conftest import save_random
+from tests.conftest import edit_weights, save_random
 
 QUICK = growkit.Settings(prompts=2, length=24)
 NO_NAMES = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -22,13 +21,6 @@ NO_NAMES = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 def saved(folder: Path, kind: str, dtype: torch.dtype, seed: int = 0, **config: object) -> Path:
     made = CONFIG_MAPPING[kind](**{"vocab_size": 29, "num_hidden_layers": 2, **NO_NAMES, **config})
     return save_random(folder, made, seed, dtype)
-
-
-def spoil(folder: Path, name: str) -> None:
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    tensors[name][0] *= 1.5
-    save_file(tensors, file, {"format": "pt"})
 
 
 def verified(source: Path, out: Path) -> VerifyResult:
@@ -55,7 +47,8 @@ class TestPadding:
         assert others[0]["native_tolerance"] is not None
 
     def test_hides_no_fault(self, bloom: Path) -> None:
-        spoil(bloom / "out", "transformer.h.1.mlp.dense_4h_to_h.weight")
+        with edit_weights(bloom / "out") as tensors:
+            tensors["transformer.h.1.mlp.dense_4h_to_h.weight"][0] *= 1.5
         assert not verified(bloom / "source", bloom / "out")["kept"]
 
     def test_with_a_window_is_no_fault_either(self, tmp_path: Path) -> None:
@@ -92,7 +85,8 @@ def test_float64_leaves_as_much_room_as_the_strict_comparison(tmp_path: Path, se
     found = verified(source, out)
     assert found["kept"]
     assert found["native"]["tolerance"] >= found["strict_float64"]["tolerance"]
-    spoil(out, "model.decoder.layers.1.fc2.weight")
+    with edit_weights(out) as tensors:
+        tensors["model.decoder.layers.1.fc2.weight"][0] *= 1.5
     assert not verified(source, out)["kept"]
 
 

@@ -20,7 +20,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{c[0].spoil.__name__}-{c[1]}-{c[2]}" for c in CASES])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0].part}-{c[0].name}-{c[1]}-{c[2]}")
 @pytest.mark.sampled(10)
 def test_a_difference_is_named(
     case: tuple[tampering.Tampering, str, bool, int], pairs: Path, tmp_path: Path
@@ -37,7 +37,7 @@ def test_untouched_folders(pair: str, keeps: bool, pairs: Path, tmp_path: Path) 
     def untouched(folder: Path, choose: object) -> str:
         return "nothing"
 
-    case = tampering.Tampering("none", untouched, (pair,), True), pair, keeps, 0
+    case = tampering.Tampering("nothing", "none", untouched), pair, keeps, 0
     wrong = tampering.tried(case, pairs, tmp_path)
     assert (wrong or "").startswith("kept") is (keeps or pair != "bounded"), wrong
     if pair == "llama" and keeps:
@@ -50,6 +50,6 @@ def test_the_study_sees_a_verdict_that_is_blind(
 ) -> None:
     """The control of the study: a proof that compares nothing but logits does not pass it."""
     monkeypatch.setattr("growkit.proof.verdict.compare_folders", lambda *_: FolderDifferences())
-    spoil = tampering.what_nobody_reads
-    case = tampering.Tampering("others", spoil, ("llama",), True), "llama", True, 0
+    spoil = tampering.added("notes.txt")
+    case = tampering.Tampering("a file", "rest", spoil), "llama", True, 0
     assert (tampering.tried(case, pairs, tmp_path) or "").startswith("kept")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import AutoTokenizer
 
 import growkit
 from growkit.checkpoint.folder import Folder
@@ -18,9 +17,8 @@ from growkit.engine.loader import loading
 from growkit.engine.prompts import load_tokenizer
 from growkit.proof import companions
 from growkit.proof.folder import compare_with_source
-from tests.conftest import save_model
+from tests.conftest import edit_json, save_model
 from tests.test_calibration import with_tokenizer
-from tests.test_peers import GROWN, SIZES, hyperclone, save
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 Make = Callable[..., Path]
@@ -42,9 +40,8 @@ def target(source: Path, tmp_path: Path) -> Path:
 
 
 def change(folder: Path, name: str = "config.json", **values: Any) -> None:
-    file = folder / name
-    content = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(content | values))
+    with edit_json(folder / name) as content:
+        content.update(values)
 
 
 def found(source: Path, target: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -120,38 +117,6 @@ def test_a_window_of_attention(make: Make, tmp_path: Path) -> None:
     assert "sliding_window in config.json is not what it is in the source" in result["reason"]
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("generation_config.json", {"eos_token_id": 3}),
-        ("generation_config.json", {"temperature": 0.3}),
-        ("tokenizer_config.json", {"eos_token": "e"}),
-        ("tokenizer_config.json", {"chat_template": "{{ messages }}"}),
-        ("tokenizer_config.json", {"model_max_length": 7}),
-        ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}),
-    ],
-)
-def test_other_ids_and_other_sampling(
-    name: str, values: dict[str, Any], source: Path, target: Path
-) -> None:
-    assert found(source, target) == ((), ())
-    change(target, name, **values)
-    ((changed,), named) = found(source, target)
-    assert all(name in said and "not every byte" in said for said in named)
-    assert changed.endswith("in the generation settings") or changed.startswith("the tokenizer (")
-
-
-def test_code_that_was_added(source: Path, target: Path) -> None:
-    (target / "modeling_evil.py").write_text("")
-    result = growkit.verify(source, target, **QUICK)
-    assert result["unknown_files"] == ["modeling_evil.py"]
-    assert "modeling_evil.py" in result["reason"]
-    change(target, auto_map={"AutoModelForCausalLM": "modeling_evil.Model"})
-    result = growkit.verify(source, target, **QUICK)
-    assert not result["kept"]
-    assert "modeling_evil.py" in result["changed"]
-
-
 @pytest.mark.parametrize("to", ["diff-v2", "llama"])
 def test_conversions_are_no_false_alarms(to: str, make: Make, tmp_path: Path) -> None:
     source = make("mistral" if to == "llama" else "llama", vocab_size=256)
@@ -172,42 +137,10 @@ def test_a_differential_model_of_another_layout(make: Make, tmp_path: Path) -> N
     assert result["kept"], result["reason"]
 
 
-def test_what_others_grow_may_have_other_sizes(tmp_path: Path) -> None:
-    source = save(tmp_path / "llama", LlamaConfig(**SIZES))
-    grown = hyperclone(source, tmp_path / "grown", LlamaConfig(**GROWN), {})
-    assert found(source, grown)[0] == ()
-
-
-def rewrite(file: Path, change_it: Callable[[dict[str, Any]], None]) -> None:
-    content = json.loads(file.read_text())
-    change_it(content)
-    file.write_text(json.dumps(content))
-
-
-def replace_dogs(tokenizer: dict[str, Any]) -> None:
-    replaced = {"type": "Replace", "pattern": {"String": "dog"}, "content": "cat"}
-    steps = [step for step in (tokenizer.get("normalizer"), replaced) if step]
-    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": steps}
-
-
-def cut(tokenizer: dict[str, Any]) -> None:
-    tokenizer["truncation"] = {
-        "direction": "Right",
-        "max_length": 3,
-        "strategy": "LongestFirst",
-        "stride": 0,
-    }
-
-
-def test_a_way_to_ids_that_no_probe_shows(source: Path, target: Path) -> None:
-    rewrite(target / "tokenizer.json", replace_dogs)
-    changed, _ = found(source, target)
-    assert changed == ("the tokenizer (the way from texts to ids)",)
-
-
 def test_what_only_others_do_with_a_tokenizer_is_named(source: Path, target: Path) -> None:
     """transformers cuts nothing unless it is told to; who reads the file by itself does."""
-    rewrite(target / "tokenizer.json", cut)
+    cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    change(target, "tokenizer.json", truncation=cut)
     (target / "tekken.json").write_text("{}")
     result = growkit.verify(source, target, **QUICK)
     assert result["kept"]
