@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from growkit.base.errors import InputError
 from growkit.engine.inside import Inside
 from growkit.engine.strict import strict_float64
 from growkit.sources import find, pair
-from tests.conftest import TOKENS, load_strict, randomise
+from tests.conftest import TOKENS, edit_json, edit_weights, load_strict, randomise
 
 QUICK = growkit.Settings(prompts=1, length=12)
 
@@ -111,10 +110,8 @@ def test_it_is_proved_alone(tmp_path: Path) -> None:
     (out / "growkit.json").unlink()
     verdict = growkit.verify(source, out, prompts=1, length=12)
     assert verdict["kept"]
-    file = out / "model.safetensors"
-    tensors = load_file(file)
-    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] += 0.5
-    save_file(tensors, file, {"format": "pt"})
+    with edit_weights(out) as tensors:
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 5] += 0.5
     assert not growkit.verify(source, out, prompts=1, length=12)["kept"]
 
 
@@ -165,9 +162,9 @@ def test_what_cannot_be_grown_is_refused(
     text: dict[str, Any], whole: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     source = save_whole(tmp_path / "source", "mistral3")
-    config = json.loads((source / "config.json").read_text()) | whole
-    config["text_config"] |= text
-    (source / "config.json").write_text(json.dumps(config))
+    with edit_json(source / "config.json") as config:
+        config.update(whole)
+        config["text_config"] |= text
     with pytest.raises(InputError, match=said):
         growkit.grow(source, tmp_path / "out", hidden="x2")
     assert not (tmp_path / "out").exists()

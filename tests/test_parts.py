@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -23,7 +22,7 @@ from growkit.engine.spool import Spool
 from growkit.planning.plan import Planned
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan_recipe
-from tests.conftest import seeded
+from tests.conftest import edit_weights, seeded
 
 Make = Callable[..., Path]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -44,9 +43,8 @@ def test_parts_are_all_rows_once(make: Make, small_parts: int) -> None:
 
 def test_a_number_that_is_none_is_found_in_the_part_that_is_read(make: Make) -> None:
     folder = make("llama")
-    weights = load_file(folder / "model.safetensors")
-    weights[HEAD][20, 3] = torch.nan
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with edit_weights(folder) as weights:
+        weights[HEAD][20, 3] = torch.nan
     checkpoint = Checkpoint(folder)
     for _ in range(2):  # what was seen to be finite does not speak for the rest
         checkpoint.read(HEAD, slice(21, 29))
@@ -99,11 +97,9 @@ def test_a_bit_in_any_part_is_missed(
 ) -> None:
     source = make("llama", vocab_size=99)
     growkit.grow(source, tmp_path / "out", hidden="x2", verify=None)
-    file = tmp_path / "out" / "model.safetensors"
-    weights = load_file(file)
-    value = weights[name][row, 5]
-    weights[name][row, 5] = torch.nextafter(value, value + 1)
-    save_file(weights, file, {"format": "pt"})
+    with edit_weights(tmp_path / "out") as weights:
+        value = weights[name][row, 5]
+        weights[name][row, 5] = torch.nextafter(value, value + 1)
     result = growkit.verify(source, tmp_path / "out", prompts=2, length=12, device="cpu")
     assert not result["kept"]
     assert result["first_lost_tensor"] == name
@@ -169,16 +165,10 @@ class TestInBlocks:
             hidden = torch.linspace(-1, 1, 2 * 3 * 6, dtype=torch.float64).view(2, 3, 6)
             hidden.requires_grad_()
             product = module(hidden) + module(2 * hidden)  # twice: gradients add up
-            product.square().sum().backward()
-            found.append([product, hidden.grad, *(p.grad for p in module.parameters())])
-        for one, other in zip(*found, strict=True):
-            assert torch.allclose(one, other, rtol=1e-14, atol=1e-14)
-
-    def test_other_uses_of_the_matrix(self, pair: tuple[nn.Linear, nn.Linear]) -> None:
-        found = []
-        for module in pair:
-            functional.linear(module.weight, module.weight).square().sum().backward()
-            found.append([torch.clone(module.weight), next(module.parameters()).grad])
+            other_use = functional.linear(module.weight, module.weight)
+            (product.square().sum() + other_use.square().sum()).backward()
+            gradients = [hidden.grad, *(p.grad for p in module.parameters())]
+            found.append([product, other_use, torch.clone(module.weight), *gradients])
         for one, other in zip(*found, strict=True):
             assert torch.allclose(one, other, rtol=1e-14, atol=1e-14)
 

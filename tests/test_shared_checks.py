@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
@@ -24,7 +23,7 @@ from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Plan, Planned
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
-from tests.conftest import save_model
+from tests.conftest import edit_weights, save_model
 from tests.sound_parts import DTYPES, HEAD_DIM, HEADS, SCOPES, check_sound_parts, compared, made
 from tests.test_mutations import swap
 
@@ -38,33 +37,26 @@ def test_sound_parts_raise_no_alarm(seed: int, tmp_path: Path) -> None:
     check_sound_parts(seed, tmp_path)
 
 
-def zero_a_row(name: str, tensors: dict[str, Tensor]) -> None:
-    tensors[name][2] = 0
+Tensors = dict[str, Tensor]
 
 
-def change_an_element(name: str, tensors: dict[str, Tensor]) -> None:
-    flat = tensors[name].view(-1)
+def change_an_element(tensor: Tensor) -> None:
+    flat = tensor.view(-1)
     flat[flat.abs().argmax()] *= 1.01
 
 
-def exchange_two_heads(name: str, tensors: dict[str, Tensor]) -> None:
-    swap(tensors[name], tensors[name].shape[0] // {BASE: 4, DOWN: 8, UP: 8}[name], 0, 1)
+def exchange(tensors: Tensors, *names: str) -> None:
+    """Exchange the parts of two heads."""
+    for name in names:
+        swap(tensors[name], tensors[name].shape[0] // {BASE: 4, DOWN: 8, UP: 8}[name], 0, 1)
 
 
-def exchange_two_updates(name: str, tensors: dict[str, Tensor]) -> None:
-    for each in (DOWN, UP):
-        exchange_two_heads(each, tensors)
-
-
-def drop_a_rank(name: str, tensors: dict[str, Tensor]) -> None:
-    tensors[UP][:, -1] = 0
-
-
-FAULTS = [
-    *[(fault, name) for fault in (zero_a_row, change_an_element) for name in (BASE, DOWN, UP)],
-    *[(exchange_two_heads, name) for name in (BASE, DOWN, UP)],
-    (exchange_two_updates, ""),
-    (drop_a_rank, ""),
+FAULTS: list[Callable[[Tensors], Any]] = [
+    *(lambda t, name=name: t[name][2].zero_() for name in (BASE, DOWN, UP)),
+    *(lambda t, name=name: change_an_element(t[name]) for name in (BASE, DOWN, UP)),
+    *(lambda t, name=name: exchange(t, name) for name in (BASE, DOWN, UP)),
+    lambda t: exchange(t, DOWN, UP),
+    lambda t: t[UP][:, -1].zero_(),
 ]
 
 
@@ -76,19 +68,18 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return made(folder, source, ConvertStep("shared-diff", {"rank": 2}))
 
 
-def spoiled(pair: Recipe, folder: Path, spoil: Callable[[dict[str, Tensor]], None]) -> Recipe:
+def spoiled(pair: Recipe, folder: Path, spoil: Callable[[Tensors], Any]) -> Recipe:
     """The same with a fault in its files."""
     target = shutil.copytree(pair.output, folder / "target")
-    tensors = load_file(target / "model.safetensors")
-    spoil(tensors)
-    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    with edit_weights(target) as tensors:
+        spoil(tensors)
     return replace(pair, output=str(target))
 
 
-@pytest.mark.parametrize(("fault", "name"), FAULTS)
-def test_faults_are_found(fault: Any, name: str, pair: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(fault: Callable[[Tensors], Any], pair: Recipe, tmp_path: Path) -> None:
     assert compared(pair).lost is None
-    assert compared(spoiled(pair, tmp_path, lambda tensors: fault(name, tensors))).lost == BASE
+    assert compared(spoiled(pair, tmp_path, fault)).lost == BASE
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -99,7 +90,7 @@ def test_a_base_that_fits_worse_updates_is_found(scope: str, pair: Recipe, tmp_p
     sound = made(tmp_path / "sound", Path(pair.source), *steps)
     weight = Checkpoint(pair.source).read(f"{MODULE}.weight").double()
 
-    def worse(tensors: dict[str, Tensor]) -> None:
+    def worse(tensors: Tensors) -> None:
         tensors[UP][:, -1] = 0
         base = Heads(4, 4, scope).best_base(weight, tensors[DOWN].double(), tensors[UP].double())
         tensors[BASE] = base.to(tensors[BASE].dtype)
@@ -112,15 +103,9 @@ def test_faults_are_found_through_later_steps(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "diffllama", 0, **HEADS)
     wider = GrowStep("group-diff", {"hidden": "x2"})
     recipe = made(tmp_path, source, wider, ConvertStep("shared-diff", {"rank": 2}), wider)
-
-    def disagree(tensors: dict[str, Tensor]) -> None:
-        tensors[UP][0] *= 2
-
-    assert compared(spoiled(recipe, tmp_path / "up", disagree)).lost == BASE
-    for name in (BASE, DOWN):
-        folder = tmp_path / name
-        found = compared(spoiled(recipe, folder, lambda t, name=name: t[name][0].mul_(2)))
-        assert found.lost == BASE
+    for name in (BASE, DOWN, UP):
+        wrong = spoiled(recipe, tmp_path / name, lambda t, name=name: t[name][0].mul_(2))
+        assert compared(wrong).lost == BASE
 
 
 def test_what_is_left_over_is_reported(pair: Recipe) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertLMHeadModel
 
 import growkit
@@ -17,7 +17,7 @@ from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.report.proof import glance
 from tests.architectures import save
-from tests.conftest import save_model
+from tests.conftest import edit_weights, save_model
 
 QUICK: dict[str, Any] = {"prompts": 2, "length": 12}
 Make = Callable[..., Path]
@@ -25,18 +25,13 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"return_dict_in_generate": True},
     {"penalty_alpha": 0.6, "top_k": 4},
     {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0},
-    {"stop_strings": ["a"]},
-    {"temperature": 0.5},
-    {"max_length": 3},
+    {"stop_strings": ["a"], "temperature": 0.5, "max_length": 3},
     {"forced_eos_token_id": 3, "forced_bos_token_id": 2},
-    {"cache_implementation": "static"},
-    {"prompt_lookup_num_tokens": 3},
-    {"guidance_scale": 2.0},
-    {"dola_layers": "low"},
+    {"cache_implementation": "static", "num_return_sequences": 3},
+    {"prompt_lookup_num_tokens": 3, "guidance_scale": 2.0},
+    {"dola_layers": "low", "eos_token_id": list(range(29))},
     {"constraints": [1], "force_words_ids": [[1]]},
     {"watermarking_config": {"greenlist_ratio": 0.25}},
-    {"num_return_sequences": 3},
-    {"eos_token_id": list(range(29))},
 )
 
 
@@ -58,13 +53,10 @@ def test_settings_of_generation_lose_no_growth(
 
 def test_buffers_in_files_are_what_is_compared(tmp_path: Path) -> None:
     source = save("deepseek_v3", tmp_path / "source")
-    target = tmp_path / "target"
-    target.mkdir()
-    tensors = load_file(source / "model.safetensors")
-    (name,) = [each for each in tensors if "e_score_correction_bias" in each][:1]
-    tensors[name] = torch.tensor([0.0, 50.0, 0.0, 0.0])
-    (target / "config.json").write_bytes((source / "config.json").read_bytes())
-    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    target = shutil.copytree(source, tmp_path / "target")
+    with edit_weights(target) as tensors:
+        name = next(each for each in tensors if "e_score_correction_bias" in each)
+        tensors[name] = torch.tensor([0.0, 50.0, 0.0, 0.0])
     found = growkit.verify(source, target, **QUICK)
     assert not found["kept"]
     assert found["strict_float64"]["relative"] > 1e-3
@@ -85,8 +77,9 @@ def test_ways_that_were_not_tried_are_said(make: Make) -> None:
 @pytest.mark.parametrize("kind", ["llama", "diffllama"])
 def test_models_that_answer_with_zeros_are_refused(kind: str, make: Make) -> None:
     source = make(kind)
-    zeros = {n: t.zero_() for n, t in load_file(source / "model.safetensors").items()}
-    save_file(zeros, source / "model.safetensors", {"format": "pt"})
+    with edit_weights(source) as tensors:
+        for tensor in tensors.values():
+            tensor.zero_()
     with pytest.raises(InputError, match="answers everything with logits of zero"):
         growkit.verify(source, source, **QUICK)
 

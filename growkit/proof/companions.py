@@ -67,7 +67,10 @@ def changed_sidecars(source: Folder, target: Folder) -> list[str]:
     lost = [name for name in source.names(*FILES) if name not in names and not target.has(name)]
     read = [name for name in (*changed, *added, *lost) if is_of_tokenizer(name)]
     found: list[str] = []
-    if has_tokenizer(source) and (read or _configs_differ(source, target)):
+    # config.json may make another tokenizer of the same files.
+    was, now = (f.json("config.json") if f.has("config.json") else {} for f in (source, target))
+    depends = any(was.get(key) != now.get(key) for key in OF_TOKENIZERS)
+    if has_tokenizer(source) and (read or depends):
         found = _changed_in_tokenizer(source, target, changed, added, read)
         changed = [name for name in changed if not is_of_tokenizer(name)]
         added = [name for name in added if not is_of_tokenizer(name)]
@@ -141,14 +144,6 @@ def _settings(folder: Folder) -> dict[str, Any]:
     return {}
 
 
-def _configs_differ(source: Folder, target: Folder) -> bool:
-    """Whether ``config.json`` may make another tokenizer of the same files."""
-    if not (source.has("config.json") and target.has("config.json")):
-        return False
-    first, second = source.json("config.json"), target.json("config.json")
-    return any(first.get(key) != second.get(key) for key in OF_TOKENIZERS)
-
-
 def same_ids(before: Folder, after: Folder) -> tuple[str | None, str | None]:
     """In what the tokenizers of two folders differ, and why that was not compared; or None.
 
@@ -216,15 +211,13 @@ def same_bytes(source: Folder, target: Folder, name: str) -> bool:
 
 
 def _same_json(source: Folder, target: Folder, name: str) -> bool:
-    """Whether two JSON files are equal; keys without a value count as absent."""
+    """Whether two JSON files are equal; keys without a value are like absent ones."""
     if name == GENERATION and target.has(name):
         return not changed_generation(source, target)
-    if not (name.endswith(".json") and source.has(name) and target.has(name)):
-        return False
-    try:
-        return _given(source.json(name)) == _given(target.json(name))
-    except InputError:
-        return False
+    if name.endswith(".json") and source.has(name) and target.has(name):
+        with suppress(InputError):
+            return _given(source.json(name)) == _given(target.json(name))
+    return False
 
 
 def _contradict(source: Folder, target: Folder, first: Any, second: Any) -> bool:
@@ -266,16 +259,14 @@ def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:
 
 def _agrees(name: str, target: Folder, tokenizer: Any) -> bool:
     """Whether an added file agrees with the source's tokenizer."""
-    if name in (SPECIAL, ADDED):
-        try:
-            content = target.json(name)
-        except InputError:
-            return False
+    if name not in (SPECIAL, ADDED):
+        return matches(name, SAVED)
+    with suppress(InputError):
+        content = target.json(name)
         if name == ADDED:
-            ids = tokenizer.get_vocab()
-            return all(ids.get(token) == number for token, number in content.items())
+            return bool(content.items() <= tokenizer.get_vocab().items())
         return all(str(getattr(tokenizer, k, None)) == _plain(v) for k, v in content.items())
-    return matches(name, SAVED)
+    return False
 
 
 def _plain(value: Any) -> Any:

@@ -233,11 +233,6 @@ class Native:
         """Of every way to ask in which the source answers with numbers."""
         return [each.relative for each in self.compared.distances.values() if each.usable]
 
-    def loss(self, *, target: bool) -> float | None:
-        """Mean negative log-likelihood in nats per token, of the target or of the source."""
-        found = self.compared.prefill
-        return finite((found.loss_target if target else found.loss_source) / found.predictions)
-
     @property
     def sentence(self) -> str:
         """The finding in words."""
@@ -328,20 +323,25 @@ def judge_function(
     return found
 
 
-def judge_training(training: TrainingProof | None) -> list[Finding]:
-    """The finding on source and target trained side by side; none if they were not."""
-    if training is None:
-        return []
-    kept, measured = training.kept, training.relative
-    return [finding("training", kept, training.reason, None, measured, training.tolerance)]
+def judge_training(
+    training: TrainingProof | None, capacity: Trainability | None, *, wanted: bool
+) -> list[Finding]:
+    """Source and target trained side by side, and whether the new capacity can train.
 
-
-def judge_trainability(found: Trainability | None, *, wanted: bool) -> list[Finding]:
-    """The finding on the new capacity; it decides only where it was asked for."""
-    if found is None:
-        return []
-    kept = bool(found.trainable) if wanted else None
-    return [finding("trainability", kept, f"new capacity: {trainability_sentence(found)}")]
+    Args:
+        training: None if they were not trained.
+        capacity: None where nothing is new.
+        wanted: whether the new capacity decides.
+    """
+    found = []
+    if training:
+        kept, measured = training.kept, training.relative
+        found += [finding("training", kept, training.reason, None, measured, training.tolerance)]
+    if capacity:
+        kept = bool(capacity.trainable) if wanted else None
+        said = f"new capacity: {trainability_sentence(capacity)}"
+        found.append(finding("trainability", kept, said))
+    return found
 
 
 def finding(

@@ -205,7 +205,13 @@ def compare_with_source(
     elif not classes and source.config.get("architectures"):
         named.append("architectures in config.json differs")
     named += _overruled(source.config, target, named_keys)
-    named += _passed_over(source, target, loads, loaded)
+    # Keys that its class passes over, other engines may read.
+    keys = sorted(target.config.keys() - loaded.config.keys() - RENAMED - FREE)
+    named += [
+        f"{key} in config.json differs, which {loaded.model} does not read"
+        for key in keys
+        if target.config[key] not in (None, source.config.get(key), loads.config.get(key))
+    ]
     named += [] if unseen else _rewritten(source, target, same=ids is None)
     changed += [f"the tokenizer ({ids})"] if ids else []
     named += [f"not compared: {unseen}"] if unseen else []
@@ -235,18 +241,6 @@ def compare_with_source(
 def _dtype(checkpoint: Checkpoint, loads: Loading) -> str:
     """The dtype in which transformers loads a folder: its own if the config leaves it out."""
     return str(loads.config.get("dtype") or TORCH_NAMES[main_dtype(checkpoint.tensors)])
-
-
-def _passed_over(
-    source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading
-) -> list[str]:
-    """Keys of the target's config that its class passes over, and other engines may read."""
-    keys = target.config.keys() - loaded.config.keys() - RENAMED - FREE
-    return [
-        f"{key} in config.json differs, which {loaded.model} does not read"
-        for key in sorted(keys)
-        if target.config[key] not in (None, source.config.get(key), loads.config.get(key))
-    ]
 
 
 def _overruled(wanted: Config, target: Checkpoint, reported: Collection[str] = ()) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from growkit.base.errors import InputError
@@ -21,8 +22,10 @@ def check_settings(settings: Settings, source: Checkpoint) -> None:
     if settings.text is not None:
         read_text(settings.text)
         check_tokenizer(source.opened)
-    if settings.device == "cuda" and "torch" not in sys.modules and _built_without_gpus():
-        raise InputError(NO_GPU)
+    if settings.device == "cuda" and "torch" not in sys.modules:
+        with suppress(PackageNotFoundError):
+            if version("torch").endswith("+cpu"):
+                raise InputError(NO_GPU)
 
 
 def preflight(settings: Settings | None, source: Checkpoint, grown: Weights) -> None:
@@ -51,13 +54,6 @@ def preflight(settings: Settings | None, source: Checkpoint, grown: Weights) -> 
     file = source.folder / "config.json"
     check_accepted(source.config, f"{file}")
     check_accepted(grown.config, f"the grown model's config, made from {file}")
-
-
-def _built_without_gpus() -> bool:
-    try:
-        return version("torch").endswith("+cpu")
-    except PackageNotFoundError:
-        return False
 
 
 def check_vocabularies(before: Checkpoint, after: Checkpoint) -> None:

@@ -27,7 +27,6 @@ from growkit.proof.findings import (
     Origin,
     Strict,
     judge_function,
-    judge_trainability,
     judge_training,
     reason_of,
     verdict_of,
@@ -204,13 +203,13 @@ def _proved(
     training = None
     if not failed(findings) and origin.lineage and settings.steps is not None:
         training = prove_training(before, after, origin.lineage, settings, place, states)
-    findings += judge_training(training)
-    findings += judge_trainability(strict.trainability, wanted=settings.trainability)
+    findings += judge_training(training, strict.trainability, wanted=settings.trainability)
     if origin.unknown and proof.more_tokens and not strict.kept_within(native.tolerance):
         raise vocabulary_error(before, after, f"they are {findings[2].sentence}")
     verdict = verdict_of(origin.promise, findings, settings.max_kl)
     notes = [*weights.notes, *strict.notes]
-    fault, distance = proof.fault(strict, weights, asked), strict.distance
+    fault = proof.fault(strict, weights, asked)
+    distance, rounded = strict.distance, native.compared.prefill
     by_name = {each.name: each for each in findings}
     logits = by_name["strict_float64"]
     for each in (by_name["weights"], logits):
@@ -241,8 +240,8 @@ def _proved(
         lost=origin.lost or None,
         loss_source=finite(distance.loss_source / distance.predictions),
         loss_target=finite(distance.loss_target / distance.predictions),
-        loss_source_native=native.loss(target=False),
-        loss_target_native=native.loss(target=True),
+        loss_source_native=finite(rounded.loss_source / rounded.predictions),
+        loss_target_native=finite(rounded.loss_target / rounded.predictions),
         first_differing_layer=strict.difference.layer,
         first_difference=strict.difference.module,
         fault=fault,
