@@ -316,10 +316,8 @@ def _weights_of(checkpoint: Checkpoint) -> set[str]:
 
 def _is_read(name: str, runs: bool) -> bool:
     """Whether what was added would be read as weights, or run as code."""
-    if name.startswith(GENERATE.split("/")[0] + "/"):
-        return True
     if "/" in name:
-        return False
+        return name.startswith(GENERATE.split("/")[0] + "/")
     return matches(name, WEIGHTS) or (runs and name.endswith(".py"))
 
 
@@ -346,10 +344,10 @@ def _first_changed_key(wanted: Config, found: Config) -> list[ChangedValue]:
     A key that the class derives from other keys is in neither file, and is not reported.
     """
     written = (wanted.keys() | found.keys()) - FREE
-    first, second = _complete(wanted), _complete(found)
+    first, second = resolved(wanted), resolved(found)
     if first is None or second is None:
         first, second = wanted, found
-    # What the class passes over, such as a second rope_theta, another engine may read.
+    # The class ignores the code that a config names, and keys such as a second rope_theta.
     passed_over = (found.keys() | wanted.keys()) - first.keys() - second.keys() - RENAMED
     first |= {key: wanted[key] for key in passed_over if wanted.get(key) is not None}
     second |= {key: found[key] for key in passed_over if found.get(key) is not None}
@@ -367,14 +365,6 @@ def _changed_by_plan(source: Checkpoint, planned: Config) -> list[ChangedValue]:
         return []
     keys, _ = different_settings({**was, "dtype": None}, {**now, "dtype": None})
     return [_changed_value(key, was, now) for key in keys]
-
-
-def _complete(config: Config) -> Config | None:
-    """See ``resolved``; with the code that a config names, which is not parsed."""
-    complete = resolved(config)
-    if complete is None:
-        return None
-    return {**complete, **{key: config[key] for key in ("auto_map",) if key in config}}
 
 
 GENERATE = "custom_generate/generate.py"

@@ -20,6 +20,7 @@ from growkit.engine.calls import Call
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import load_model, longest_context, quiet
 from growkit.engine.strict import strict_float64
+from growkit.proof.copies import error_of
 from growkit.results.proof import ModeResult
 from growkit.results.sentences import NOT_TRIED
 
@@ -228,9 +229,7 @@ def _reloaded(model: Checkpoint, prompt: Tensor, device: torch.device) -> tuple[
     # torch compares bits; the weights' addresses may change the order of sums.
     read, written = again.state_dict(), loaded.state_dict()
     same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)
-    largest = float((found - expected).abs().max())
-    scale = float(expected.square().mean().sqrt())
-    return same, largest / scale if scale else largest
+    return same, error_of(found, expected)
 
 
 def _same_weights(found: tuple[bool, float], *_: Any, exact: bool) -> ModeResult:

@@ -203,8 +203,9 @@ def _begun(
     device: torch.device,
 ) -> tuple[Beginning, Beginning, str]:
     """The moments that source and target begin with, and what they are, in words."""
-    if states and states.trains:
-        return states.source(), states.target(), f"the optimizers' states in {states.where}"
+    both = states.beginnings() if states else None
+    if states and both:
+        return *both, f"the optimizers' states in {states.where}"
     moments = _loaded(before, None, device).gather(batches[0])
     grown = grown_moments(moments, before, after, lineage.plans)
     one, other = (Beginning(each, dict.fromkeys(each, 1.0)) for each in (moments, grown))
@@ -368,18 +369,15 @@ class States:
         self.where = f"{self._source.where} and {self._target.where}"
         self.unlike = next(self._differences(), "")
 
-    @property
-    def trains(self) -> bool:
-        """Whether AdamW can continue from them; it cannot use Muon's momentum."""
-        return MUON not in self._source.kinds.values()
+    def beginnings(self) -> tuple[Beginning, Beginning] | None:
+        """States that both begin with; None if AdamW cannot use them, such as Muon's momentum.
 
-    def source(self) -> Beginning:
-        """What the source's training begins with."""
-        return _beginning(self._source, self._source.steps, {})
-
-    def target(self) -> Beginning:
-        """What the target's begins with: with its settings as far off as they are in the file."""
-        return _beginning(self._target, self._target.steps, _settings(self._grown.groups))
+        The settings of the target are as far off as they are in the file.
+        """
+        if MUON in self._source.kinds.values():
+            return None
+        expected = _settings(self._grown.groups)
+        return _beginning(self._source, {}), _beginning(self._target, expected)
 
     def _differences(self) -> Iterator[str]:
         expected, found = _settings(self._grown.groups), _settings(self._target.groups)
@@ -420,14 +418,11 @@ def _settings(groups: Sequence[ParamGroup]) -> dict[str, dict[str, Any]]:
     return {name: dict(group.options) for group in groups for name in group.parameters}
 
 
-def _beginning(
-    state: State, steps: Mapping[str, float], expected: Mapping[str, Mapping[str, Any]]
-) -> Beginning:
+def _beginning(state: State, expected: Mapping[str, Mapping[str, Any]]) -> Beginning:
     """A state in memory.
 
     Args:
         state: of an optimizer.
-        steps: that every parameter has taken.
         expected: what the settings of a parameter should be, if they may be off.
     """
     moments: dict[str, dict[str, Any]] = {}
@@ -445,7 +440,7 @@ def _beginning(
         )
         for name, options in _settings(state.groups).items()
     }
-    return Beginning(moments, dict(steps), customs)
+    return Beginning(moments, dict(state.steps), customs)
 
 
 def _ratio_to_expected(found: Any, expected: Any) -> float:
