@@ -143,20 +143,6 @@ class Copies:
             return None  # the manifest does not describe this target
         return Copied(torch.from_numpy(source), after.factor / before.factor)
 
-    def module(self, module: str) -> str | None:
-        """The source's parameter that the first one of a module of the target copies."""
-        for name in self._after.weights.tensors:
-            origin = self._origin(name, 0) if name.startswith(f"{module}.") else None
-            if origin and origin.tensor in self._names:
-                return self._names[origin.tensor]
-        return None
-
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        """The source's parameters, by the tensors in its files."""
-        stored = {name: self._before.stored(name) for name in self._before.weights.tensors}
-        return {places.tensor: name for name, places in stored.items() if places}
-
     def _origin(self, name: str, dimension: int) -> Places | None:
         stored = self._after.stored(name, dimension)
         return traced(self._plans, stored.tensor, dimension, stored) if stored else None

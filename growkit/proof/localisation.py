@@ -172,17 +172,12 @@ class _LayerOutputs:
                 for each in (before, after)
             ]
             self._embeddings = [f"{model.names[0]}.weight" for model in models]
-            number, source_layer = layer
-            inside = models[1].names[number + 1]
-            # The layer of the source that this one copies, or else the one it was compared with.
-            origin = copies.module(inside) if copies else None
-            same = (name for name in models[0].names if f"{origin}.".startswith(f"{name}."))
-            self._inside = next(same, source_layer), inside
+            self._inside = layer[1], models[1].names[layer[0] + 1]
             self._expected, self._found = (
                 module_outputs(model, name, ids)
                 for model, name in zip(models, self._inside, strict=True)
             )
-        self.first = next(iter(self._components(inside)), None)
+        self.first = next(iter(self._components(self._inside[1])), None)
 
     def parts(self, tolerance: float) -> Iterator[ComponentOutput]:
         """The outputs of the components of the layer, in the order of computation.
