@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint import publishing
 from growkit.checkpoint.model_files import no_model
 from growkit.cli.app import app
-from tests.conftest import save_model
+from tests.conftest import edit_json, save_model
 
 GROW = "grow source out --hidden x2"
 STEPS = "source: a\noutput: b\nsteps: [{grow: hypercloning, hidden: x2}]\n"
@@ -153,8 +152,8 @@ def test_a_folder_in_the_place_of_the_weights() -> None:
 
 @pytest.mark.parametrize("value", [0, "64"])
 def test_a_config_is_named_by_its_folder(value: Any) -> None:
-    file = Path("source/config.json")
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_size": value}))
+    with edit_json(Path("source/config.json")) as config:
+        config["hidden_size"] = value
     assert refused("inspect source").startswith("error: source is no such model: config.json ")
 
 
