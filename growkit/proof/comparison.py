@@ -14,7 +14,7 @@ from growkit.engine.calls import Call, CallError
 from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.metrics import Distance, Head, distance_of, logits_in_pieces
 from growkit.engine.spool import Spool
-from growkit.proof.copies import Copied, arrangement, error_of
+from growkit.proof.copies import Copied, copied_states, error_of
 from growkit.proof.fingerprint import Question
 from growkit.proof.modes import PREFILL, Mode, NotAskedError
 
@@ -331,7 +331,7 @@ def _walk(
     for one, other, comparable in stages:
         if one is not None and other is not None and comparable:
             if other.layer is None:
-                held = arrangement(one.after[0], other.after[0], copied)
+                held = copied_states(one.after[0], other.after[0], copied)
             if held:
                 errors = [
                     error_of(state[skip:], held.expected(expected[skip:]))

@@ -43,7 +43,7 @@ class Copied:
         return sums.index_add_(-1, self.source.to(found.device) % (size + 1), found)[..., :-1]
 
 
-def arrangement(expected: Tensor, found: Tensor, copied: Copied | None) -> Copied | None:
+def copied_states(expected: Tensor, found: Tensor, copied: Copied | None) -> Copied | None:
     """How the target's hidden states hold the source's; None if they cannot.
 
     Args:

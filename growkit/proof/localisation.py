@@ -35,7 +35,7 @@ from growkit.families.family import Family, stored_family
 from growkit.growth.expanding import placed_copies
 from growkit.planning.lineage import Lineage
 from growkit.proof.config import SHARED, different_settings
-from growkit.proof.copies import AsClass, Copied, Copies, arrangement, error_of
+from growkit.proof.copies import AsClass, Copied, Copies, copied_states, error_of
 from growkit.results.proof import Fault
 
 GIVEN = "given"
@@ -424,7 +424,7 @@ def find_fault_outside_layers(
         one, other = (next(model.stages([Call(given)])).after[0] for model in models)
     else:
         one, other = (_given_to_head(model, end) for model, end in zip(models, given, strict=True))
-    copied = arrangement(one, other, copied)
+    copied = copied_states(one, other, copied)
     if copied is None:
         return Fault(layer=None, component=None, tensor=None, cause=None, factor=factor)
     expected = copied.expected(one)
