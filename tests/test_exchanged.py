@@ -36,7 +36,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_exchanged_arguments(how: str, source: Path, tmp_path: Path) -> None:
     target = made(source, tmp_path / "target", how)
     assert growkit.verify(source, target, **QUICK)["kept"]
-    with pytest.raises(InputError, match=f"^{SAID}: growkit.json in .*target says"):
+    with pytest.raises(InputError, match=f"^{SAID}: growkit.json in .*target records"):
         growkit.verify(target, source, **QUICK)
     done = CliRunner().invoke(app, ["verify", str(target), str(source)])
     assert done.exit_code == 2
