@@ -81,9 +81,9 @@ def other_ways(source: Any, target: Any, prompt: Tensor) -> list[float]:
 
     def decoded(model: Any) -> Tensor:
         first = model(prompt[None, :-4], use_cache=True)
-        logits, cache = [first.logits], first.past_key_values
+        logits, cache = [first.logits], first.cache
         for part in prompt[-4:].split([1, 1, 2]):
-            logits.append(model(part[None], past_key_values=cache, use_cache=True).logits)
+            logits.append(model(part[None], cache=cache, use_cache=True).logits)
         return torch.cat(logits, 1)
 
     def padded(model: Any) -> Tensor:

@@ -80,7 +80,7 @@ def test_layers_one_at_a_time_are_the_whole_model(kind: str, tmp_path: Path) -> 
         cache = DynamicCache(config=whole.config)
         expected = [whole(ids[None], use_cache=False).logits[0]]
         for part in (ids[:9], ids[9:]):
-            expected.append(whole(part[None], past_key_values=cache, use_cache=True).logits[0])
+            expected.append(whole(part[None], cache=cache, use_cache=True).logits[0])
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() <= 1e-13 * other.abs().max()
 

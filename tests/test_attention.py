@@ -141,8 +141,8 @@ def test_packed_texts_train_alike(variant: str) -> None:
 
 def test_packed_texts_are_kept_apart_from_a_cache() -> None:
     model, (ids, positions) = build(), packed()
-    assert model(ids, position_ids=positions).past_key_values is None
-    for inputs in ({"use_cache": True}, {"past_key_values": DynamicCache()}):
+    assert model(ids, position_ids=positions).cache is None
+    for inputs in ({"use_cache": True}, {"cache": DynamicCache()}):
         with pytest.raises(ValueError, match="packed documents"):
             model(ids, position_ids=positions, **inputs)
     run(model, ids, position_ids=positions[:, :1] + torch.arange(3, 3 + ids.shape[1]))
@@ -160,10 +160,10 @@ def test_short_texts_are_not_padded_to_a_long_one() -> None:
 def test_a_static_cache(variant: str) -> None:
     model, ids, mask = build(**CACHED[variant], pad_token_id=0), tokens((2, 11)), None
     cache = StaticCache(config=model.config, max_cache_len=16)
-    chunks = [run(model, part, past_key_values=cache) for part in ids.split([6, 1, 4], dim=1)]
+    chunks = [run(model, part, cache=cache) for part in ids.split([6, 1, 4], dim=1)]
     assert distance(run(model, ids), torch.cat(chunks, dim=1)) < LIMIT
     cache.reset()  # the control: the last chunk without the others
-    assert distance(run(model, ids)[:, 7:], run(model, ids[:, 7:], past_key_values=cache)) > 1e-3
+    assert distance(run(model, ids)[:, 7:], run(model, ids[:, 7:], cache=cache)) > 1e-3
     mask = left_padded((2, 11), 0, 4)
 
     def generate(**options: Any) -> Any:
@@ -193,8 +193,8 @@ def test_a_compiled_step_with_a_static_cache(variant: str) -> None:
     torch._dynamo.utils.counters.clear()
     step = torch.compile(model, backend="eager", fullgraph=True)
     cache = StaticCache(config=model.config, max_cache_len=12)
-    logits = [run(model, ids[:, :6], past_key_values=cache)]
-    logits += [run(step, ids[:, i : i + 1], past_key_values=cache) for i in range(6, 9)]
+    logits = [run(model, ids[:, :6], cache=cache)]
+    logits += [run(step, ids[:, i : i + 1], cache=cache) for i in range(6, 9)]
     assert distance(run(model, ids), torch.cat(logits, dim=1)) < LIMIT
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
@@ -210,12 +210,12 @@ def cropped(variant: str, chunks: list[int], tokens_to_remove: int, padded: bool
     for chunk in chunks:
         last = first + chunk
         seen = {key: each[:, :last] for key, each in inputs.items()}
-        run(model, ids[:, first:last], past_key_values=cache, **seen)
+        run(model, ids[:, first:last], cache=cache, **seen)
         first = last
     cache.crop(-tokens_to_remove)
     left = 11 - tokens_to_remove
     ids = torch.cat([ids[:, :left], tokens((2, tokens_to_remove), seed=3)], dim=1)
-    found = run(model, ids[:, left:], past_key_values=cache, **inputs)
+    found = run(model, ids[:, left:], cache=cache, **inputs)
     return distance(run(model, ids, **inputs)[:, left:], found, mask[:, left:] if padded else None)
 
 
@@ -266,16 +266,16 @@ def test_a_cache_with_a_window_is_refused() -> None:
     model, ids = build(), tokens((1, 5))
     cache = Cache(layers=[DynamicSlidingWindowLayer(sliding_window=3) for _ in range(2)])
     with pytest.raises(ValueError, match="has a window"):
-        model(ids, past_key_values=cache)
+        model(ids, cache=cache)
 
 
 @pytest.mark.parametrize("variant", ["diff", "dint"])
 def test_a_cache_of_another_model_is_refused(variant: str) -> None:
     other, ids = build(**CACHED["v2"]), tokens((1, 5))
     cache = StaticCache(config=other.config, max_cache_len=8)
-    run(other, ids, past_key_values=cache)
+    run(other, ids, cache=cache)
     with pytest.raises(ValueError, match=r"holds tokens already|no column sums"):
-        run(build(**CACHED[variant]), ids, past_key_values=cache)
+        run(build(**CACHED[variant]), ids, cache=cache)
 
 
 def test_masks_of_four_dimensions() -> None:

@@ -84,7 +84,7 @@ def test_cached_decoding(folder: Path) -> None:
     cache = DynamicCache(config=model.config)
     with strict_float64(), torch.no_grad():
         for part, logits in zip(parts, found[1:], strict=True):
-            expected = model(part.ids[None], past_key_values=cache, use_cache=True).logits[0]
+            expected = model(part.ids[None], cache=cache, use_cache=True).logits[0]
             assert close(logits, expected)
     assert close(torch.cat(found[1:]), found[0])
 

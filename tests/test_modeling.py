@@ -154,7 +154,7 @@ def test_diff_is_diffllama(seed: int) -> None:
 
     cache = DynamicCache(config=ours.config)
     steps = [
-        run(ours, ids[:, [n]], attention_mask=mask[:, : n + 1], past_key_values=cache)
+        run(ours, ids[:, [n]], attention_mask=mask[:, : n + 1], cache=cache)
         for n in range(shape[1])
     ]
     assert distance(expected, torch.cat(steps, dim=1), mask) < LIMIT
@@ -363,7 +363,7 @@ def decode(
     for chunk in chunks:
         last = first + chunk
         inputs = {} if mask is None else {"attention_mask": mask[:, :last]}
-        logits.append(run(model, ids[:, first:last], past_key_values=cache, **inputs))
+        logits.append(run(model, ids[:, first:last], cache=cache, **inputs))
         between(cache)
         first = last
     return torch.cat(logits, dim=1)
@@ -442,12 +442,12 @@ def test_the_column_mean_generates_without_a_cache() -> None:
 
 def test_the_column_mean_refuses_a_cache() -> None:
     plain, ids = build(), tokens((1, 5))
-    assert plain(ids).past_key_values is not None
-    assert plain.train()(ids).past_key_values is None
+    assert plain(ids).cache is not None
+    assert plain.train()(ids).cache is None
     model = build(integral="column_mean")
     assert model.config.use_cache is False
-    assert model(ids).past_key_values is None
-    for inputs in ({"use_cache": True}, {"past_key_values": DynamicCache()}):
+    assert model(ids).cache is None
+    for inputs in ({"use_cache": True}, {"cache": DynamicCache()}):
         with pytest.raises(ValueError, match=r"column mean changes with every token.*use_cache"):
             model(ids, **inputs)
 
@@ -457,9 +457,9 @@ def test_a_cache_made_without_a_config(variant: str) -> None:
     """It has no layers before the first token; whatever comes of it must not be a wrong number."""
     model, ids = build(**CACHED[variant]), tokens((2, 9))
     cache, expected = DynamicCache(), run(model, ids)
-    assert distance(expected[:, :5], run(model, ids[:, :5], past_key_values=cache)) < LIMIT
+    assert distance(expected[:, :5], run(model, ids[:, :5], cache=cache)) < LIMIT
     try:
-        found = run(model, ids[:, 5:], past_key_values=cache)
+        found = run(model, ids[:, 5:], cache=cache)
     except ValueError as error:
         assert "DynamicCache(config=model.config)" in str(error)  # noqa: PT017
     else:
@@ -472,9 +472,9 @@ def test_other_masks_are_refused() -> None:
         with pytest.raises(ValueError, match="attention_mask has shape"):
             model(ids, attention_mask=torch.ones(shape))
     cache = DynamicCache(config=model.config)
-    run(model, ids[:, :5], past_key_values=cache)
+    run(model, ids[:, :5], cache=cache)
     with pytest.raises(ValueError, match="of what is cached as well"):  # of the new tokens alone
-        run(model, ids[:, 5:], past_key_values=cache, attention_mask=torch.ones(2, 3))
+        run(model, ids[:, 5:], cache=cache, attention_mask=torch.ones(2, 3))
 
 
 SELECTIONS: dict[str, tuple[Callable[[Any], None], list[int]]] = {
@@ -492,7 +492,7 @@ def test_the_column_sums_follow_the_batch(
     model, ids, mask = build(**CACHED["dint"]), tokens((3, 6)), left_padded((3, 6), 0, 2, 3)
     change, rows = SELECTIONS[selection]
     cache = DynamicCache(config=model.config)
-    run(model, ids, attention_mask=mask, past_key_values=cache)
+    run(model, ids, attention_mask=mask, cache=cache)
     kept = [layer.column_sums for layer in cache.layers]  # type: ignore[attr-defined]
     change(cache)
     if forgotten:  # what the sums would be if they stayed where they were
@@ -500,7 +500,7 @@ def test_the_column_sums_follow_the_batch(
             layer.column_sums = sums[torch.arange(len(rows)) % 3]
     ids = torch.cat([ids[rows], tokens((len(rows), 3), seed=1)], dim=1)
     mask = functional.pad(mask[rows], (0, 3), value=1)
-    found = run(model, ids[:, 6:], attention_mask=mask, past_key_values=cache)
+    found = run(model, ids[:, 6:], attention_mask=mask, cache=cache)
     error = distance(run(model, ids, attention_mask=mask)[:, 6:], found)
     assert error > 1e-3 if forgotten else error < LIMIT
 
@@ -511,7 +511,7 @@ def resets_empty_caches() -> bool:
         LlamaConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
     )
     cache = DynamicCache(config=model.config)
-    model(torch.zeros(1, 2, dtype=torch.long), past_key_values=cache)
+    model(torch.zeros(1, 2, dtype=torch.long), cache=cache)
     cache.reset()
     return cache.get_seq_length() == 0
 
@@ -520,12 +520,12 @@ def resets_empty_caches() -> bool:
 def test_a_cache_can_be_reset() -> None:
     model, ids = build(**CACHED["dint"]), tokens((2, 6))
     cache = DynamicCache(config=model.config)
-    expected = run(model, ids, past_key_values=cache)
+    expected = run(model, ids, cache=cache)
     cache.reset()
     other = tokens((3, 4), seed=1)
-    assert distance(run(model, other), run(model, other, past_key_values=cache)) < LIMIT
+    assert distance(run(model, other), run(model, other, cache=cache)) < LIMIT
     cache.reset()
-    assert torch.equal(expected, run(model, ids, past_key_values=cache))
+    assert torch.equal(expected, run(model, ids, cache=cache))
 
 
 # --- Gradients ------------------------------------------------------------------------------------
@@ -993,9 +993,9 @@ def test_new_weights_can_be_trained() -> None:
 def test_gradients_through_a_cache_of_sums_are_refused() -> None:
     model = build(integral="causal")
     with strict_float64():
-        cache = model(tokens((1, 5)), use_cache=True).past_key_values
+        cache = model(tokens((1, 5)), use_cache=True).cache
         with pytest.raises(ValueError, match="gradients do not flow through the cache"):
-            model(tokens((1, 3)), past_key_values=cache, use_cache=True)
+            model(tokens((1, 3)), cache=cache, use_cache=True)
 
 
 # --- The GPU --------------------------------------------------------------------------------------

@@ -387,7 +387,7 @@ class Forward:
         device = self._stack.device
         inputs: dict[str, Any] = {key: each.to(device) for key, each in call.inputs.items()}
         if cache is not None:
-            inputs["past_key_values"] = cache
+            inputs["cache"] = cache
         ids = torch.atleast_2d(call.ids).to(device)
         with self._stack.replaced_layers(forward), suppress(_ArrivedError):
             self._stack.model(input_ids=ids, use_cache=call.cached, **inputs)

@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 MODEL_TYPE = "diff_transformer"
-OLDEST_TRANSFORMERS = 5
-"""The oldest major version with which the copied code runs; its config has the same."""
+OLDEST_TRANSFORMERS = "5.24"
+"""The oldest version of transformers with which the copied code runs; its config has the same."""
 
 ARCHITECTURE = "DiffTransformerForCausalLM"
 AUTO_MAP = {

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import transformers
+from packaging.version import Version
 from transformers.activations import ACT2FN
 
-OLDEST_TRANSFORMERS = 5
+OLDEST_TRANSFORMERS = "5.24"
 
-if int(transformers.__version__.partition(".")[0]) < OLDEST_TRANSFORMERS:
+if Version(transformers.__version__) < Version(OLDEST_TRANSFORMERS):
     raise ImportError(
         f"a DIFF Transformer needs transformers {OLDEST_TRANSFORMERS} or later, but transformers "
         f"{transformers.__version__} is installed; install another with "
@@ -110,7 +111,7 @@ class DiffTransformerConfig(transformers.PreTrainedConfig):
     """
 
     model_type = "diff_transformer"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    keys_to_ignore_at_inference = ["cache"]  # noqa: RUF012
 
     vocab_size: int = 32000
     hidden_size: int = 2048

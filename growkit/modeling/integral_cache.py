@@ -146,7 +146,7 @@ class StaticHeadsLayer(StaticLayer):
         """Make room, once the shapes are known."""
         super().lazy_initialization(key_states, value_states)
         shape = (*value_states.shape[:2], self.max_cache_len, value_states.shape[3])
-        self.values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.values = value_states.new_zeros(shape)
         _hold_address(self.values)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
+from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
@@ -41,6 +42,9 @@ from .differential_attention import (
 )
 from .integral_cache import IntegralLayer, StaticIntegralLayer, fit_cache
 from .seen_tokens import Seen, packed_texts, refuse_packed, seen_tokens, tracing, unpacked
+
+if TYPE_CHECKING:
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 POLY_NORM_EPS = 1e-6
 
@@ -224,7 +228,7 @@ class DiffTransformerAttention(nn.Module):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        past_key_values: Cache | None = None,
+        cache: Cache | PagedAttentionCache | None = None,
         attention_mask: Any = None,
         seen: Seen = Seen(),  # noqa: B008
         **kwargs: Any,
@@ -234,10 +238,10 @@ class DiffTransformerAttention(nn.Module):
         Args:
             hidden_states: [batch, rows, hidden].
             position_embeddings: cosines and sines of the rotation.
-            past_key_values: what came before.
+            cache: keys and values of earlier tokens.
             attention_mask: for implementations of attention other than those here.
             seen: which tokens see which, for those here.
-            **kwargs: for other implementations; ``cache`` is that of continuous batching.
+            **kwargs: for other implementations, and for the cache of continuous batching.
 
         Returns:
             [batch, rows, hidden], and the maps of the signal heads, less those of the noise heads
@@ -256,13 +260,13 @@ class DiffTransformerAttention(nn.Module):
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         past: int | Tensor = 0
-        if past_key_values is not None:
-            past, key, value = self._cached(past_key_values, key, value, seen)
+        if isinstance(cache, Cache):
+            past, key, value = self._cached(cache, key, value, seen)
+        elif cache is not None:
+            key, value = self._paged(cache, key, value, kwargs)
         lambda_ = self._lambda(hidden_states)
         if config._attn_implementation in OWN:
-            if "cache" in kwargs:
-                key, value = self._paged(key, value, kwargs)
-            layer = past_key_values.layers[self.layer_idx] if past_key_values is not None else None
+            layer = cache.layers[self.layer_idx] if isinstance(cache, Cache) else None
             if not isinstance(layer, IntegralLayer | StaticIntegralLayer):
                 layer = None
             output, maps = self._attend(query, key, value, lambda_, past, seen, layer)
@@ -423,7 +427,9 @@ class DiffTransformerAttention(nn.Module):
             noise = fused_attention(noise_query, noise_key, value, *how)
         return combine(signal, noise, lambda_, integral)
 
-    def _paged(self, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def _paged(
+        self, cache: PagedAttentionCache, key: Tensor, value: Tensor, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values of all that came before, from the cache of continuous batching.
 
         It has as much room for values as for keys, and does not mind how they are shared out.
@@ -432,7 +438,7 @@ class DiffTransformerAttention(nn.Module):
         flat = value.transpose(1, 2).flatten(2)  # [1, rows, room]
         width = flat.shape[2]
         flat = functional.pad(flat, (0, room - width))
-        key, flat = kwargs["cache"].update(
+        key, flat = cache.update(
             key_states=key,
             value_states=flat.unflatten(2, (key.shape[1], -1)).transpose(1, 2),
             layer_idx=self.layer_idx,
@@ -478,12 +484,12 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        past_key_values: Cache | None = None,
+        cache: Cache | PagedAttentionCache | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """[batch, rows, hidden] to the same; see the attention for the arguments."""
         attended, _ = self.self_attn(
-            self.input_layernorm(hidden_states), position_embeddings, past_key_values, **kwargs
+            self.input_layernorm(hidden_states), position_embeddings, cache, **kwargs
         )
         hidden_states = hidden_states + _times(attended, self.residual_multiplier)
         added = self.mlp(self.post_attention_layernorm(hidden_states))
@@ -497,7 +503,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["DiffTransformerDecoderLayer"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = ["cache"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -565,13 +571,14 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @capture_outputs
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | PagedAttentionCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -586,7 +593,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             attention_mask: [batch, columns], 0 for padding; or [batch or 1, 1, rows, columns], true
                 or 0 for what is seen, false or far below 0 for what is not.
             position_ids: [batch or 1, rows]; None to count from what is cached.
-            past_key_values: a dynamic or a static cache.
+            cache: a dynamic or a static cache, or that of continuous batching.
             inputs_embeds: [batch, rows, hidden], instead of ``input_ids``.
             use_cache: whether to return a cache.
             **kwargs: ``output_hidden_states`` for those of every layer, ``output_attentions`` for
@@ -600,20 +607,22 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         hidden_states = _times(hidden_states, self.config.embedding_multiplier)
-        config, rows, paged = self.config, hidden_states.shape[1], "cache" in kwargs
+        config, rows = self.config, hidden_states.shape[1]
+        paged = cache is not None and not isinstance(cache, Cache)
         packed: tuple[Any, ...] = ()
         if position_ids is not None and attention_mask is None and not paged and not tracing():
             packed = packed_texts(position_ids, len(hidden_states))
-            if packed and (use_cache or past_key_values is not None):
+            if packed and (use_cache or cache is not None):
                 refuse_packed(position_ids)
                 packed = ()
             use_cache = False if packed else use_cache
-        past_key_values = self._cache(past_key_values, use_cache)
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if not paged:
+            cache = self._cache(cache, use_cache)
+        past = cache.get_seq_length() if isinstance(cache, Cache) else 0
         seen = Seen()
         if config._attn_implementation in OWN:
             seen = seen_tokens(
-                *(hidden_states, attention_mask, position_ids, past_key_values, packed),
+                *(hidden_states, attention_mask, position_ids, None if paged else cache, packed),
                 paged=paged,
                 averaged=config.integral != "none",
                 eager=bool(kwargs.get("output_attentions", config.output_attentions))
@@ -627,7 +636,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 config=config,
                 inputs_embeds=hidden_states,
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
+                cache=cache,
                 position_ids=position_ids,
             )
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
@@ -635,7 +644,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             hidden_states = layer(
                 hidden_states,
                 position_embeddings=position_embeddings,
-                past_key_values=past_key_values,
+                cache=cache,
                 attention_mask=attention_mask,
                 seen=seen,
                 position_ids=position_ids,
@@ -643,7 +652,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             )
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states),
-            past_key_values=past_key_values if use_cache is not False else None,
+            cache=cache if use_cache is not False else None,
         )
 
     def _cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
@@ -685,13 +694,14 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | PagedAttentionCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -704,7 +714,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             input_ids: [batch, rows].
             attention_mask: see the model, also for the rest.
             position_ids: see there.
-            past_key_values: see there.
+            cache: see there.
             inputs_embeds: see there.
             labels: [batch, rows], -100 where there is no loss; None for no loss.
             use_cache: see there.
@@ -712,7 +722,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             **kwargs: for the model, and for the loss.
         """
         outputs = self.model(
-            *(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache),
+            *(input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache),
             return_dict=True,
             **kwargs,
         )
@@ -725,7 +735,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs
             )
-        rest = outputs.past_key_values, outputs.hidden_states, outputs.attentions
+        rest = outputs.cache, outputs.hidden_states, outputs.attentions
         return CausalLMOutputWithPast(loss, logits, *rest)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:

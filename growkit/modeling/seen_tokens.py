@@ -190,7 +190,7 @@ def refuse_packed(position_ids: Tensor) -> None:
     if bool(position_ids.diff(dim=-1).le(0).any()):
         raise ValueError(
             "position_ids begin anew inside a sequence; with a cache, packed documents cannot be "
-            "kept apart, so pass use_cache=False and no past_key_values, or pad them, with an "
+            "kept apart, so pass use_cache=False and no cache, or pad them, with an "
             "attention_mask"
         )
 
