@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,6 @@ from .differential_attention import (
 )
 from .integral_cache import IntegralLayer, StaticIntegralLayer, fit_cache
 from .seen_tokens import Seen, packed_texts, refuse_packed, seen_tokens, tracing, unpacked
-
-if TYPE_CHECKING:
-    from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 POLY_NORM_EPS = 1e-6
 
@@ -228,7 +225,7 @@ class DiffTransformerAttention(nn.Module):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        cache: Cache | PagedAttentionCache | None = None,
+        cache: Any = None,
         attention_mask: Any = None,
         seen: Seen = Seen(),  # noqa: B008
         **kwargs: Any,
@@ -428,7 +425,7 @@ class DiffTransformerAttention(nn.Module):
         return combine(signal, noise, lambda_, integral)
 
     def _paged(
-        self, cache: PagedAttentionCache, key: Tensor, value: Tensor, kwargs: dict[str, Any]
+        self, cache: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of all that came before, from the cache of continuous batching.
 
@@ -484,7 +481,7 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        cache: Cache | PagedAttentionCache | None = None,
+        cache: Any = None,
         **kwargs: Any,
     ) -> Tensor:
         """[batch, rows, hidden] to the same; see the attention for the arguments."""
@@ -578,7 +575,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        cache: Cache | PagedAttentionCache | None = None,
+        cache: Any = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -632,7 +629,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         if position_ids is None:
             position_ids = (torch.arange(rows, device=hidden_states.device) + past)[None]
         if config._attn_implementation not in OWN:
-            attention_mask = create_causal_mask(  # type: ignore[assignment]
+            attention_mask = create_causal_mask(
                 config=config,
                 inputs_embeds=hidden_states,
                 attention_mask=attention_mask,
@@ -701,7 +698,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        cache: Cache | PagedAttentionCache | None = None,
+        cache: Any = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -742,7 +739,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         """As in transformers; a model with a column mean generates without a cache."""
         if self.config.integral == "column_mean":
             kwargs["use_cache"] = False
-        return super().generate(*args, **kwargs)  # type: ignore[misc]
+        return super().generate(*args, **kwargs)
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers, whose pages have room for keys, and as much for values.
