@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 import growkit
-from growkit import conversions, families, growth, sources
+from growkit import conversions, families, growth
 from growkit.algebra.axes import Pattern, Role
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
-from growkit.pipeline.estimate import plan
 from growkit.recipe.operations import operations
 from tests.conftest import relative_error, save_model
 
@@ -53,24 +51,6 @@ from growkit.families.llama import FAMILY as LLAMA
 
 FAMILY = replace(LLAMA, name="Other", model_types=("other",))
 """
-KIND = """
-from pathlib import Path
-from growkit.sources import Source
-
-
-class Shelf:
-    folders = True
-
-    def knows(self, given):
-        return given.startswith("shelf:/")
-
-    def find(self, given, *, weights):
-        name = given.rpartition("/")[2]
-        return Source(f"shelf://{name}", Path(__file__).parent / name)
-
-
-KIND = Shelf()
-"""
 
 
 def test_a_method_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,22 +80,6 @@ def test_a_family_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "other_for_this_test.py").write_text(FAMILY)
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     assert family_of({"model_type": "other"}, "here").name == "Other"
-
-
-def test_a_kind_of_source_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken by a run, a plan and a proof, and the manifest says where the source was."""
-    (tmp_path / "shelf_for_this_test.py").write_text(KIND)
-    source, out = save_model(tmp_path / "model", "llama"), tmp_path / "out"
-    steps = (growkit.GrowStep("hypercloning", {"ffn": "x2"}),)
-    recipe = growkit.Recipe("shelf://model", steps, str(out), verify=None)
-    with pytest.raises(growkit.InputError, match="is not a folder"):
-        growkit.run(recipe)
-    monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(tmp_path)])
-    assert plan(recipe)["source"] == "shelf://model"
-    growkit.run(recipe)
-    assert json.loads((out / "growkit.json").read_text())["recipe"]["source"] == "shelf://model"
-    assert growkit.verify("shelf://model", out, prompts=1, length=8)["kept"]
-    assert growkit.inspect("shelf://model")["parameters"] == growkit.inspect(source)["parameters"]
 
 
 def test_options_of_methods_are_options_of_the_command() -> None:

@@ -94,23 +94,17 @@ def _whole(digits: int, text: str) -> int:
     return int(text)
 
 
-class UnusableError(ValueError):
-    """It is YAML, but a key or a number cannot be used."""
-
-
 def parse_yaml(text: str) -> Any:
     """The value of a YAML text.
 
     Raises:
-        UnusableError: a key is not text, a number is not finite or does not fit into 64 bits.
-        ValueError: it is not YAML, a mapping has a key twice, or there is too much of it.
+        ValueError: it is not YAML, a key is not text or appears twice, a number is not finite or
+            does not fit into 64 bits, or there is too much of it.
     """
     try:
         parsed = yaml.load(text, _Loader)  # noqa: S506 - a safe one
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    except UnusableError:
-        raise
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         character = text[error.position]
@@ -118,8 +112,9 @@ def parse_yaml(text: str) -> Any:
             f"line {line}: the character {character!r} is not allowed in YAML; take it out"
         ) from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problem = _at(mark) + str(error.problem or error.context)
+        mark: Any = error.problem_mark or error.context_mark
+        at = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = f"{at}{error.problem or error.context}"
         tabs = "\\t" in problem
         remedy = "indent with blanks, not with tabs" if tabs else "look at its indentation"
         known = isinstance(error, ConstructorError)
@@ -136,8 +131,8 @@ def in_yaml(value: object) -> str:
     return words[value] if value is None or isinstance(value, bool) else repr(value)
 
 
-def _at(mark: Any) -> str:
-    return f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+def _unusable(mark: Any, problem: str) -> ConstructorError:
+    return ConstructorError(None, None, problem, mark)
 
 
 _YAML = "tag:yaml.org,2002:"
@@ -153,11 +148,9 @@ class _Loader(yaml.SafeLoader):
             key, place = key_node.value, key_node.start_mark
             if key_node.tag != f"{_YAML}str":
                 shown = repr(key[:100]) if isinstance(key, str) else f"that holds a {key_node.id}"
-                raise UnusableError(
-                    f"{_at(place)}key {shown} is no text; the name of a key was expected"
-                )
+                raise _unusable(place, f"key {shown} is no text; the name of a key was expected")
             if key in found:
-                raise ConstructorError(None, None, f"key {key[:100]!r} appears twice", place)
+                raise _unusable(place, f"key {key[:100]!r} appears twice")
             if value_node.tag in _NUMBERS:
                 self.construct_number(value_node, f"{key[:100]} is ")
             found[key] = self.construct_object(value_node, deep=deep)
@@ -168,9 +161,8 @@ class _Loader(yaml.SafeLoader):
         number = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
         if not (-(2**63) <= number < 2**63 if whole else math.isfinite(number)):
             expected = "a number that fits into 64 bits" if whole else "a finite number"
-            raise UnusableError(
-                f"{_at(node.start_mark)}{what}{node.value[:100]}; {expected} was expected"
-            )
+            shown = f"{what}{node.value[:100]}"
+            raise _unusable(node.start_mark, f"{shown}; {expected} was expected")
         return number
 
 

@@ -5,41 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast
 
 Advance = Callable[[int], None]
 
 
 class Progress(Protocol):
-    """Where long work shows how far it is."""
+    """Where long work shows how far it is.
+
+    It may also have ``steps(title, total)``, for work that is counted in steps, and
+    ``note(sentence)``.
+    """
 
     def bytes(self, title: str, total: int) -> AbstractContextManager[Advance]:
         """Work that is counted in bytes."""
         ...
 
 
-@runtime_checkable
-class Counting(Progress, Protocol):
-    """One that shows what is counted in steps as such."""
-
-    def steps(self, title: str, total: int) -> AbstractContextManager[Advance]:
-        """Work that is counted in steps."""
-        ...
-
-
-@runtime_checkable
-class Noting(Progress, Protocol):
-    """One that shows sentences as well."""
-
-    def note(self, sentence: str) -> None:
-        """Show a sentence."""
-        ...
-
-
 def steps(progress: Progress, title: str, total: int) -> AbstractContextManager[Advance]:
-    """Show work that is counted in steps, as bytes where nothing else is known."""
-    counted = progress.steps if isinstance(progress, Counting) else progress.bytes
-    return counted(title, total)
+    """Show work that is counted in steps; as bytes if ``progress`` knows no steps."""
+    counted: Any = getattr(progress, "steps", progress.bytes)
+    return cast("AbstractContextManager[Advance]", counted(title, total))
 
 
 def nothing(count: int) -> None:

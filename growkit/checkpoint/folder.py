@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from growkit.base.errors import InputError, reason
-from growkit.base.parsing import UnusableError, parse_json, parse_yaml
+from growkit.base.parsing import parse_json, parse_yaml
 from growkit.base.units import size
 from growkit.checkpoint.model_files import matches, no_folder, no_model
 
@@ -272,13 +272,8 @@ def read_yaml(file: Path, kind: str) -> Any:
         return parse_yaml(text)
     except InputError as error:  # which names the file
         raise InputError(f"{kind} {error}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{kind} {file} cannot be read ({reason(error)}); give YAML in UTF-8"
-        ) from None
     except ValueError as error:
-        wrong = "cannot be used" if isinstance(error, UnusableError) else "is not valid YAML"
-        raise InputError(f"{kind} {file} {wrong}: {reason(error)}") from None
+        raise InputError(f"{kind} {file} cannot be used: {reason(error)}") from None
 
 
 def _irregular(path: Path, mode: int) -> InputError:

@@ -243,7 +243,7 @@ def run_command(
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
     from growkit.recipe.files import load_recipe, recipe_file
-    from growkit.sources import leads_to_folder
+    from growkit.sources.hub import address_of
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)
@@ -259,7 +259,7 @@ def run_command(
         chosen = replace(chosen, verify=replace(chosen.verify, **proof))
     written: dict[str, Any] = {"base_model": base_model, "optimizer": optimizer and str(optimizer)}
     chosen = replace(chosen, **{key: each for key, each in written.items() if each is not None})
-    if source is None and not os.path.isdir(chosen.source) and not leads_to_folder(chosen.source):
+    if source is None and not os.path.isdir(chosen.source) and not address_of(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import name_of
-from growkit.base.progress import Noting, Progress, Silent, steps
+from growkit.base.progress import Progress, Silent, steps
 from growkit.base.units import duration, size
 from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.model_files import TOKENIZER_FILES, is_of_tokenizer
@@ -98,8 +98,9 @@ def probe(
         if len(able) == 1:
             why = "; ".join(f"{arm.found.name}: {arm.found.reason}" for arm in arms[1:])
             raise InputError(f"no candidate is left to be trained: {why}")
-        if isinstance(progress, Noting) and (left := bench.time_left(able)):
-            progress.note(
+        note = getattr(progress, "note", None)
+        if note and (left := bench.time_left(able)):
+            note(
                 f"the trainings will take about {duration(left)}; fewer --steps or --seeds, or a "
                 "smaller --batch or --length, take less, and more of them say more"
             )

@@ -23,7 +23,6 @@ from growkit.checkpoint.model_files import (
     is_read,
     weight_files,
 )
-from growkit.sources import Source
 
 SCHEME = "hf:/"
 """A path has one slash where two were written."""
@@ -34,49 +33,34 @@ ADDRESS = re.compile(r"(?:hf:/+)?(?P<name>[^@]+?)/?(?:@(?P<revision>\w[\w./+-]*)
 NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 """Name of a model without an organisation, which needs ``hf://`` before it."""
 
+REFUSALS = {
+    "GatedRepoError": (
+        "{given} is gated on the Hub; accept its terms there, and sign in with 'hf auth login'"
+    ),
+    "RevisionNotFoundError": (
+        "{name} has no revision {revision!r} on the Hub; give a branch, tag or commit of it, such "
+        "as main"
+    ),
+    "RepositoryNotFoundError": (
+        "{given} is not a folder, and the Hub has no model {name} for you; check the name, or sign "
+        "in with 'hf auth login' if the model is private"
+    ),
+}
+"""Sentences for errors of huggingface_hub."""
 
-class Hub:
-    """Addresses of models on the Hub: ``hf://ORG/NAME@REVISION``, and names without ``hf://``.
-
-    Something is taken for one of these if it begins with ``hf://``, or has the form ``ORG/NAME`` or
-    ``ORG/NAME@REVISION`` and there is no folder ``ORG``.
-    """
-
-    def knows(self, given: str) -> bool:
-        """See ``SourceKind``."""
-        return address_of(given) is not None
-
-    def find(self, given: str, *, weights: bool) -> Source:
-        """See ``SourceKind``; the folder is in the cache.
-
-        Raises:
-            InputError: there is no such model or revision, or it can be had neither from the Hub
-                nor from the cache.
-        """
-        address = address_of(given)
-        assert address is not None
-        name, revision = address
-        failed: Exception | None = None
-        try:
-            folder = _fetched(name, revision, weights)
-        except InputError:
-            raise
-        except Exception as error:  # the cache may have it all the same
-            failed = error
-            folder = _cached(name, revision, address_in(given), error, weights)
-        warning = failed and (
-            f"{name} was taken from the cache of the Hub as it is, since {_why(failed)}; what is "
-            "not in there, such as a tokenizer, is missing"
-        )
-        base_model = name if "/" in name else None
-        return Source(f"hf://{name}@{folder.name}", folder, base_model, warning or "")
-
-
-KIND = Hub()
+NOT_FOUND = (
+    "{given} is not a folder here, nor in the cache of the Hub, and {why}; if it is a model on the "
+    "Hub, download it where the Hub can be reached (hf download {name} --local-dir {folder}), and "
+    "give that folder"
+)
+"""The sentence for any other error."""
 
 
 def address_of(source: Path | str) -> tuple[str, str | None] | None:
     """Name and revision (None for the default one) of a model on the Hub; None for a path.
+
+    An address begins with ``hf://``, or has the form ``ORG/NAME`` or ``ORG/NAME@REVISION`` while
+    there is no folder ``ORG``.
 
     Raises:
         InputError: it begins with ``hf://``, but is no address.
@@ -98,7 +82,33 @@ def address_of(source: Path | str) -> tuple[str, str | None] | None:
     return (name, match["revision"]) if match and usable and not known else None
 
 
-def _fetched(name: str, revision: str | None, weights: bool) -> Path:
+def fetch(name: str, revision: str | None, given: str, weights: bool) -> tuple[Path, str]:
+    """The folder of a model in the cache, and a warning if only the cache has it.
+
+    Args:
+        name: of the model.
+        revision: its branch, tag or commit; None for the default one.
+        given: the address as it was given.
+        weights: whether weights are needed, or only the files next to them.
+
+    Raises:
+        InputError: there is no such model or revision, or it can be had neither from the Hub nor
+            from the cache.
+    """
+    try:
+        return _download(name, revision, weights), ""
+    except InputError:
+        raise
+    except Exception as error:  # the cache may have it all the same
+        failure = _why(error)
+        folder = _cached(name, revision, address_in(given), error, weights)
+    return folder, (
+        f"{name} was taken from the cache of the Hub as it is, since {failure}; files that are not "
+        "in the cache, such as a tokenizer, are missing"
+    )
+
+
+def _download(name: str, revision: str | None, weights: bool) -> Path:
     """The folder of a model in the cache, with every file that growkit reads as the Hub has it."""
     from huggingface_hub import HfApi, snapshot_download
 
@@ -108,10 +118,10 @@ def _fetched(name: str, revision: str | None, weights: bool) -> Path:
 
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # a sentence reports what goes wrong
+    logger.setLevel(logging.ERROR)  # one sentence reports what goes wrong
     try:
         about = HfApi().model_info(name, revision=revision)
-        listed = [each.rfilename for each in about.siblings or []]
+        listed = {each.rfilename for each in about.siblings or []}
         check_names(name, listed)
         small = list(filter(is_read, listed))
         folder = fetch(small, revision)  # by its name, which the cache then knows as well
@@ -119,13 +129,12 @@ def _fetched(name: str, revision: str | None, weights: bool) -> Path:
         if commit != about.sha:
             raise InputError(f"{name} was changed on the Hub just now; run this again")
         for single in SINGLE if weights else ():  # in the order of ``weight_files``
-            index, names = index_of(single), [single]
+            names, index = {single}, index_of(single)
             if single not in listed and index in listed:
                 mapped = folder.json(index).get("weight_map")
-                names = list(map(str, mapped.values())) if isinstance(mapped, dict) else []
-            found = sorted(set(names) & set(listed))
-            if found or index in listed:
-                fetch([*small, *found], commit)
+                names = set(map(str, mapped.values())) if isinstance(mapped, dict) else set()
+            if names & listed:
+                fetch([*small, *(names & listed)], commit)
                 break
         return folder.path
     finally:
@@ -133,17 +142,10 @@ def _fetched(name: str, revision: str | None, weights: bool) -> Path:
 
 
 def _cached(name: str, revision: str | None, given: str, error: Exception, weights: bool) -> Path:
-    """The folder of a model as the cache has it.
-
-    Args:
-        name: of the model.
-        revision: its branch, tag or commit; None for the default one.
-        given: the address as it was given.
-        error: why the Hub did not give it.
-        weights: see ``SourceKind``.
+    """The folder of a model as the cache has it; for arguments see ``fetch``.
 
     Raises:
-        InputError: it is not there, or not whole; quotes the Hub.
+        InputError: it is not there, or not whole; quotes the Hub's ``error``.
     """
     from huggingface_hub import snapshot_download
 
@@ -152,7 +154,10 @@ def _cached(name: str, revision: str | None, given: str, error: Exception, weigh
             name, revision=revision, local_files_only=True, allow_patterns=["config.json"]
         )
     except (OSError, ValueError):  # not there, or under a name that nothing can have
-        raise InputError(_refusal(name, revision, given, error)) from error
+        refusal = REFUSALS.get(type(error).__name__, NOT_FOUND)
+        values = {"given": given, "name": name, "revision": revision or "main"}
+        folder_name = name.rpartition("/")[2]
+        raise InputError(refusal.format(**values, why=_why(error), folder=folder_name)) from error
     folder = Folder(found)
     try:
         if weights:
@@ -165,36 +170,9 @@ def _cached(name: str, revision: str | None, given: str, error: Exception, weigh
     return folder.path
 
 
-def _refusal(name: str, revision: str | None, given: str, error: Exception) -> str:
-    """Why a model on the Hub cannot be had."""
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.GatedRepoError):
-        return (
-            f"{given} is gated on the Hub; accept its terms there, and sign in with 'hf auth login'"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return (
-            f"{name} has no revision {revision or 'main'!r} on the Hub; give a branch, tag or "
-            "commit of it, such as main"
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"{given} is not a folder, and the Hub has no model {name} for you; check the name, or "
-            "sign in with 'hf auth login' if the model is private"
-        )
-    return (
-        f"{given} is not a folder here, nor in the cache of the Hub, and {_why(error)}; if it "
-        "is a model on the Hub, download it where that can be asked "
-        f"(hf download {name} --local-dir {name.rpartition('/')[2]}), and give that folder"
-    )
-
-
 def _why(error: Exception) -> str:
     """Why the Hub did not answer, within a sentence."""
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    if isinstance(error, OfflineModeIsEnabled):
+    if type(error).__name__ == "OfflineModeIsEnabled":
         return "HF_HUB_OFFLINE forbids to ask the Hub"
     quoted = reason(error).partition(" for url")[0]
     return f"the Hub did not give it ({type(error).__name__}: {quoted})"
