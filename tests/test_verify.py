@@ -115,15 +115,12 @@ def test_another_source_is_not_the_manifests(pair: Path, make: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("legacy", [False, True])
-def test_pickled_sources_can_be_proved(
-    legacy: bool, dtype: torch.dtype, make: Make, tmp_path: Path
-) -> None:
+def test_pickled_sources_can_be_proved(dtype: torch.dtype, make: Make, tmp_path: Path) -> None:
     """Strict float64 must not read the bytes of a pickle as float64."""
     source = make("llama", dtype=dtype)
     tensors = load_file(source / "model.safetensors")
     (source / "model.safetensors").unlink()
-    torch.save(tensors, source / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+    torch.save(tensors, source / "pytorch_model.bin")
     result = growkit.grow(source, tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
     assert result["kept"]
 

@@ -168,18 +168,13 @@ def test_models_of_integers(kind: torch.dtype, tmp_path: Path) -> None:
 # -- files that change while they are read
 
 
-def to_torch(folder: Path, **options: Any) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(tensors, folder / "pytorch_model.bin", **options)
-
-
-@pytest.mark.parametrize("suffix", ["safetensors", "bin", "old bin"])
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
 def test_a_file_that_is_cut_off_while_it_is_read(suffix: str, tmp_path: Path) -> None:
     """Mapped, it would end the process with SIGBUS."""
     source = save_model(tmp_path / "source", "llama", vocab_size=5000)
     if suffix != "safetensors":
-        to_torch(source, _use_new_zipfile_serialization=suffix == "bin")
+        torch.save(load_file(source / "model.safetensors"), source / "pytorch_model.bin")
+        (source / "model.safetensors").unlink()
     checkpoint = Checkpoint(source)
     name = "model.embed_tokens.weight"
     before = checkpoint.read(name)
@@ -215,13 +210,12 @@ def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
 # -- pytorch_model.bin
 
 
-def opened(folder: Path, content: Any, **options: Any) -> WeightFile:
-    torch.save(content, folder / "pytorch_model.bin", **options)
+def opened(folder: Path, content: Any) -> WeightFile:
+    torch.save(content, folder / "pytorch_model.bin")
     return open_weights(Folder(folder), "pytorch_model.bin")
 
 
-@pytest.mark.parametrize("archived", [True, False])
-def test_torch_files_as_torch_reads_them(archived: bool, tmp_path: Path) -> None:
+def test_torch_files_as_torch_reads_them(tmp_path: Path) -> None:
     large = torch.rand(10, 10)
     content = {
         **odd_tensors(),
@@ -232,12 +226,13 @@ def test_torch_files_as_torch_reads_them(archived: bool, tmp_path: Path) -> None
         "parameter": torch.nn.Parameter(torch.rand(3)),
         "repeated": torch.rand(6, 1).expand(6, 1),
     }
-    if not archived:  # torch does not read these back either
-        content = {name: tensor for name, tensor in content.items() if "float8" not in name}
-    file = opened(tmp_path, content, _use_new_zipfile_serialization=archived)
+    file = opened(tmp_path, content)
     check_reading(file, torch.load(tmp_path / "pytorch_model.bin", weights_only=True))
-    assert bool(file.cuts("first")) == archived
+    assert file.cuts("first")
     assert not file.cuts("turned")
+    torch.save(content, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    with pytest.raises(InputError, match=r"since version 1\.6"):
+        open_weights(Folder(tmp_path), "pytorch_model.bin")
 
 
 NOT_PLAIN: dict[str, Callable[[], Any]] = {
@@ -255,14 +250,11 @@ NOT_PLAIN: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("archived", [True, False])
 @pytest.mark.parametrize("kind", NOT_PLAIN)
 @pytest.mark.filterwarnings("ignore")
-def test_torch_files_that_are_not_plain(kind: str, archived: bool, tmp_path: Path) -> None:
-    if kind == "one number a billion times" and not archived:
-        return  # is what it says it is, and read as a whole
+def test_torch_files_that_are_not_plain(kind: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"pytorch_model\.bin"):
-        opened(tmp_path, NOT_PLAIN[kind](), _use_new_zipfile_serialization=archived)
+        opened(tmp_path, NOT_PLAIN[kind]())
 
 
 Records = list[tuple[str, bytes]]
@@ -376,11 +368,10 @@ def test_tensors_beyond_their_storage(forged: tuple[Any, ...], tmp_path: Path) -
     assert open_weights(Folder(tmp_path), file.name).read("a", None).equal(expected)
 
 
-@pytest.mark.parametrize("archived", [True, False])
-def test_torch_files_with_other_bytes(archived: bool, tmp_path: Path) -> None:
+def test_torch_files_with_other_bytes(tmp_path: Path) -> None:
     """Some are read, some refused; nothing else happens."""
     file = tmp_path / "pytorch_model.bin"
-    torch.save({"a": torch.rand(5)}, file, _use_new_zipfile_serialization=archived)
+    torch.save({"a": torch.rand(5)}, file)
     content, generator = file.read_bytes(), random.Random(0)
     refused = 0
     for _ in range(150):

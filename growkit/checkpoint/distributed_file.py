@@ -31,8 +31,6 @@ from growkit.checkpoint.tensors import (
     full,
 )
 from growkit.checkpoint.weight_file import (
-    MOST_DIMENSIONS,
-    MOST_SIZE,
     TorchFile,
     WeightFile,
     check_header,
@@ -40,6 +38,7 @@ from growkit.checkpoint.weight_file import (
     open_saved,
     plain_tensors,
     room,
+    sizes,
 )
 from growkit.checkpoint.writing import Shard, divided
 
@@ -208,10 +207,9 @@ def _moved(where: slice, by: int) -> slice:
 
 
 def _open_archive(folder: Folder, tensor: str, file: str, begin: int, length: int) -> WeightFile:
-    def named(content: Any) -> dict[str, Tensor]:
-        return plain_tensors({tensor: content})
-
-    return open_saved(folder, file, named, PART, (begin, length))[1]
+    """The archive in a part of a file, which holds nothing but a tensor."""
+    part = begin, length
+    return open_saved(folder, file, lambda saved: plain_tensors({tensor: saved}), PART, part)[1]
 
 
 def open_model(folder: Folder) -> DistributedFile:
@@ -276,18 +274,18 @@ def read_list(folder: Folder) -> dict[str, Listed]:
             which, at = _fields(index, "MetadataIndex"), _fields(place, "_StorageInfo")
             if at.get("transform_descriptors"):
                 raise ValueError("its parts are compressed or the like")
-            key = _typed(which["fqn"], str), _sizes(which.get("offset") or ())
-            begin, length = _sizes((at["offset"], at["length"]))
+            key = _typed(which["fqn"], str), sizes(which.get("offset") or ())
+            begin, length = sizes((at["offset"], at["length"]))
             stored[key] = _typed(at["relative_path"], str), begin, length
-    sizes: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     for (name, _), (file, begin, length) in stored.items():
         with refusing(folder, name):
-            if file not in sizes:
+            if file not in lengths:
                 found = folder.find(file)
                 if found is None:
                     raise ValueError(f"{file} is missing")
-                sizes[file] = found.stat().st_size
-            if begin + length > sizes[file]:
+                lengths[file] = found.stat().st_size
+            if begin + length > lengths[file]:
                 raise ValueError(f"{file} has been cut off")
     read = {}
     for name, of in entries.items():
@@ -369,14 +367,6 @@ def _typed(found: Any, kind: type) -> Any:
     return found
 
 
-def _sizes(found: Any) -> Sizes:
-    if not isinstance(found, tuple | list) or len(found) > MOST_DIMENSIONS:
-        raise TypeError("some whole numbers were expected")
-    if not all(type(n) is int and 0 <= n <= MOST_SIZE for n in found):
-        raise TypeError("whole numbers were expected")
-    return tuple(found)
-
-
 def _listed(
     name: str, of: Any, stored: Mapping[tuple[str, Sizes], tuple[str, int, int]], paths: Any
 ) -> Listed:
@@ -387,17 +377,17 @@ def _listed(
     shape = dtype = None
     if type(of).__name__ != "BytesStorageMetadata":
         fields = _fields(of, "TensorStorageMetadata")
-        shape, properties = _sizes(fields["size"]), fields["properties"]
+        shape, properties = sizes(fields["size"]), fields["properties"]
         given = getattr(properties, "state", None)
         if type(properties).__name__ != "TensorProperties" or not isinstance(given, tuple):
             raise TypeError("it has no properties of a tensor")
         dtype = _typed(given[0], str)
         chunks = [_fields(each, "ChunkStorageMetadata") for each in fields["chunks"]]
-        boxes = [(_sizes(each["offsets"]), _sizes(each["sizes"])) for each in chunks]
+        boxes = [(sizes(each["offsets"]), sizes(each["sizes"])) for each in chunks]
         _check_whole(shape, boxes)
     if any((name, offsets) not in stored for offsets, _ in boxes):
         raise ValueError("a part of it is missing")
-    parts = tuple(Part(offsets, sizes, *stored[name, offsets]) for offsets, sizes in boxes)
+    parts = tuple(Part(begin, extent, *stored[name, begin]) for begin, extent in boxes)
     return Listed(tuple(map(str, path)), shape, dtype, parts)
 
 
@@ -412,10 +402,10 @@ def _check_whole(shape: Sizes, parts: Sequence[tuple[Sizes, Sizes]]) -> None:
         ValueError: they do not make it up.
     """
     boxes = []
-    for offsets, sizes in parts:
-        if not len(offsets) == len(sizes) == len(shape):
+    for offsets, extent in parts:
+        if not len(offsets) == len(extent) == len(shape):
             raise ValueError("its parts have other dimensions")
-        box = [(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True)]
+        box = [(begin, begin + size) for begin, size in zip(offsets, extent, strict=True)]
         if any(end > size for (_, end), size in zip(box, shape, strict=True)):
             raise ValueError("its parts reach beyond it")
         boxes.append(box)

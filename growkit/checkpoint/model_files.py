@@ -92,17 +92,15 @@ INSTEAD_OF_WEIGHTS = {
     "*.gguf": GGUF,
     "model-*-of-*.safetensors": "is there, but no model.safetensors.index.json; copy that as well",
     "pytorch_model-*-of-*.bin": "is there, but no pytorch_model.bin.index.json; copy that as well",
-    "consolidated*": f"is the maker's own format; {SAVE}",
+    "consolidated*": f"is not read; {SAVE}",
     "*.safetensors": "is not a name that transformers looks for; call it model.safetensors",
     "zero_to_fp32.py": "is DeepSpeed's; run it, and give the folder that it makes",
     "*.distcp": "is part of a distributed checkpoint, but has no .metadata; copy that as well",
     "pytorch_model_fsdp*": (
         "is a distributed checkpoint; copy config.json into it, and give that folder"
     ),
-    "*.h5": f"is of TensorFlow; {SAVE}",
-    "*.msgpack": f"is of Flax; {SAVE}",
-    "*.onnx": f"is ONNX; {SAVE}",
     **dict.fromkeys(("*.pth", "*.pt", "*.bin", "*.ckpt"), f"is not read; {SAVE}"),
+    **dict.fromkeys(("*.h5", "*.msgpack", "*.onnx"), f"is of another framework; {SAVE}"),
     "growkit.json": (
         "is a proof whose weights were not kept; growkit.load makes them of the source while it "
         "loads, and growkit run writes them again"
@@ -307,21 +305,16 @@ def no_model(folder: Path) -> str:
     patterns = "*/config.json", "snapshots/*/config.json"  # those of a model in the Hub's cache
     inside = [file.parent for pattern in patterns for file in folder.glob(pattern)]
     if inside:
-        return f"{missing}; give one of the folders in there, such as {max(inside, key=_steps)}"
+        latest = max(inside, key=lambda each: (len(each.name), each.name))  # checkpoint-1000
+        return f"{missing}; give one of the folders in there, such as {latest}"
     return f"{missing}; {instead_of_weights(folder) or f'is {folder} a model folder?'}"
 
 
 def instead_of_weights(folder: Path) -> str | None:
     """A file that a folder has in the place of weights that are read, and what to do about it."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return None
-    found = ((n, p) for p in INSTEAD_OF_WEIGHTS for n in names if fnmatchcase(n, p))
-    return next((f"{name} {INSTEAD_OF_WEIGHTS[pattern]}" for name, pattern in found), None)
-
-
-def _steps(folder: Path) -> tuple[int, str]:
-    """By how many steps a checkpoint was trained, by its name."""
-    found = re.search(r"(\d{1,18})$", folder.name)
-    return (int(found[1]) if found else -1, folder.name)
+    names = sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else []
+    for pattern, problem in INSTEAD_OF_WEIGHTS.items():
+        for name in names:
+            if fnmatchcase(name, pattern):
+                return f"{name} {problem}"
+    return None

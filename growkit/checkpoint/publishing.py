@@ -5,7 +5,9 @@ the two exchange their names in one step. Where that cannot be done, the earlier
 next to the new one, as ``old.OUT``, and the next run finishes what was begun (``tidy``).
 
 Every file of an output is recorded in its manifest, with its SHA-256. Only what is as it was
-recorded is ever replaced or deleted, one recorded name after the other.
+recorded is ever replaced or deleted, one recorded name after the other. Files that a run reads are
+never replaced. They have many names (links, other letter cases, mounts), so they are identified by
+device and inode.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError, PlaceError, plain
 from growkit.base.units import size
-from growkit.checkpoint.folder import State, read_json, state_of
-from growkit.checkpoint.inputs import Inputs, below
+from growkit.checkpoint.folder import MOST_ENTRIES, State, read_json, state_of
 from growkit.checkpoint.scratch import (
     ENDING,
     LOCK,
@@ -50,7 +52,108 @@ NEW, OLD = "new", "old."
 Contents = dict[str, State]
 """The state of everything in a folder, by its path in it."""
 
+Identity = tuple[int, int]
+"""Device and inode."""
+
 _log = getLogger("growkit")
+
+
+# What a run reads
+
+
+class Inputs:
+    """Files and model folders that a run reads, as they are at its start.
+
+    Args:
+        paths: of each; those that do not exist are ignored.
+        states: other files, or folders from which everything may be read.
+    """
+
+    def __init__(self, paths: Iterable[Path | str], states: Iterable[Path | str] = ()) -> None:
+        self._named: dict[Identity, Path] = {}
+        self._folders: dict[Identity, Path] = {}
+        self._states: dict[Path, State] = {}
+        whole = {*map(Path, states)}
+        for path in (*map(Path, paths), *whole):
+            self._add(path, path)
+            # A source without a config is refused as no model folder.
+            if path in whole or os.path.lexists(path / "config.json"):
+                for each in islice(below(path), MOST_ENTRIES):
+                    if not (each.is_symlink() and os.path.isdir(each)):  # nothing behind it is read
+                        self._add(each, path)
+
+    def _add(self, path: Path, given: Path) -> None:
+        state = _state(path)
+        if state is None:
+            return
+        self._states[path] = state
+        self._named.setdefault(state[:2], given)
+        if os.path.isdir(path):
+            self._folders.setdefault(state[:2], given)
+        if path == given or path.is_symlink():
+            for identity in _above(path):
+                self._named.setdefault(identity, given)
+
+    def inside(self, folder: Path) -> Path | None:
+        """A path that is read in a folder, or the folder itself."""
+        return self._named.get(_identity(folder))
+
+    def among(self, folder: Path) -> Path | None:
+        """The same; also a path that is read under another name than its name in the folder."""
+        found = self.inside(folder)
+        # A link in there is only a name: what it leads to stays.
+        others = (self._named.get(_identity(path, follow=False)) for path in below(folder))
+        return found or next(filter(None, others), None)
+
+    def around(self, path: Path) -> Path | None:
+        """The folder that is read in which a path is, or would be."""
+        identities = (_identity(path), *_above(path))
+        return next((self._folders[each] for each in identities if each in self._folders), None)
+
+    def check_unchanged(self, paths: Iterable[Path]) -> None:
+        """Refuse files that were changed or replaced while they were read.
+
+        Args:
+            paths: some of what is read.
+
+        Raises:
+            InputError: names the file.
+        """
+        for path in paths:
+            if _state(path) is None or _state(path) != self._states.get(path):
+                raise InputError(
+                    f"{path} was changed while it was read, so nothing was kept; "
+                    "run this again when nothing writes to it"
+                )
+
+
+def below(folder: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[Path]:
+    """Everything in a folder; links are not followed.
+
+    Args:
+        folder: the folder.
+        onerror: called for a folder that cannot be listed; None to ignore it.
+    """
+    for where, folders, files in os.walk(folder, onerror=onerror):
+        for name in (*folders, *files):
+            yield Path(where, name)
+
+
+def _above(path: Path) -> Iterator[Identity]:
+    """The folders in which something really is, or would be."""
+    return (_identity(parent) for parent in Path(os.path.realpath(path)).parents)
+
+
+def _identity(path: Path, follow: bool = True) -> Identity:
+    state = _state(path, follow)
+    return state[:2] if state else (-1, -1)
+
+
+def _state(path: Path, follow: bool = True) -> State | None:
+    try:
+        return state_of(path.stat() if follow else path.lstat())
+    except (OSError, ValueError):
+        return None
 
 
 # What growkit made
@@ -471,9 +574,9 @@ def _removed(earlier: Path, known: Collection[Contents]) -> bool:
 
 
 def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
-    """Look for what killed runs left next to outputs and among temporary files.
+    """Report what killed runs left next to outputs and among temporary files.
 
-    It is named, and deleted if growkit made it and no run uses it.
+    It is deleted if growkit made it and no run uses it.
 
     Args:
         outputs: next to which to look.
@@ -487,7 +590,12 @@ def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
             continue
         with suppress(OSError), free(folder / LOCK) as dead:
             if dead:
-                _sweep(folder)
+                stays = tidy(folder) or [*filter(os.path.lexists, [folder])]
+                if stays:
+                    advice = "is left of a killed run; keep what you need of it, and delete it"
+                    _log.warning("%s %s", plain(str(stays[0])), advice)
+                else:
+                    _log.warning("deleted %s, which a killed run had left", plain(str(folder)))
                 continue
             named = folder.name.startswith("growkit-") or folder.name[:-ENDING] in own
             # A run may have been killed before it could lock its folder.
@@ -501,14 +609,3 @@ def _candidates(place: Path) -> Iterator[Path]:
             found = re.fullmatch(NAMES, entry.name) and entry.is_dir(follow_symlinks=False)
             if found and entry.stat().st_uid == os.geteuid():
                 yield Path(entry.path)
-
-
-def _sweep(folder: Path) -> None:
-    stays = tidy(folder)
-    if stays:
-        found = f"{stays[0]} is left of a killed run; keep what you need of it, and delete it"
-    elif os.path.lexists(folder):
-        found = f"{folder} is left of a killed run and cannot be deleted; do so"
-    else:
-        found = f"deleted {folder}, which was left of a killed run"
-    _log.warning("%s", plain(found))

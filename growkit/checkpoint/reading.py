@@ -25,7 +25,6 @@ from growkit.checkpoint.tensors import (
     Config,
     TensorInfo,
     Weights,
-    full,
     main_dtype,
     total_bytes,
 )
@@ -71,7 +70,6 @@ class Checkpoint(Weights):
             else [open_weights(self.opened, name) for name in names]
         )
         self.files = [path for file in files for path in file.paths]
-        self._known_finite: dict[str, int] = {}  # how many rows from the first on
         self._file_of: dict[str, WeightFile | DistributedFile] = {}
         for file in files:
             for name in file.tensors.keys() & self._file_of.keys():
@@ -114,19 +112,14 @@ class Checkpoint(Weights):
         Raises:
             InputError: it holds NaN or infinity, or the file can no longer be read.
         """
-        file = self._file_of[name]
-        tensor, shape = file.read(name, *where), file.tensors[name].shape
-        rows, *rest = where or (None,)
-        begin, end, _ = (rows or slice(None)).indices(shape[0] if shape else 1)
-        known = self._known_finite.get(name, 0)
-        if end > known and not _finite(tensor):
+        tensor = self._file_of[name].read(name, *where)
+        numbers = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no sum
+        # A finite sum proves finite elements; only where it overflows is a slower look needed.
+        if not (numbers.sum().isfinite() or numbers.isfinite().all()):
             raise InputError(
                 f"tensor {name} in {self.where(name)} holds NaN or infinity; "
                 "a model like that cannot be grown or proved, use an earlier checkpoint"
             )
-        whole = full(shape[1:], rest) == full(shape[1:])
-        if whole and begin <= known < end:  # a proof reads every tensor several times
-            self._known_finite[name] = end
         return tensor
 
     def as_read(self, model: nn.Module) -> nn.Module:
@@ -136,12 +129,6 @@ class Checkpoint(Weights):
     def cuts(self, name: str) -> int:
         """See ``WeightFile``."""
         return self._file_of[name].cuts(name)
-
-
-def _finite(tensor: Tensor) -> bool:
-    numbers = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no arithmetic
-    # A finite sum proves finite elements; only where it overflows is a slower look needed.
-    return bool(numbers.sum().isfinite()) or bool(numbers.isfinite().all())
 
 
 # Exponent and fraction bits: a format holds another's values if it has no fewer of either.

@@ -3,8 +3,7 @@
 Files are read, never mapped: one that is cut off while it is mapped ends the process. So the header
 of a safetensors file is read here, not by the library, which maps it or gives whole tensors
 (https://github.com/huggingface/safetensors#format). Of an archive of torch, torch reads what it
-holds, without the numbers, once names and sizes of its records are found to be sound. Files from
-before torch 1.6 are no archives, and are read as a whole for every tensor.
+holds, without the numbers, once names and sizes of its records are found to be sound.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 from unittest.mock import patch
 
 from growkit.base.errors import InputError, reason
@@ -57,9 +56,6 @@ MOST_PICKLE = 1 << 21
 MOST_AT_ONCE = 1 << 25
 """Bytes of an archive that are read at a time while it is opened: its list of records is one."""
 
-LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""How files from before torch 1.6 begin."""
-
 
 class Place(NamedTuple):
     """Where a tensor is in its file.
@@ -92,8 +88,8 @@ def check_header(path: Path | str, name: str, info: TensorInfo) -> None:
     """
     if not name.isprintable() or len(name) > LONGEST_NAME:
         raise ValueError(f"{name[:LONGEST_NAME]!r} is no name of a tensor")
-    sizes = (max(size, 1) for size in info.shape)
-    if len(info.shape) > MOST_DIMENSIONS or prod(sizes) > MOST_SIZE:
+    most = prod(max(size, 1) for size in info.shape)
+    if len(info.shape) > MOST_DIMENSIONS or most > MOST_SIZE:
         raise ValueError(f"tensor {name} has no possible shape")
     if info.dtype not in STORED_NAMES:
         raise InputError(
@@ -221,29 +217,26 @@ def open_weights(folder: Folder, name: str) -> WeightFile:
     Raises:
         InputError: it is damaged, holds something else, or only points to weights.
     """
+    path = folder.path / name
     with folder.open(name) as stream:
-        if read(stream, 40, folder.path / name).startswith(b"version https://git-lfs"):
-            raise InputError(
-                f"{folder.path / name} only points to the weights; fetch them with 'git lfs pull'"
-            )
-    return (_open_plain if name.endswith(".bin") else _open_safetensors)(folder, name)
+        if read(stream, 40, path).startswith(b"version https://git-lfs"):
+            raise InputError(f"{path} only points to the weights; fetch them with 'git lfs pull'")
+        if name.endswith(".bin"):
+            return open_saved(folder, name, plain_tensors, WEIGHTS)[1]
+        stream.seek(0)
+        remedy = "it may be truncated, copy it again"
+        with damaged(f"{path} is not a whole safetensors file", remedy):
+            return WeightFile(folder, name, stream, _listed(stream, path))
 
 
 # safetensors
 
 
-def _open_safetensors(folder: Folder, name: str) -> WeightFile:
-    path, remedy = folder.path / name, "it may be truncated, copy it again"
-    with folder.open(name) as stream, damaged(f"{path} is not a whole safetensors file", remedy):
-        return WeightFile(folder, name, stream, _listed(stream, path))
-
-
 def _listed(stream: IO[bytes], path: Path) -> dict[str, Place]:
     """Where every tensor is, by the header; nothing is taken that the library would refuse."""
     size = os.fstat(stream.fileno()).st_size - 8
-    begin = read(stream, 8, path)
-    length = int.from_bytes(begin, "little")
-    if len(begin) < 8 or length > size:
+    length = int.from_bytes(read(stream, 8, path), "little")
+    if size < 0 or length > size:
         raise ValueError("its header is not complete")
     if length > MOST_HEADER:
         raise ValueError(f"its header has {length:,} bytes, more than {MOST_HEADER:,}")
@@ -255,24 +248,34 @@ def _listed(stream: IO[bytes], path: Path) -> dict[str, Place]:
         raise ValueError("its __metadata__ is no mapping from text to text")
     places, edges = {}, [(0, 0), (size - length, size - length)]
     for name, entry in header.items():
-        found = entry if isinstance(entry, dict) else {}
-        shape, offsets, dtype = (found.get(key) for key in ("shape", "data_offsets", "dtype"))
-        if not (_sizes(shape) and _sizes(offsets) and len(offsets) == 2 and isinstance(dtype, str)):
-            raise ValueError(f"{name[:LONGEST_NAME]!r} has no dtype, shape and data_offsets")
-        info = TensorInfo(tuple(shape), dtype)
+        try:
+            info = TensorInfo(sizes(entry["shape"]), str(entry["dtype"])[:LONGEST_NAME])
+            begin, end = sizes(entry["data_offsets"])
+        except (TypeError, KeyError, ValueError):
+            raise ValueError(
+                f"{name[:LONGEST_NAME]!r} has no dtype, shape and data_offsets"
+            ) from None
         check_header(path, name, info)
-        if offsets[1] - offsets[0] != info.bytes:
+        if end - begin != info.bytes:
             raise ValueError(f"tensor {name} does not have as many bytes as its shape")
-        places[name] = Place(8 + length + offsets[0], info)
-        edges.append((offsets[0], offsets[1]))
+        places[name] = Place(8 + length + begin, info)
+        edges.append((begin, end))
     if any(end != begin for (_, end), (begin, _) in pairwise(sorted(edges))):
         raise ValueError("its tensors are not one after the other, up to the end of the file")
     return places
 
 
-def _sizes(value: Any) -> TypeGuard[list[int]]:
-    """Whether it is a list of whole numbers, none of them negative."""
-    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+def sizes(found: Any) -> tuple[int, ...]:
+    """Untrusted sizes or offsets.
+
+    Raises:
+        TypeError: they are no few whole numbers, each possible in a tensor.
+    """
+    if not isinstance(found, tuple | list) or len(found) > MOST_DIMENSIONS:
+        raise TypeError("some whole numbers were expected")
+    if not all(type(n) is int and 0 <= n <= MOST_SIZE for n in found):
+        raise TypeError("whole numbers were expected")
+    return tuple(found)
 
 
 # Files of torch
@@ -291,11 +294,6 @@ class TorchFile:
     name: str
     remedy: str
     most: int = MOST_PICKLE
-
-    def damaged(self, path: Path) -> AbstractContextManager[None]:
-        """See ``damaged``."""
-        failure = f"{path} cannot be loaded as {self.name}"
-        return damaged(failure, f"it may be truncated or hold code, {self.remedy}")
 
 
 WEIGHTS = TorchFile("plain weights", "save the model as safetensors")
@@ -325,11 +323,13 @@ def open_saved(
         InputError: it is truncated, holds code or is no archive.
     """
     path = folder.path / name
-    with folder.open(name) as stream, kind.damaged(path):
+    failure = f"{path} cannot be loaded as {kind.name}"
+    remedy = f"it may be truncated or hold code, {kind.remedy}"
+    with folder.open(name) as stream, damaged(failure, remedy):
         begin, length = part or (0, os.fstat(stream.fileno()).st_size)
         archive = cast("IO[bytes]", _Archive(stream, begin, length))
         if archive.read(4) != b"PK\x03\x04":
-            raise ValueError("it is no archive of torch")
+            raise ValueError("it is no archive, as torch writes them since version 1.6")
         records, pickled = _records(archive, path, kind.most)
         content = _content(records, pickled)
         found = tensors(content)
@@ -364,38 +364,6 @@ def room(info: TensorInfo) -> Tensor:
 
     with FakeTensorMode():
         return torch.empty(info.shape, dtype=info.torch_dtype)
-
-
-def _open_plain(folder: Folder, name: str) -> WeightFile:
-    with folder.open(name) as stream, WEIGHTS.damaged(folder.path / name):
-        if read(stream, len(LEGACY), folder.path / name) == LEGACY:
-            return _LegacyFile(folder, name, stream)
-    return open_saved(folder, name, plain_tensors, WEIGHTS)[1]
-
-
-class _LegacyFile(WeightFile):
-    def __init__(self, folder: Folder, name: str, stream: IO[bytes]) -> None:
-        tensors, path = self._load(stream), folder.path / name
-        if any(tensor.is_meta for tensor in tensors.values()):
-            raise ValueError("tensors in it have no data")
-        infos = {each: _info(path, each, tensor) for each, tensor in tensors.items()}
-        super().__init__(folder, name, stream, {n: Place(0, info) for n, info in infos.items()})
-
-    def cuts(self, name: str) -> int:
-        return 0
-
-    def read(self, name: str, *where: slice | None) -> Tensor:
-        with self._folder.open(self.path.name) as stream, WEIGHTS.damaged(self.path):
-            self.check_unchanged(stream)
-            return cut(self._load(stream)[name].contiguous(), where)
-
-    @staticmethod
-    def _load(stream: IO[bytes]) -> dict[str, Tensor]:
-        import torch  # takes a second
-
-        stream.seek(0)
-        with torch._C.DisableTorchFunction():
-            return plain_tensors(torch.load(stream, map_location="cpu", weights_only=True))
 
 
 class _Archive:

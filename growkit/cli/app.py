@@ -188,8 +188,7 @@ def verify_command(
     ),
 ) -> int:
     """Prove that OUT computes what SRC computes: logits in strict float64 and in its own dtype."""
-    from growkit.checkpoint.inputs import Inputs
-    from growkit.checkpoint.publishing import sweep
+    from growkit.checkpoint.publishing import Inputs, sweep
     from growkit.proof.preflight import check_settings, check_vocabularies
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars

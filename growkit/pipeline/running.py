@@ -246,6 +246,7 @@ class _Run:
             check_settings(recipe.verify, source)
         model_files.check_carried(source.opened)
         self._plan()
+        self.lineage.check_duplicates()
         if self.dry_run:
             return self._estimated()
         preflight(recipe.verify, source, self.target)

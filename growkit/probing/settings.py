@@ -12,8 +12,7 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.names import name_of, perhaps
 from growkit.base.settings import DEVICES, option
-from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.publishing import MANIFEST
+from growkit.checkpoint.publishing import MANIFEST, Inputs
 from growkit.engine.texts import read_text
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import Recipe

@@ -13,8 +13,8 @@ from growkit.base.names import did_you_mean, name_of
 from growkit.base.registry import members
 from growkit.base.settings import Settings, check_seed, option
 from growkit.checkpoint.folder import check_name
-from growkit.checkpoint.inputs import Inputs
 from growkit.checkpoint.model_files import HUB_NAME, STORE, address_in
+from growkit.checkpoint.publishing import Inputs
 from growkit.checkpoint.tensors import TORCH_NAMES
 from growkit.recipe.operations import STEPS as STEPS
 from growkit.recipe.operations import ConvertStep as ConvertStep

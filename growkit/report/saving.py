@@ -13,8 +13,7 @@ from markupsafe import Markup
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.inputs import Inputs
-from growkit.checkpoint.publishing import MANIFEST, made_around, write_whole
+from growkit.checkpoint.publishing import MANIFEST, Inputs, made_around, write_whole
 from growkit.report.drawing import escape, style_rules
 from growkit.report.probe import probe_view
 from growkit.report.proof import proof_view
