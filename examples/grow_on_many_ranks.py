@@ -20,8 +20,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, empty
 
+from growkit.base.tensors import TORCH_NAMES
 from growkit.checkpoint.model_files import carry_over
-from growkit.checkpoint.tensors import TORCH_NAMES
 from growkit.distributed import GrownStorageReader
 
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from growkit.checkpoint import tensors
+from growkit.base import tensors
 from growkit.engine import lending
 from growkit.engine.oracle import uninitialised
 from growkit.engine.strict import strict_float64

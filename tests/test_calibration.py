@@ -17,8 +17,8 @@ from torch import Tensor
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Weights
 from growkit.cli.demo.story import MODEL
 from growkit.conversions.shared_diff import low_rank
 from growkit.conversions.shared_diff.low_rank import Shared, share, spread, truncated

@@ -18,8 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig
 from typer.testing import CliRunner
 
 import growkit
+from growkit.base.tensors import TensorInfo
 from growkit.checkpoint import writing
-from growkit.checkpoint.tensors import TensorInfo
 from growkit.cli.app import app
 from growkit.cli.demo.story import MODEL
 from growkit.pipeline.estimate import estimate

@@ -28,7 +28,7 @@ from growkit.algebra.expansion import (
 )
 from growkit.algebra.law import copies_in, grow_slice, undo
 from growkit.algebra.shares import Shares
-from growkit.checkpoint.tensors import cut
+from growkit.base.tensors import cut
 from tests.conftest import seeded
 
 NOTATIONS = [

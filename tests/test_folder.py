@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from growkit.base.errors import InputError
+from growkit.base.tensors import Config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Config
 from growkit.engine.prompts import load_tokenizer
 from growkit.families.family import family_of
 from growkit.proof.companions import changed_sidecars, same_ids, without_effect

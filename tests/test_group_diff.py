@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, DiffLlamaForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import total_parameters
+from growkit.base.tensors import total_parameters
 from growkit.families.example import Example
 from growkit.families.family import family_of
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig

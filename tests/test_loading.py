@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import slabs
+from growkit.base.tensors import slabs
 from growkit.distributed import GrownStorageReader
 from growkit.distributed.grown import Grown
 from tests.conftest import save_model

@@ -34,7 +34,7 @@ from growkit.algebra.expansion import (
 )
 from growkit.algebra.shares import Shares
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config, Weights
+from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, stored_family
 from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
 from growkit.growth.expanding import expand

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.base.tensors import parts
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import parts
 from growkit.engine.lending import Stored, can_stay, lend
 from growkit.engine.spool import Spool
 from growkit.planning.plan import Planned

@@ -14,7 +14,7 @@ from growkit.algebra.expansion import IndexMap, in_blocks
 from growkit.algebra.law import grow_slice
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
 from growkit.algebra.splits import Draw, noise, split
-from growkit.checkpoint.tensors import cut
+from growkit.base.tensors import cut
 
 AMPLITUDES = [0.0, 0.01, Shares(10.0).amplitude, 0.5]
 EVERY_BYTE = torch.arange(256, dtype=torch.uint8)

@@ -19,10 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import LIST as LIST
-from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.tensors import (
+from growkit.base.tensors import (
     ANYWHERE,
     SAFETENSORS_NAMES,
     STORED_NAMES,
@@ -30,6 +27,9 @@ from growkit.checkpoint.tensors import (
     Weights,
     full,
 )
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.model_files import LIST as LIST
+from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import (
     TorchFile,
     WeightFile,

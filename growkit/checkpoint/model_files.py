@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from growkit.base.errors import InputError
 
 if TYPE_CHECKING:
+    from growkit.base.tensors import Config
     from growkit.checkpoint.folder import Folder
-    from growkit.checkpoint.tensors import Config
 
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 """Files with all weights, in the order in which they are preferred; each before its own index."""

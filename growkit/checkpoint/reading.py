@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
-from growkit.checkpoint.distributed_file import DistributedFile, open_model
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import LIST, check_files, weight_files
-from growkit.checkpoint.publishing import write_json
-from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.tensors import (
+from growkit.base.tensors import (
     FLOAT_BYTES,
     SAFETENSORS_NAMES,
     TORCH_NAMES,
@@ -28,6 +23,11 @@ from growkit.checkpoint.tensors import (
     main_dtype,
     total_bytes,
 )
+from growkit.checkpoint.distributed_file import DistributedFile, open_model
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.model_files import LIST, check_files, weight_files
+from growkit.checkpoint.publishing import write_json
+from growkit.checkpoint.scratch import temporary
 from growkit.checkpoint.weight_file import WeightFile, open_weights
 from growkit.checkpoint.writing import header_of
 

@@ -25,8 +25,7 @@ from unittest.mock import patch
 
 from growkit.base.errors import InputError, reason
 from growkit.base.parsing import parse_json
-from growkit.checkpoint.folder import Folder, read, state_of
-from growkit.checkpoint.tensors import (
+from growkit.base.tensors import (
     SAFETENSORS_NAMES,
     STORED_NAMES,
     TensorInfo,
@@ -34,6 +33,7 @@ from growkit.checkpoint.tensors import (
     cut,
     full,
 )
+from growkit.checkpoint.folder import Folder, read, state_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,14 +21,14 @@ from pathlib import Path
 from threading import Condition, Event, Lock
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.scratch import flush
-from growkit.checkpoint.tensors import (
+from growkit.base.tensors import (
     FLOAT_BYTES,
     TensorInfo,
     Weights,
     total_bytes,
     total_parameters,
 )
+from growkit.checkpoint.scratch import flush
 
 WORKERS = 2
 """Tensors made at the same time: one computes while another is on its way to the disk. As many

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from growkit.algebra.shares import Shares
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights
+from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights
 from growkit.conversions.diff_v2 import differential, doubled, noise_like_signal
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.conversions.shared_diff import multiplied_out

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from growkit.checkpoint.tensors import Config, TensorInfo, Weights
+from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from growkit.checkpoint.tensors import TensorInfo, Weights
+from growkit.base.tensors import TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.planning.operation import Change, Option, Row
 from growkit.planning.plan import Rule

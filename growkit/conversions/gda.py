@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from growkit.checkpoint.tensors import Weights
+from growkit.base.tensors import Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.planning.operation import Change, Row
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config, TensorInfo, Weights, main_dtype
+from growkit.base.tensors import Config, TensorInfo, Weights, main_dtype
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads, variant
 from growkit.families.family import Family

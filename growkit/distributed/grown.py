@@ -14,11 +14,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.folder import read_json
-from growkit.checkpoint.model_files import GENERATION, check_carried
-from growkit.checkpoint.publishing import own_hash
-from growkit.checkpoint.reading import Checkpoint, outlined
-from growkit.checkpoint.tensors import (
+from growkit.base.tensors import (
     TORCH_NAMES,
     Config,
     TensorInfo,
@@ -27,6 +23,10 @@ from growkit.checkpoint.tensors import (
     main_dtype,
     slabs,
 )
+from growkit.checkpoint.folder import read_json
+from growkit.checkpoint.model_files import GENERATION, check_carried
+from growkit.checkpoint.publishing import own_hash
+from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import sha256
 from growkit.engine.oracle import lacks_class, parsed
 from growkit.families.added import stranger, temporary_family

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from growkit.base.errors import InputError, foreign
-from growkit.checkpoint.reading import Checkpoint, outlined
-from growkit.checkpoint.tensors import (
+from growkit.base.tensors import (
     SAFETENSORS_NAMES,
     STORED_NAMES,
     Config,
@@ -28,6 +27,7 @@ from growkit.checkpoint.tensors import (
     Weights,
     cut,
 )
+from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.engine.loader import Conversion, check_class, loading, the_tensor
 from growkit.engine.oracle import (
     experts_implementation,

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Config
 from growkit.families.family import families
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from growkit.checkpoint.tensors import Weights
+from growkit.base.tensors import Weights
 from growkit.engine.calls import (
     Arguments,
     Call,

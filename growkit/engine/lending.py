@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from growkit.checkpoint.tensors import (
+from growkit.base.tensors import (
     AT_ONCE,
     STORED_NAMES,
     TensorInfo,

@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from growkit.base.errors import InputError, foreign
+from growkit.base.tensors import Config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import check_loaded
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Config
 from growkit.engine.oracle import inert, lacks_class, parsed, quiet
 from growkit.planning.layouts import as_diff_transformer
 

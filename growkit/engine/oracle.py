@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from growkit.base.errors import InputError, foreign
+from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.tensors import Config, Weights
 from growkit.families.family import families, family_of
 from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer, read_layout

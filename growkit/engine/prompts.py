@@ -18,9 +18,9 @@ from torch import Tensor
 
 from growkit.base.errors import InputError, foreign
 from growkit.base.settings import Settings
+from growkit.base.tensors import Config
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import check_loaded
-from growkit.checkpoint.tensors import Config
 from growkit.engine.oracle import longest_context, quiet
 from growkit.engine.texts import documents, read_text
 

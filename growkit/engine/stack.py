@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from growkit.base.errors import InputError, foreign, reason
-from growkit.checkpoint.tensors import Weights
+from growkit.base.tensors import Weights
 from growkit.engine.calls import Call, CallError, LayerOutput, NoStackError
 from growkit.engine.class_weights import empty_model, persistent_buffers
 from growkit.engine.lending import Lender

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor
 from growkit.families.family import Family
 from growkit.families.llama import last_layer_norm, layer_norm, untied

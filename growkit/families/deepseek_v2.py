@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor
 from growkit.families.experts import Experts
 from growkit.families.family import Family

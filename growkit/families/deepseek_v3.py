@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.deepseek_v2 import EXPERTS, mla_with_experts
 from growkit.families.deepseek_v2 import FAMILY as DEEPSEEK_V2
 from growkit.families.description import Tensor

@@ -30,8 +30,8 @@ from growkit.algebra.axes import Axis, Pattern
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.parsing import in_yaml
+from growkit.base.tensors import Config
 from growkit.checkpoint.folder import read_yaml
-from growkit.checkpoint.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor, always
 from growkit.families.family import LISTS, Family
 from growkit.families.sizes import Axes

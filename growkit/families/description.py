@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from growkit.algebra.axes import Order, Pattern, Role
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 
 
 def always(config: Config) -> bool:

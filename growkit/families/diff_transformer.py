@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import DiffForm, Multiple, Norm, Tensor, always
 from growkit.families.family import LISTS, Family
 from growkit.families.llama import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.family import Family
 from growkit.families.headers import Headers
 

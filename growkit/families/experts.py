@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 
 EAGER_EXPERTS = 'experts_implementation="eager"'
 """How models load whose experts transformers' products of groups would refuse."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from growkit.algebra.axes import with_keys_and_values
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor, always
 from growkit.families.family import Family
 from growkit.families.llama import tied, untied

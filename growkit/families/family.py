@@ -14,7 +14,7 @@ from growkit.algebra.axes import Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.base.registry import members
-from growkit.checkpoint.tensors import Config, Weights
+from growkit.base.tensors import Config, Weights
 from growkit.families.added import added_family
 from growkit.families.description import (
     COUNTED,

@@ -8,7 +8,7 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/gp
 
 from __future__ import annotations
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor
 from growkit.families.family import Family
 

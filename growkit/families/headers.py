@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
+from growkit.base.tensors import ANYWHERE, TORCH_NAMES, Config, TensorInfo, Weights
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import MOST_DIGITS
-from growkit.checkpoint.tensors import ANYWHERE, TORCH_NAMES, Config, TensorInfo, Weights
 from growkit.families.family import Family, family_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Headers(Weights):
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:  # type: ignore[override]
-        """See ``growkit.checkpoint.tensors.Weights``; all in the dtype of the config."""
+        """See ``growkit.base.tensors.Weights``; all in the dtype of the config."""
         dtypes = {torch_name: name for name, torch_name in TORCH_NAMES.items()}
         said = self.config.get("dtype") or self.config.get("torch_dtype") or "float32"
         if said not in dtypes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from growkit.algebra.axes import Pattern, Role
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Tensor
 from growkit.families.family import Family
 

@@ -5,7 +5,7 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/ma
 
 from __future__ import annotations
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Norm, Tensor
 from growkit.families.family import Family
 from growkit.families.llama import tied, untied

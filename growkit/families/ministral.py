@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.layers import windows
 from growkit.families.mistral import FAMILY as MISTRAL
 

@@ -11,7 +11,7 @@ https://huggingface.co/Motif-Technologies/Motif-2-12.7B-Base
 from __future__ import annotations
 
 from growkit.algebra.axes import in_groups
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import DiffForm, Multiple, Tensor
 from growkit.families.diff_transformer import (
     HEADS_SHARE_KEYS,

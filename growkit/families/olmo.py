@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Norm
 from growkit.families.llama import FAMILY as LLAMA
 from growkit.families.llama import mlp_bias, tied

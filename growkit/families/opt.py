@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Multiple, Norm, Tensor
 from growkit.families.family import Family
 from growkit.families.llama import tied, untied

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Norm, Tensor, always
 from growkit.families.llama import (
     ATTENTION,

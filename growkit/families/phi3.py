@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Tensor
 from growkit.families.llama import ATTENTION, MLP, skeleton
 from growkit.families.llama import FAMILY as LLAMA

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Tensor, always
 from growkit.families.layers import windows
 from growkit.families.llama import FAMILY as LLAMA

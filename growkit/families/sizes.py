@@ -8,7 +8,7 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import nearest
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.description import Multiple
 
 MOST_LAYERS = 10_000

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.families.family import LISTS
 from growkit.families.llama import FAMILY as LLAMA
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from growkit.algebra.axes import Pattern, Role
 from growkit.algebra.shares import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config, TensorInfo, Weights
+from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.families.family import Family, stored_family
 from growkit.families.sizes import MOST_SIZE
 from growkit.growth.expanding import expand, placed_copies

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config, Weights
+from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, stored_family
 from growkit.families.layers import relayered, writers
 from growkit.families.sizes import MOST_LAYERS

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from growkit.algebra.axes import Dimension, Order, Pattern, Role
 from growkit.algebra.shares import Shares
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config, TensorInfo, Weights
+from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.families.description import Norm, Tensor
 from growkit.families.family import Family
 from growkit.planning.plan import Plan, Rule, unused_tensors

@@ -26,7 +26,7 @@ from functools import partial
 from growkit.algebra.axes import Pattern, Role
 from growkit.algebra.shares import Shares
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config, TensorInfo, Weights
+from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.families.description import Tensor
 from growkit.families.family import Family, stored_family
 from growkit.families.sizes import MOST_EXPERTS

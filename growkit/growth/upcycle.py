@@ -27,7 +27,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.families.experts import NEW, Dense, Experts
 from growkit.families.family import Family, families, stored_family
 from growkit.growth.experts import (

@@ -17,7 +17,7 @@ from torch import nn
 
 from growkit.algebra.axes import Axis, Pattern
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.families.sizes import Axes
 from growkit.inference.classes import ALSO, NAMED, unheard

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from growkit.base.errors import InputError, foreign
-from growkit.checkpoint.tensors import Config
+from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet
 from growkit.families.sizes import MOST_LAYERS
 

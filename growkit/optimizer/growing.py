@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
+from growkit.base.tensors import ANYWHERE, TORCH_NAMES, Config, TensorInfo, Weights, cut, full
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import ANYWHERE, TORCH_NAMES, Config, TensorInfo, Weights, cut, full
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class

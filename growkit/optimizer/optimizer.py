@@ -11,8 +11,8 @@ from typing import cast
 from growkit.base.errors import InputError
 from growkit.base.progress import Progress
 from growkit.base.registry import members
+from growkit.base.tensors import FLOAT_BYTES, total_bytes, total_parameters
 from growkit.checkpoint.reading import Checkpoint, outlined
-from growkit.checkpoint.tensors import FLOAT_BYTES, total_bytes, total_parameters
 from growkit.optimizer.groups import Factors, class_updates
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters, check_trainable, parameters_of

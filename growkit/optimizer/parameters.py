@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from growkit.base.errors import InputError
+from growkit.base.tensors import Config
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Config
 from growkit.engine.class_weights import empty_model
 from growkit.engine.loader import Conversion, loading
 from growkit.engine.oracle import lacks_class

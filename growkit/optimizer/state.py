@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import Weights
+from growkit.base.tensors import Weights
 from growkit.optimizer.groups import RATES, ParamGroup
 from growkit.optimizer.parameters import Parameters
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
-from growkit.checkpoint.tensors import Weights
+from growkit.base.tensors import Weights
 from growkit.families.example import Example, example
 from growkit.families.family import Family, families, family_of
 from growkit.families.headers import Headers

@@ -14,9 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from growkit.base.settings import Settings
-from growkit.checkpoint.folder import Folder
-from growkit.checkpoint.model_files import carried_bytes
-from growkit.checkpoint.tensors import (
+from growkit.base.tensors import (
     TORCH_NAMES,
     TensorInfo,
     Weights,
@@ -24,6 +22,8 @@ from growkit.checkpoint.tensors import (
     total_bytes,
     total_parameters,
 )
+from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.model_files import carried_bytes
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
 from growkit.families.added import temporary_family
 from growkit.planning.plan import SMALL as SMALL_TENSOR

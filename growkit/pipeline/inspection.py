@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import (
+from growkit.base.tensors import (
     TORCH_NAMES,
     Config,
     main_dtype,
     total_bytes,
     total_parameters,
 )
+from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.inside import Inside
 from growkit.families.added import temporary_family
 from growkit.families.described import load_description

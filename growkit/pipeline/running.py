@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from growkit.base.errors import InputError
 from growkit.base.progress import Progress, Silent, shown
 from growkit.base.settings import Settings, settings_of
+from growkit.base.tensors import Weights
 from growkit.base.units import given_date
 from growkit.checkpoint import model_files, publishing, writing
 from growkit.checkpoint.distributed_file import distributed_shards, write_list
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Weights
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
 from growkit.families.added import stranger, temporary_family

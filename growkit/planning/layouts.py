@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
 from growkit.base.limits import within
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.families.description import DiffForm
 from growkit.families.description import Tensor as Described
 from growkit.families.diff_transformer import DEFAULTS, OF_SOME

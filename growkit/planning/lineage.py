@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from growkit.checkpoint.tensors import Weights
+from growkit.base.tensors import Weights
 from growkit.planning.plan import Plan, Planned, Rule
 from growkit.planning.transforms import Kept, Mapped, Transform
 

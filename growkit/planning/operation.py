@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
-from growkit.checkpoint.tensors import Config, Weights
+from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, families
 from growkit.planning.plan import Plan
 from growkit.results.operation import RankTried

@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import (
+from growkit.base.tensors import (
     ANYWHERE,
     AT_A_TIME,
     FLOAT_BYTES,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from growkit.algebra.axes import Role
 from growkit.algebra.shares import Shares
 from growkit.base.errors import InputError
-from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, Weights
+from growkit.base.tensors import TORCH_NAMES, TensorInfo, Weights
 from growkit.planning.updates import Update
 
 if TYPE_CHECKING:

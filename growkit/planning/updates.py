@@ -20,7 +20,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Role
-from growkit.checkpoint.tensors import TensorInfo
+from growkit.base.tensors import TensorInfo
 from growkit.results.operation import UpdateGroup, Updates
 
 if TYPE_CHECKING:

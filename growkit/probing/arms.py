@@ -16,9 +16,9 @@ from torch import Tensor
 
 from growkit.base.errors import InputError, PlaceError, foreign
 from growkit.base.progress import Advance, Progress
+from growkit.base.tensors import total_parameters
 from growkit.checkpoint.publishing import is_untouched
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import total_parameters
 from growkit.engine.oracle import lacks_class, load_model, longest_context
 from growkit.engine.prompts import ids_of, load_tokenizer
 from growkit.engine.texts import documents, read_text

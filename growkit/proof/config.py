@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Checkpoint, rounds
-from growkit.checkpoint.tensors import TORCH_NAMES, Config
 from growkit.engine.loader import LAYERS
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
 from growkit.families.diff_transformer import FAMILY as DIFF

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from growkit.algebra.expansion import NOTHING
+from growkit.base.tensors import Config, Weights
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Config, Weights
 from growkit.engine.class_weights import ClassWeights
 from growkit.engine.loader import loading
 from growkit.engine.oracle import lacks_class

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from growkit.base.tensors import TORCH_NAMES, TensorInfo, main_dtype
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import TORCH_NAMES, TensorInfo, main_dtype
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import longest_context

@@ -16,12 +16,12 @@ from itertools import islice
 from typing import Any
 
 from growkit.base.errors import InputError
+from growkit.base.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import GENERATION, carried, code_of, is_of_tokenizer, matches
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, main_dtype
 from growkit.engine.loader import Loading, loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
 from growkit.families.family import families, family_of

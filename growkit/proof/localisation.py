@@ -22,8 +22,8 @@ from growkit.algebra.axes import Pattern, Role
 from growkit.algebra.expansion import index_map, side_by_side
 from growkit.base.errors import InputError
 from growkit.base.limits import within, within_each
+from growkit.base.tensors import TORCH_NAMES, Config, Weights, main_dtype
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, Weights, main_dtype
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.oracle import lacks_class

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from growkit.base.errors import InputError, foreign
+from growkit.base.tensors import Config, total_parameters
 from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
-from growkit.checkpoint.tensors import Config, total_parameters
 from growkit.engine.calls import Call
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import load_model, longest_context, quiet

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError
+from growkit.base.tensors import total_bytes
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import total_bytes
 from growkit.engine import devices
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import StoredGradients

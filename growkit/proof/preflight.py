@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from growkit.base.errors import InputError
 from growkit.base.settings import NO_GPU, Settings
+from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Weights
 from growkit.engine.texts import check_tokenizer, read_text
 
 

@@ -22,9 +22,9 @@ from torch import Tensor
 from growkit.base.errors import InputError
 from growkit.base.limits import within
 from growkit.base.settings import Settings
+from growkit.base.tensors import TensorInfo, total_parameters
 from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import TensorInfo, total_parameters
 from growkit.engine.metrics import finite
 from growkit.engine.oracle import load_model
 from growkit.engine.prompts import make_prompts

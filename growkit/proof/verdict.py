@@ -14,9 +14,9 @@ from growkit.base.errors import InputError
 from growkit.base.limits import within
 from growkit.base.progress import Advance, Progress, Silent
 from growkit.base.settings import Settings
+from growkit.base.tensors import total_bytes, total_parameters
 from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import total_bytes, total_parameters
 from growkit.engine import devices
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts

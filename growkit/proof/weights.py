@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from growkit.checkpoint.tensors import TensorInfo, Weights, parts
+from growkit.base.tensors import TensorInfo, Weights, parts
 from growkit.planning.lineage import Lineage, LostError
 from growkit.planning.plan import Plan, Rule
 from growkit.proof.findings import Recovered

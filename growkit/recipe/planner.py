@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
-from growkit.checkpoint.reading import Checkpoint, Widened, rounded
-from growkit.checkpoint.tensors import (
+from growkit.base.tensors import (
     FLOAT_BYTES,
     TORCH_NAMES,
     Config,
@@ -19,6 +18,7 @@ from growkit.checkpoint.tensors import (
     total_bytes,
     total_parameters,
 )
+from growkit.checkpoint.reading import Checkpoint, Widened, rounded
 from growkit.families.experts import EAGER_EXPERTS
 from growkit.families.family import family_of, stored_family
 from growkit.planning.layouts import read_layout

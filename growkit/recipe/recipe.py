@@ -12,10 +12,10 @@ from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean, name_of
 from growkit.base.registry import members
 from growkit.base.settings import Settings, check_seed, option
+from growkit.base.tensors import TORCH_NAMES
 from growkit.checkpoint.folder import check_name
 from growkit.checkpoint.model_files import HUB_NAME, STORE, address_in
 from growkit.checkpoint.publishing import Inputs
-from growkit.checkpoint.tensors import TORCH_NAMES
 from growkit.recipe.operations import STEPS as STEPS
 from growkit.recipe.operations import ConvertStep as ConvertStep
 from growkit.recipe.operations import GrowStep as GrowStep

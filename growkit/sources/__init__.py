@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from growkit.base.errors import InputError
+from growkit.base.tensors import Weights
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import check_names, weight_files
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import Weights
 from growkit.engine.inside import alone
 from growkit.families.headers import headers_of
 from growkit.sources.hub import address_of, fetch

@@ -28,9 +28,9 @@ from transformers import (
 
 from growkit.base.errors import InputError
 from growkit.base.limits import within
+from growkit.base.tensors import STORED_NAMES
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
-from growkit.checkpoint.tensors import STORED_NAMES
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
 from growkit.proof.fingerprint import COMPUTED, Question, apart, fingerprint_of

@@ -13,7 +13,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, TensorInfo, Weights
+from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, Special, refuse, rewrite
 from growkit.conversions.shared_diff.search import Heads, Search, Way, projections, weight_of
 from growkit.families.diff_transformer import FAMILY as DIFF

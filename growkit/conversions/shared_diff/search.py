@@ -19,7 +19,7 @@ from growkit.base.errors import InputError
 from growkit.base.limits import within
 from growkit.base.progress import Advance, current, nothing
 from growkit.base.settings import Settings
-from growkit.checkpoint.tensors import TORCH_NAMES, Config, Weights, main_dtype, total_bytes
+from growkit.base.tensors import TORCH_NAMES, Config, Weights, main_dtype, total_bytes
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import shared_keys
 from growkit.families.llama import ATTENTION

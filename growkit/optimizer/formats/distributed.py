@@ -28,10 +28,10 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from growkit.base.errors import InputError
+from growkit.base.tensors import STORED_NAMES
 from growkit.checkpoint.distributed_file import REMEDY, DistributedFile, Listed, read_list, refusing
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import LIST
-from growkit.checkpoint.tensors import STORED_NAMES
 from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: read lazily, written streamed, published when proved."""
+"""Tensors by name: headers, parts and sizes, wherever the data is."""
 
 from __future__ import annotations
 
