@@ -18,8 +18,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo.story import MODEL
-from growkit.proof.findings import Recovered
-from growkit.proof.weights import compare_weights
+from growkit.proof.weights import Recovered, compare_weights
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import save_model, seeded

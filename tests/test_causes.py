@@ -1,4 +1,4 @@
-"""The cause of a difference is named from what a component hands on, also in narrow dtypes."""
+"""The cause of a difference is read off the tensor at fault, also in narrow dtypes."""
 
 from __future__ import annotations
 
@@ -8,58 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from growkit.proof.localisation import ComponentOutput, cause_of, factor_said
+from growkit.proof.localisation import cause_of, factor_sentence
 
 SPACINGS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-23}
-TOLERANCE = 1e-12
+ROWS, COLUMNS, HEAD_DIM = 96, 64, 8
 
 
-def told(
-    dtype: torch.dtype, change: Callable[[Tensor], Tensor], spread: float = 2.0, tokens: int = 64
-) -> tuple[float | None, str | None]:
-    """What is said of a matrix that was changed and stored again.
-
-    Args:
-        dtype: that it is stored in.
-        change: what was done to it, rows first.
-        spread: of the sizes of activations, of which trained models have a few large ones.
-        tokens: how many were looked at.
-    """
+def cause(dtype: torch.dtype, change: Callable[[Tensor], Tensor]) -> tuple[float | None, str]:
+    """The cause for a matrix that was changed and stored again, read in three blocks."""
     numbers = torch.Generator().manual_seed(0)
-    weights = torch.randn(96, 64, generator=numbers, dtype=torch.float64).to(dtype)
-    given = torch.randn(tokens, 64, generator=numbers, dtype=torch.float64)
-    given *= (spread * torch.randn(64, generator=numbers, dtype=torch.float64)).exp()
+    weights = torch.randn(ROWS, COLUMNS, generator=numbers, dtype=torch.float64).to(dtype)
     stored = change(weights.double()).to(dtype)
-    part = ComponentOutput("mlp", "m", given @ weights.double().T, given @ stored.double().T, 1)
-    return cause_of(part, TOLERANCE, SPACINGS[dtype])
-
-
-@pytest.mark.parametrize("spread", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize(
-    ("dtype", "factor", "said"),
-    [
-        (torch.bfloat16, 1.01, "about 1.01"),
-        (torch.bfloat16, 0.95, "about 0.95"),
-        (torch.bfloat16, -3.0, "about -3"),
-        (torch.float16, 1.01, "about 1.01"),
-        (torch.float32, 1.001, "1.001"),
-    ],
-)
-def test_a_factor_is_seen_through_rounding(
-    dtype: torch.dtype, factor: float, said: str, spread: float
-) -> None:
-    found, cause = told(dtype, lambda weights: weights * factor, spread)
-    assert found == pytest.approx(factor, rel=SPACINGS[dtype] / 4)
-    assert cause == f"everything is multiplied by {said}"
-    of_some, cause = told(dtype, lambda w: torch.cat([w[:32] * factor, w[32:]]), spread)
-    assert of_some == pytest.approx(factor, rel=SPACINGS[dtype])
-    assert cause is not None
-    assert cause.startswith("32 of 96 rows are multiplied by")
-
-
-def test_digits_are_those_that_weights_have() -> None:
-    said = [factor_said(1.00953053, spacing) for spacing in SPACINGS.values()]
-    assert said == ["about 1.01", "about 1.01", "1.00953"]
+    blocks = zip(weights.split(40), stored.split(40), strict=True)
+    factor, found = cause_of(blocks, SPACINGS[dtype], head_dim=HEAD_DIM)
+    assert found is not None
+    return factor, found
 
 
 def other(weights: Tensor, rows: slice) -> Tensor:
@@ -69,10 +32,52 @@ def other(weights: Tensor, rows: slice) -> Tensor:
     return changed
 
 
+@pytest.mark.parametrize(
+    ("dtype", "factor", "sentence"),
+    [
+        (torch.bfloat16, 1.01, "about 1.01"),
+        (torch.bfloat16, 0.95, "about 0.95"),
+        (torch.bfloat16, -3.0, "about -3"),
+        (torch.float16, 1.01, "about 1.01"),
+        (torch.float32, 1.001, "1.001"),
+    ],
+)
+def test_a_factor(dtype: torch.dtype, factor: float, sentence: str) -> None:
+    found, of_all = cause(dtype, lambda weights: weights * factor)
+    assert found == pytest.approx(factor, rel=SPACINGS[dtype] / 4)
+    assert of_all == f"everything is multiplied by {sentence}"
+    found, of_some = cause(dtype, lambda w: torch.cat([w[:32] * factor, w[32:]]))
+    assert found == pytest.approx(factor, rel=SPACINGS[dtype])
+    assert of_some == f"32 of 96 rows are multiplied by {sentence}"
+
+
 @pytest.mark.parametrize("dtype", SPACINGS)
-def test_what_is_no_factor_is_not_called_one(dtype: torch.dtype) -> None:
-    assert told(dtype, lambda w: other(w, slice(0, 96)))[1] == "96 of 96 rows have other weights"
-    assert told(dtype, lambda w: other(w, slice(5, 6)))[1] == "1 of 96 rows have other weights"
-    factor, cause = told(dtype, lambda w: other(w * 1.05, slice(5, 6)))
-    assert factor is None
-    assert cause == "96 of 96 rows have other weights"
+def test_other_causes(dtype: torch.dtype) -> None:
+    """Also the control: no factor is reported where one row is not multiplied by it."""
+    order = torch.arange(ROWS)
+    inside = order.view(-1, 2, HEAD_DIM // 2).transpose(1, 2).flatten()
+    heads = order.view(-1, HEAD_DIM).flip(0).flatten()
+    of_its_own = torch.linspace(2, 3, ROWS, dtype=torch.float64)[:, None]
+    cases: list[tuple[Callable[[Tensor], Tensor], str]] = [
+        (lambda w: other(w, slice(0, 96)), "96 of 96 rows have other weights"),
+        (lambda w: other(w, slice(5, 6)), "1 of 96 rows have other weights"),
+        (lambda w: other(w * 1.05, slice(5, 6)), "96 of 96 rows have other weights"),
+        (lambda w: w * of_its_own, "everything is multiplied, each by a number of its own"),
+        (lambda w: w[inside], "rows inside heads are in another order, as in RoPE layouts"),
+        (lambda w: w[heads], "heads are in another order"),
+        (lambda w: w.roll(3, 0), "96 rows are in another order"),
+    ]
+    for change, sentence in cases:
+        assert cause(dtype, change) == (None, sentence)
+
+
+def test_a_vector_and_sound_rows() -> None:
+    vector = torch.linspace(1, 2, 9)
+    assert cause_of([(vector, vector)], 2.0**-23) == (None, None)
+    assert cause_of([(vector, 1.5 * vector)], 2.0**-23)[0] == pytest.approx(1.5)
+    assert cause_of([(vector, vector.flip(0))], 2.0**-23) == (None, "it has other weights")
+
+
+def test_digits_are_those_that_weights_have() -> None:
+    sentences = [factor_sentence(1.00953053, spacing) for spacing in SPACINGS.values()]
+    assert sentences == ["about 1.01", "about 1.01", "1.00953"]

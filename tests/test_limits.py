@@ -14,7 +14,7 @@ import growkit
 from growkit.base.limits import within, within_each
 from growkit.cli.app import app
 from growkit.engine.metrics import Distance
-from growkit.proof.findings import Strict
+from growkit.proof.parts import Strict
 from growkit.report.proof import headroom, proof_view
 from growkit.report.saving import page
 from growkit.report.view import figure

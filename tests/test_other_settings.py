@@ -16,7 +16,7 @@ from growkit.engine import oracle
 from growkit.proof.config import follows
 from growkit.proof.folder import compare_with_plan
 from growkit.proof.modes import LONGEST
-from growkit.proof.origin import origin_of
+from growkit.proof.weights import origin_of
 from growkit.recipe.manifest import read_record
 from tests import left_out
 from tests.conftest import save_random
@@ -87,7 +87,7 @@ def test_a_setting_that_no_prompt_shows(
         decides, told = found(source, target)
         checkpoints = Checkpoint(source), Checkpoint(target)
         origin = origin_of(*checkpoints, read_record(checkpoints[1]).recipe)
-        by_manifest = compare_with_plan(*checkpoints, origin.plans[-1].config)
+        by_manifest = compare_with_plan(*checkpoints, origin.lineage.plans[-1].config)
     finally:
         (target / "config.json").write_bytes(was)
     assert any(key in said for said in (decides if changed else told)), (decides, told)

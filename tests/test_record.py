@@ -15,7 +15,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import prompts
-from growkit.proof.origin import origin_of
+from growkit.proof.weights import origin_of
 from growkit.recipe.manifest import read_record
 from growkit.report.proof import proof_view
 from tests.conftest import save_model

@@ -83,8 +83,7 @@ def test_copies_in_another_order_are_compared_as_well(make: Make, tmp_path: Path
     result = growkit.verify(source, tmp_path / "target", **QUICK)
     assert result["first_differing_layer"] == 3
     assert result["fault"] is not None
-    assert result["fault"]["component"] == "k_proj"
-    assert result["fault"]["factor"] == pytest.approx(1.01)
+    assert result["fault"]["component"] is None  # which only a manifest tells
 
 
 def test_a_row_that_no_prompt_touches(pair: Path, broken: Path) -> None:

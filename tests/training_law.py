@@ -267,10 +267,10 @@ def trained_with(pair: Pair, steps: int = 2) -> tuple[dict[str, Update], Callabl
     All factors have something to do in the proof's own training: eps is large, everything decays.
     """
     before, after = Checkpoint(pair.source), Checkpoint(pair.target)
-    batches = proof.Batches(Settings(steps=steps, length=16), before)
+    batches = proof._batches(Settings(steps=steps, length=16), before)
     updates = class_updates(after, law_of(pair.lineage).updates)
     device = torch.device("cpu")
-    state, grown, _ = proof._begun(None, before, after, pair.lineage, batches, device)
+    state, grown = proof.first_moments(before, after, pair.lineage, batches[0], device)
     expected = proof._trained(pair.source, state, batches, device)
 
     def apart(factors: dict[str, Update]) -> float:

@@ -13,8 +13,8 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.optimizer.optimizer import written_in
 from growkit.planning.updates import law_of
-from growkit.proof.origin import origin_of
 from growkit.proof.training import StatePaths, States, prove_training
+from growkit.proof.weights import origin_of
 from growkit.recipe.manifest import read_record
 from growkit.results.proof import TrainingProof
 from tests.conftest import load_strict, save_model

@@ -213,3 +213,9 @@ def logits_in_pieces(
         for (of, rows), one, other in zip(taken, logits, others, strict=True):
             yield of, one, other, following[of][rows], rows.start
         at_once = max(1, LOGITS_AT_ONCE // logits[0].shape[-1])
+
+
+def error_of(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the root mean square of what is expected."""
+    scale = expected.square().mean().sqrt().clamp_min(torch.finfo(expected.dtype).tiny)
+    return float((found - expected).abs_().max() / scale)

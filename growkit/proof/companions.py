@@ -6,7 +6,6 @@ in, files are merged or split. So where bytes differ, what transformers reads fr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -94,47 +93,10 @@ def _changed_in_tokenizer(
     return found + [name for name in added if name in read and not _agrees(name, target, first)]
 
 
-def written_otherwise(source: Folder, target: Folder) -> list[str]:
+def rewritten(source: Folder, target: Folder) -> list[str]:
     """Files of a tokenizer that both folders have, but not byte for byte."""
     names = [name for name in source.names(*FILES) if is_of_tokenizer(name) and target.has(name)]
     return [name for name in names if not same_bytes(source, target, name)]
-
-
-def without_effect(source: Folder, target: Folder) -> list[str]:
-    """Parts of a tokenizer's files that differ, where transformers loads the same from both.
-
-    Other engines may read them: truncation and padding in ``tokenizer.json``, sections of it that a
-    tokenizer's class makes itself, and settings that transformers drops.
-
-    Args:
-        source: a folder.
-        target: another, whose tokenizer is the same to transformers.
-    """
-    found = []
-    if not same_bytes(source, target, TOKENIZER):
-        one, other = _sections(source), _sections(target)
-        keys = sorted(one.keys() & other.keys())
-        found = [f"{key} in {TOKENIZER}" for key in keys if one[key] != other[key]]
-    if target.has(SETTINGS) and not same_bytes(source, target, SETTINGS):
-        was, now = _settings(source), _settings(target)
-        others = [key for key in sorted(now) if _plain(now[key]) != _plain(was.get(key))]
-        again = _loaded(target) if others else None
-        read = _saved_settings(again) if again is not None else now
-        found += [f"{key} in {SETTINGS}" for key in others if key not in read]
-    return found
-
-
-def _sections(folder: Folder) -> Mapping[str, Any]:
-    """Those of ``tokenizer.json`` as the tokenizers library reads it; empty if it cannot."""
-    from tokenizers import Tokenizer
-
-    if not folder.has(TOKENIZER):
-        return {}
-    sections: Mapping[str, Any] = {}
-    with suppress(InputError), quiet(), foreign(f"{TOKENIZER} cannot be read", "repair it"):
-        text = folder.bytes(TOKENIZER).decode()
-        sections = json.loads(Tokenizer.from_str(text).to_str())
-    return sections
 
 
 def _settings(folder: Folder) -> dict[str, Any]:
@@ -175,7 +137,7 @@ def _other_rules(before: Folder, after: Folder, first: Any, second: Any) -> str 
     """A file with other rules for tokenizers written in Python, which cannot be asked for them."""
     if any(getattr(each, "backend_tokenizer", None) is not None for each in (first, second)):
         return None
-    names = written_otherwise(before, after)
+    names = rewritten(before, after)
     rules = [name for name in names if not matches(name, (*SAVED, SPECIAL, ADDED))]
     return next((name for name in rules if not _same_json(before, after, name)), None)
 

@@ -5,62 +5,125 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from growkit.algebra.expansion import NOTHING
 from growkit.base.limits import within
+from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call, CallError
+from growkit.engine.class_weights import ClassWeights
 from growkit.engine.layerwise import Layerwise, Stage
-from growkit.engine.metrics import Distance, Head, distance_of, logits_in_pieces
+from growkit.engine.loader import loading
+from growkit.engine.metrics import Distance, Head, distance_of, error_of, logits_in_pieces
+from growkit.engine.oracle import lacks_class
 from growkit.engine.spool import Spool
-from growkit.proof.copies import Copied, copied_states, error_of
+from growkit.planning.layouts import read_layout
+from growkit.planning.lineage import Lineage, Places, traced
 from growkit.proof.fingerprint import Question
 from growkit.proof.modes import PREFILL, Mode, NotAskedError
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Which coordinate of the source each one of the target copies.
+
+    Attributes:
+        source: [coordinates of the target], ``NOTHING`` for zeros.
+        factor: what the target's tensor is multiplied by.
+    """
+
+    source: Tensor
+    factor: float = 1.0
+
+    def expected(self, given: Tensor) -> Tensor:
+        """What the target should have of the source's [..., coordinates]."""
+        zero = given.new_zeros(*given.shape[:-1], 1)  # where ``NOTHING`` points to
+        return torch.cat([given, zero], -1)[..., self.source.to(given.device)]
+
+    def summed(self, found: Tensor, size: int) -> Tensor:
+        """The sums of copies in the target's [..., coordinates]; ``size`` is the source's."""
+        sums = found.new_zeros(*found.shape[:-1], size + 1)
+        return sums.index_add_(-1, self.source.to(found.device) % (size + 1), found)[..., :-1]
+
+
+def copied_states(expected: Tensor, found: Tensor, copied: Copied | None) -> Copied | None:
+    """How the target's hidden states hold the source's; None if they cannot.
+
+    Args:
+        expected: states of the source, [tokens, hidden].
+        found: those of the target.
+        copied: what is known of it; without, whole spaces or single coordinates may be repeated.
+    """
+    size, grown = expected.shape[-1], found.shape[-1]
+    if copied and len(copied.source) == grown:
+        return copied
+    if grown % size:
+        return None
+    places = torch.arange(grown)
+    orders = Copied(places % size), Copied(places // (grown // size))
+    return min(orders, key=lambda order: error_of(found, order.expected(expected)))
+
+
+def hidden_copies(
+    lineage: Lineage, before: Checkpoint, after: Checkpoint, embeddings: tuple[str, str]
+) -> Copied | None:
+    """What hidden states copy, read off the embeddings; None if that is not known.
+
+    Args:
+        lineage: how the target was made.
+        before: the source.
+        after: the target.
+        embeddings: names of both embeddings in their classes, [vocabulary, hidden].
+    """
+    old, new = (_stored(*each) for each in zip((before, after), embeddings, strict=True))
+    made = traced(lineage.plans, new.tensor, 1, new) if new else None
+    if made is None or old is None or old.source is not None or made.tensor != old.tensor:
+        return None
+    assert new
+    size, grown = before.tensors[old.tensor].shape[1], after.tensors[new.tensor].shape[1]
+    source = np.arange(grown) if made.source is None else made.source
+    if len(source) != grown or source.max(initial=NOTHING) >= size:
+        return None  # the manifest does not describe this target
+    return Copied(torch.from_numpy(source), made.factor / old.factor)
+
+
+def _stored(checkpoint: Checkpoint, name: str) -> Places | None:
+    """The stored tensor that a parameter of the class is, and the places of its columns."""
+    if lacks_class(checkpoint.config):
+        return traced((read_layout(checkpoint),), name, 1)
+    stored = ClassWeights(checkpoint, loading(checkpoint).conversions).stored_as(name)
+    return Places(stored) if stored else None
+
 
 Pair = tuple[Stage | None, Stage | None, bool]
 """A stage of the source and one of the target, and whether they should hand on the same."""
 
 
-def _known(
-    before: Iterator[Stage], after: Iterator[Stage], layers: Sequence[int | None]
+def _pairs(
+    before: Iterator[Stage], after: Iterator[Stage], layers: Sequence[int | None] | None
 ) -> Iterator[Pair]:
-    """All stages of both, where ``layers`` are the source's that the target's layers compute.
+    """All stages of both.
 
-    None is a layer that returns what it is given.
+    Args:
+        before: of the source.
+        after: of the target.
+        layers: the source's layer that each layer of the target computes, None for one that returns
+            what it is given; None if that is not known.
     """
     one: Stage | None = next(before)
     yield one, next(after), True
-    done, same = 0, True  # of the source's layers
-    for layer in layers:
+    done, same = 0, layers is not None  # ``done`` counts the source's layers
+    for layer in layers or ():
         same = same and layer in (None, done)
         if layer is not None or not same:
             one, done = next(before, None), done + 1
         yield one, next(after, None), same
-    for left in before:
-        yield left, None, False
-
-
-def _found(before: Iterator[Stage], after: Iterator[Stage]) -> Iterator[Pair]:
-    """All stages of both, where that is not known: layers without effect have no partner."""
-    one: Stage | None = next(before)
-    other = next(after)
-    yield one, other, True
-    given = other.after[0]
-    for other in after:
-        other.let_go()  # the source's layer needs the room
-        if not other.after[0].equal(given):
-            handed = one.after[0] if one else given
-            one = None
-            for left in before:
-                if not left.after[0].equal(handed):
-                    one = left
-                    break
-                yield left, None, False
-        given = other.after[0]
-        yield one, other, True
-    for left in before:
-        yield left, None, False
+    for left, other in zip_longest(before, after):
+        yield left, other, False
 
 
 PROBE = 128
@@ -184,25 +247,23 @@ class Compared:
 
     Attributes:
         distances: between the logits, by mode.
-        by_layer: name of the embedding, of every layer and of the head, and the largest error of
-            what it hands on, relative to its scale; up to the last that can be compared.
-        source_modules: names of the source's modules that these were compared with.
+        by_layer: name of the embedding and of every layer, and the largest error of its output,
+            relative to its scale; up to the last that can be compared.
         worst: index of the prompt with the largest error.
         ends: what the last layers of source and target hand on of that prompt, [tokens, hidden].
         spread: what that of the source does of some tokens of every prompt, each [tokens, hidden].
         sample: pairs of logits, source and target.
-        head: name of the target's output head.
+        head: name of the target's output head; None if it is not known which layers correspond.
         answers: what source and target answer to a question that was asked as well.
     """
 
     distances: dict[str, Distance] = field(default_factory=dict)
     by_layer: list[tuple[str, float]] = field(default_factory=list)
-    source_modules: list[str] = field(default_factory=list)
     worst: int = 0
     ends: tuple[Tensor, Tensor] | None = None
     spread: list[Tensor] = field(default_factory=list)
     sample: list[list[float]] = field(default_factory=list)
-    head: str = ""
+    head: str | None = None
     answers: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -257,12 +318,10 @@ def compare(
     if probe:
         before = probe.disturb(before)
         after = probe.spoil(after, count // 2, probed)
-    found = Compared(head=target.names[-1])
     if layers is None or len(layers) != count:
         layers = range(count) if len(source.names) == len(target.names) else None
-    before = _let_go(before)
-    stages = _found(before, after) if layers is None else _known(before, after, layers)
-    ends = _walk(stages, padding, found, advance, copied)
+    found = Compared(head=target.names[-1] if layers is not None else None)
+    ends = _walk(_pairs(_let_go(before), after, layers), padding, found, advance, copied)
     found.spread = [state[_spread(state)] for state in ends[0][: len(asked[0].calls)]]
     with source.head() as source_head, target.head() as target_head:
         heads = source_head, target_head
@@ -339,7 +398,6 @@ def _walk(
                 ]
                 # torch's maximum keeps a NaN.
                 found.by_layer.append((other.name, float(torch.tensor(errors).max())))
-                found.source_modules.append(one.name)
         ends = (one.after if one else ends[0], other.after if other else ends[1])
         if other:
             other.let_go()  # the source's next layer needs the room

@@ -32,15 +32,16 @@ from growkit.proof.companions import (
     TOKENIZER,
     changed_generation,
     changed_sidecars,
+    rewritten,
     same_bytes,
     same_ids,
-    without_effect,
-    written_otherwise,
 )
 from growkit.proof.config import copied_layers, different_settings, layers_of, not_compared
 from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
+from growkit.results.advice import value_sentence
 from growkit.results.proof import ChangedValue
+from growkit.version import __version__
 
 SPEED = "use_cache"
 """A key that changes nothing of what a model computes."""
@@ -78,14 +79,27 @@ class FolderDifferences:
         named: what is not the same, or was not compared, and does not decide; in words.
         unknown: files of the target that nothing is known of.
         values: of keys in ``changed``, what they should be and what they are.
-        by_plan: those in ``changed`` that the plan itself resolves otherwise than the source.
+        of_source: those in ``changed`` that should be what they are in the source, not what growkit
+            writes.
     """
 
     changed: Sequence[str] = ()
     named: Sequence[str] = ()
     unknown: Sequence[str] = ()
     values: Sequence[ChangedValue] = ()
-    by_plan: Collection[str] = ()
+    of_source: Collection[str] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The first change in words."""
+        if not self.changed:
+            return "the files next to the weights are as they should be"
+        name = self.changed[0]
+        values = next((each for each in self.values if each["name"] == name), None)
+        instead = f" ({value_sentence(values)})" if values else ""
+        if name in self.of_source:
+            return f"{name} is not what it is in the source{instead}"
+        return f"{name} is not what growkit {__version__} writes{instead}"
 
 
 def compare_folders(
@@ -161,8 +175,9 @@ def compare_with_plan(
     compared = (GENERATION, *PROCESSORS)
     known = (is_of_tokenizer(n) or ("/" not in n and matches(n, compared)) for n in extra)
     unknown = [n for n, each in zip(extra, known, strict=True) if not (each or _is_read(n, runs))]
-    same = not any(map(is_of_tokenizer, changed))
-    named = (*_overruled(wanted, target), *_rewritten(source, target, same=same))
+    named = _without_effect(wanted, target, "its class") + _rewritten(source, target)
+    if target.config.get(SPEED) not in (None, wanted.get(SPEED)):
+        named.append(f"{SPEED} in config.json differs")
     of_plan = {each["name"] for each in by_plan}
     return FolderDifferences([*dict.fromkeys(changed)], named, unknown, values, of_plan)
 
@@ -181,9 +196,13 @@ def compare_with_source(
     Raises:
         InputError: the two have different vocabularies.
     """
-    both = ((source, loads), (target, loaded))
     ids, unseen = same_ids(source.opened, target.opened)
-    was, now = ({**each.config, "dtype": _dtype(model, each)} for model, each in both)
+    was, now = (
+        # Without a dtype in its config, a folder is loaded in that of its weights.
+        each.config
+        | {"dtype": str(each.config.get("dtype") or TORCH_NAMES[main_dtype(model.tensors)])}
+        for model, each in ((source, loads), (target, loaded))
+    )
     deeper = layers_of(was) != layers_of(now)
     copied = copied_layers(source, target) if deeper else None
     keys, named_keys = different_settings(was, now, copied)
@@ -204,15 +223,8 @@ def compare_with_source(
         changed.append("architectures in config.json")
     elif not classes and source.config.get("architectures"):
         named.append("architectures in config.json differs")
-    named += _overruled(source.config, target, named_keys)
-    # Keys that its class passes over, other engines may read.
-    keys = sorted(target.config.keys() - loaded.config.keys() - RENAMED - FREE)
-    named += [
-        f"{key} in config.json differs, which {loaded.model} does not read"
-        for key in keys
-        if target.config[key] not in (None, source.config.get(key), loads.config.get(key))
-    ]
-    named += [] if unseen else _rewritten(source, target, same=ids is None)
+    named += _without_effect({**loads.config, **source.config}, target, loaded.model)
+    named += [] if unseen else _rewritten(source, target)
     changed += [f"the tokenizer ({ids})"] if ids else []
     named += [f"not compared: {unseen}"] if unseen else []
     changed += [
@@ -235,59 +247,34 @@ def compare_with_source(
             if source.opened.has(name) and same_bytes(source.opened, target.opened, name):
                 continue
         unknown.append(name)
-    return FolderDifferences([*dict.fromkeys(changed)], named, unknown, values)
+    changed = [*dict.fromkeys(changed)]
+    return FolderDifferences(changed, named, unknown, values, changed)
 
 
-def _dtype(checkpoint: Checkpoint, loads: Loading) -> str:
-    """The dtype in which transformers loads a folder: its own if the config leaves it out."""
-    return str(loads.config.get("dtype") or TORCH_NAMES[main_dtype(checkpoint.tensors)])
-
-
-def _overruled(wanted: Config, target: Checkpoint, reported: Collection[str] = ()) -> list[str]:
-    """Notes on keys in ``config.json`` for which the class uses a value other than the file's.
+def _without_effect(wanted: Config, target: Checkpoint, model: str) -> list[str]:
+    """Notes on keys in ``config.json`` for which the class uses another value, or none.
 
     Args:
-        wanted: the expected contents of the file.
+        wanted: the expected value of every key.
         target: its folder.
-        reported: keys that were reported before.
+        model: the class.
     """
-    found, complete = target.config, resolved(target.config)
-    if complete is None:
-        return []
-    plain = json.loads(json.dumps(complete, default=str))
-    plain |= {"torch_dtype": plain.get("dtype")}
-    keys = sorted(
-        key
-        for key, value in found.items()
-        if key not in PROVENANCE_KEYS - {"torch_dtype"}
-        and key in plain
-        and value not in (None, plain[key], wanted.get(key))
-    )
-    cached = found.get(SPEED)
-    if cached not in (None, wanted.get(SPEED, complete.get(SPEED, cached))):
-        keys.append(SPEED)
+    complete = json.loads(json.dumps(resolved(target.config) or target.config, default=str))
+    complete["torch_dtype"] = complete.get("dtype")
+    keys = target.config.keys() - (PROVENANCE_KEYS | RENAMED | FREE) | {"torch_dtype"}
     return [
-        f"{key} in config.json differs, without effect in transformers"
-        for key in keys
-        if key not in reported
+        f"{key} in config.json differs, without effect in {model}"
+        for key in sorted(keys & target.config.keys())
+        if target.config[key] not in (None, complete.get(key), wanted.get(key))
     ]
 
 
-def _rewritten(source: Checkpoint, target: Checkpoint, *, same: bool) -> tuple[str, ...]:
-    """Notes on a tokenizer's files that are not the same bytes.
-
-    Args:
-        source: a folder.
-        target: the other one.
-        same: whether both tokenizers load and do the same.
-    """
-    names = written_otherwise(source.opened, target.opened)
-    if not names:
-        return ()
-    said = f"what transformers does with {listed(names)} was compared, not every byte"
-    parts = without_effect(source.opened, target.opened) if same else []
-    differ = "differ" if len(parts) > 1 else "differs"
-    return (said, *([f"{listed(parts)} {differ}, without effect in transformers"] * bool(parts)))
+def _rewritten(source: Checkpoint, target: Checkpoint) -> list[str]:
+    """A note on a tokenizer's files that are not the same bytes."""
+    names = rewritten(source.opened, target.opened)
+    return [f"what transformers does with {listed(names)} was compared, not every byte"] * bool(
+        names
+    )
 
 
 def _changed_buffers(

@@ -17,10 +17,9 @@ from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.calls import Call
-from growkit.engine.metrics import finite
+from growkit.engine.metrics import error_of, finite
 from growkit.engine.oracle import load_model, longest_context, quiet
 from growkit.engine.strict import strict_float64
-from growkit.proof.copies import error_of
 from growkit.results.proof import ModeResult
 from growkit.results.sentences import NOT_TRIED
 

@@ -1,10 +1,10 @@
-"""The parts of a proof: weights, logits in strict float64 and as stored, and where a fault is."""
+"""Logits of source and target in strict float64 and as stored, their limits, and the fault."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,27 +12,23 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError
+from growkit.base.limits import within
 from growkit.base.tensors import total_bytes
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine import devices
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import StoredGradients
 from growkit.engine.layerwise import Layerwise
-from growkit.engine.metrics import TOKENS_FIRST, distance_of
+from growkit.engine.metrics import EPSILON, TOKENS_FIRST, Distance, distance_of
 from growkit.engine.strict import strict_float64
-from growkit.families.description import component_of
-from growkit.families.family import stored_family
-from growkit.proof.comparison import PROBE, Compared, Probe, compare
-from growkit.proof.copies import AsClass, Copied, Copies
-from growkit.proof.findings import Native, Origin, Recovered, Strict
+from growkit.proof.comparison import PROBE, Compared, Copied, Probe, compare, hidden_copies
 from growkit.proof.fingerprint import Question, computed_in, fingerprint, widest
 from growkit.proof.folder import FolderDifferences
-from growkit.proof.localisation import find_fault, find_fault_outside_layers, spacing
+from growkit.proof.localisation import fault_outside_layers, spacing, tensor_fault
 from growkit.proof.modes import Mode, NotAskedError
 from growkit.proof.trainability import Gradients
-from growkit.proof.weights import compare_weights
-from growkit.results.advice import value_sentence
-from growkit.results.proof import Fault, Fingerprint
+from growkit.proof.weights import Origin, Recovered
+from growkit.results.proof import CopyDistance, Fault, Fingerprint, Measured, Trainability
 
 NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "training"})
 """Attributes that number a layer, or record how it is used."""
@@ -40,11 +36,127 @@ NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "training"})
 STRICT_MARGIN = 8
 """How many times what rounding does to the source the target may differ in strict float64."""
 
-NO_NUMBERS = "the source computes NaN or infinite logits"
-
 ROUNDING_MARGIN = 16
 """How many times the source's own rounding error the target may differ: both round, over sums up to
 some times as long, and the largest of many errors is compared."""
+
+NO_NUMBERS = "the source computes NaN or infinite logits"
+
+
+@dataclass(frozen=True)
+class Strict:
+    """The comparison in strict float64.
+
+    Attributes:
+        compared: source and target.
+        probe: rounding in float64 and its effect on the source's logits; the deliberate fault.
+        exact: whether nothing more than rounding is promised.
+        trainability: of the copies, if there are any, or if it was asked for.
+        symmetry: how far the gradients of copies are apart.
+        notes: gradients that were not looked at, in words.
+    """
+
+    compared: Compared
+    probe: Probe
+    exact: bool
+    trainability: Trainability | None
+    symmetry: list[CopyDistance]
+    notes: Sequence[str] = ()
+
+    @property
+    def tolerance(self) -> float:
+        """Largest allowed difference of a logit, relative to their scale."""
+        return STRICT_MARGIN * max(self.probe.rounding.relative, EPSILON)
+
+    @property
+    def why(self) -> str:
+        """Where the tolerance comes from."""
+        return (
+            f"{STRICT_MARGIN} times what one rounded sum per layer does to the source itself, "
+            f"{self.probe.rounding.relative:.1e}"
+        )
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The inference mode with the largest relative difference, and that; NaN is largest."""
+        found = [(name, each.relative) for name, each in self.compared.distances.items()]
+        return max(found, key=lambda mode: (not math.isfinite(mode[1]), mode[1]))
+
+    def kept_within(self, limit: float | None) -> bool:
+        """Whether every inference mode is within a limit.
+
+        Args:
+            limit: relative to the scale of the logits; None for any finite difference.
+        """
+        return all(within(each.relative, limit) for each in self.compared.distances.values())
+
+    @property
+    def caught(self) -> bool:
+        """Whether the deliberate fault was noticed."""
+        return not within(self.probe.control.relative, self.tolerance)
+
+    @property
+    def first_difference(self) -> tuple[int | None, str | None]:
+        """Index of the first layer that differs, and name of the first module; None for none."""
+        if not self.exact or self.kept_within(self.tolerance):
+            return None, None
+        for index, (name, error) in enumerate(self.compared.by_layer):
+            if not within(error, self.tolerance):
+                return index - 1 if index else None, name
+        return None, self.compared.head if self.compared.by_layer else None
+
+
+@dataclass(frozen=True)
+class Native:
+    """The comparison in the storage dtype.
+
+    Attributes:
+        compared: source and target.
+        dtype: torch name of the dtype.
+        device: ``cpu`` or the name of the GPU.
+        rounding: the source in this dtype against itself in strict float64.
+        tolerance: largest allowed difference of a logit, relative to their scale; None if the
+            source computes nothing usable, so that there is nothing to keep.
+        why: where the tolerance comes from.
+    """
+
+    compared: Compared
+    dtype: str
+    device: str
+    rounding: Distance
+    tolerance: float | None
+    why: str
+
+    @property
+    def largest(self) -> float:
+        """The largest relative difference of a logit; NaN where one is not finite.
+
+        Of all inference modes in which the source answers with numbers.
+        """
+        found = (each.relative for each in self.compared.distances.values() if each.usable)
+        return max(found, key=lambda each: (math.isnan(each), each), default=math.nan)
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether the target adds no more than rounding; None if there is nothing to keep."""
+        return None if self.tolerance is None else within(self.largest, self.tolerance)
+
+    @property
+    def sentence(self) -> str:
+        """The finding in words."""
+        if self.tolerance is None:
+            return f"in {self.dtype} the source itself computes no usable logits"
+        return (
+            f"in {self.dtype} the logits differ by {self.largest:.1e} of their scale, rounding "
+            f"explains {self.tolerance:.1e}"
+        )
+
+    def measured(self, exact: bool) -> Measured:
+        """The figures, as they are reported; without a tolerance if nothing exact is promised."""
+        tolerance = self.tolerance if exact else None
+        return self.compared.prefill.measured(
+            self.dtype, self.device, tolerance, self.why if tolerance is not None else None
+        )
 
 
 class ProofParts:
@@ -63,6 +175,7 @@ class ProofParts:
     ) -> None:
         self._trainability = trainability
         self.before, self.after, self.device, self.origin = before, after, device, origin
+        self.exact = origin.lineage.promise == "exact"
         counts = [each.config.get("num_hidden_layers") for each in (before, after)]
         layers = max(count if isinstance(count, int) else 1 for count in counts)
         total = total_bytes(before.tensors) + total_bytes(after.tensors)
@@ -84,11 +197,11 @@ class ProofParts:
 
         A size may change if it changes in the same way in all layers.
         """
-        layers = self.origin.layers
+        layers: Sequence[int | None] | None = self.origin.lineage.layers
         before, after = (_layer_settings(each) for each in (self._source, self._target))
         if layers is None and len(before) == len(after):
             layers = range(len(after))
-        if self.origin.promise != "exact" or layers is None or len(layers) != len(after):
+        if not self.exact or layers is None or len(layers) != len(after):
             return []
         became: dict[tuple[str, Any], Any] = {}
         for (name, found), number in zip(after, layers, strict=True):
@@ -97,19 +210,6 @@ class ProofParts:
                 if became.setdefault((key, given[key]), found[key]) != found[key]:
                     return [f"{name}.{key}"]
         return []
-
-    def weights(self, files: FolderDifferences) -> Recovered:
-        """The algebra half, where it is known how the target was made; with other differences."""
-        lineage, changed = self.origin.lineage, next(iter(files.changed), None)
-        values = next((v for v in files.values if v["name"] == changed), None)
-        found = Recovered(unknown=self.origin.unknown)
-        return replace(
-            compare_weights(lineage, self.after) if lineage else found,
-            changed=changed,
-            instead=f" ({value_sentence(values)})" if values else "",
-            by_plan=changed in files.by_plan,
-            notes=files.named,
-        )
 
     def asked(self, ways: list[Mode]) -> tuple[list[Mode], Strict]:
         """The ways in which the source can be asked, and what ``strict`` finds in these."""
@@ -130,14 +230,14 @@ class ProofParts:
             InputError: the source computes NaN or infinity, or a class cannot run.
         """
         stored = StoredGradients(self.after)
-        plans = self.origin.plans
+        plans = self.origin.lineage.plans
         made = plans[-1].rules if plans else ()
         fits = all(self.after.tensors.get(rule.target) == rule.info for rule in made)
         gradients = Gradients(plans if fits else (), stored)
         probe = Probe(
             Call(asked[0].calls[0].ids[:PROBE]),
             torch.finfo(torch.float64).eps * math.sqrt(widest(self.before)),
-            against_itself=self.origin.promise != "exact",
+            against_itself=not self.exact,
             wanted=gradients.new_capacity or self._trainability,
         )
         with strict_float64():
@@ -170,86 +270,58 @@ class ProofParts:
                 f"gradients of {len(stored.lost)} tensors were not looked at, because what "
                 f"transformers makes of them cannot be undone (first {min(stored.lost)})"
             )
-        return Strict(
-            compared,
-            probe,
-            STRICT_MARGIN,
-            trainable,
-            gradients.symmetry,
-            exact=self.origin.promise == "exact",
-            notes=notes,
-        )
+        return Strict(compared, probe, self.exact, trainable, gradients.symmetry, notes)
 
     def _compare(
         self, models: tuple[Layerwise, Layerwise], asked: Sequence[Mode], probe: Probe | None
     ) -> Compared:
-        layers = self.origin.layers
+        layers = self.origin.lineage.layers
         return compare(*models, asked, self._advance, probe, self._hidden, layers, self._question)
 
     @cached_property
     def _hidden(self) -> Copied | None:
-        """What the target's hidden states hold of the source's, if that is known."""
-        if self.origin.lineage is None:
-            return None
-        copies = Copies(self.origin.lineage, AsClass(self.before), AsClass(self.after))
-        names = [f"{model.names[0]}.weight" for model in (self._target, self._source)]
-        return copies.of(names[0], names[1], dimension=1)
+        """How the target's hidden states copy the source's, if that is known."""
+        names = f"{self._source.names[0]}.weight", f"{self._target.names[0]}.weight"
+        lineage = self.origin.lineage
+        return hidden_copies(lineage, self.before, self.after, names) if lineage.plans else None
 
     def fingerprint(self, strict: Strict, native: Native) -> Fingerprint | None:
-        """By which the model is known again: logits of the source, if they are to be the same."""
+        """Logits that identify the model: of the source, if the target's are to be the same."""
         exact, rounded = strict.compared.answers, native.compared.answers
         assert exact is not None
         assert rounded is not None
-        same = self.origin.promise == "exact"
-        of, checkpoint = ("source", self.before) if same else ("target", self.after)
-        side = 0 if same else 1
-        answers = exact[side], rounded[side]
-        return fingerprint(of, self._question, *answers, native.dtype, widest(checkpoint))
+        side, of = (0, "source") if self.exact else (1, "target")
+        width = widest((self.before, self.after)[side])
+        return fingerprint(of, self._question, exact[side], rounded[side], native.dtype, width)
 
-    def fault(self, strict: Strict, weights: Recovered, asked: Sequence[Mode]) -> Fault | None:
+    def fault(
+        self, strict: Strict, weights: Recovered, files: FolderDifferences, asked: Sequence[Mode]
+    ) -> Fault | None:
         """Where and why the two differ; None if they do not, or were not to be the same."""
-        if self.origin.promise != "exact" or (strict.kept and weights.kept):
+        limit = strict.tolerance
+        logits_kept = strict.kept_within(limit)
+        if not self.exact or (logits_kept and weights.lost is None and not files.changed):
             return None
-        lost = weights.lost
-        found = Fault(layer=None, component=None, tensor=lost, cause=None, factor=None)
-        difference, compared, limit = strict.difference, strict.compared, strict.tolerance
-        ids = asked[0].calls[compared.worst].ids
+        (layer, module), compared = strict.first_difference, strict.compared
         stored = spacing(self.after)
         factor = compared.prefill.factor(limit + stored)
-        if len(compared.source_modules) < len(self._target.names) - 1 and not self.origin.layers:
-            found["layer"] = difference.layer
-            found["cause"] = "more layers compute something than in the source"
-        elif difference.layer is not None:
-            found = find_fault(
-                self.before,
-                self.after,
-                self.origin.lineage,
-                ids,
-                (difference.layer, compared.source_modules[difference.layer + 1]),
-                limit,
-                self.device,
-            )
-        elif difference.module:
-            given = compared.ends if difference.module == compared.head else ids
+        found = Fault(layer=layer, component=None, tensor=None, cause=None, factor=None)
+        if weights.lost:
+            found = tensor_fault(self.origin.lineage, self.after, weights.lost, layer)
+        elif module and layer is None:
+            prompt = asked[0].calls[compared.worst].ids
+            given = compared.ends if module == compared.head else prompt
             assert given is not None
-            models = self._source, self._target
             with strict_float64():
-                found = find_fault_outside_layers(
-                    *models, self._hidden, given, limit, factor, stored
+                found = fault_outside_layers(
+                    self._source, self._target, self._hidden, given, limit, factor, stored
                 )
-        if lost:
-            members = stored_family(self.after).members(self.after.config)
-            named = (component_of(each) for name, each, _ in members if name == lost)
-            component = next(named, found["component"])
-            if component != found["component"]:  # the cause was read off another component
-                found["cause"] = found["factor"] = None
-            found["tensor"], found["component"] = lost, component
-        elif weights.changed and not weights.lost:
-            found["cause"] = f"{weights.changed} {weights.is_not}"
+        if files.changed and not weights.lost:
+            found.cause = files.sentence
             # Where every tensor gives the source's back, none is at fault.
-            found["tensor"] = found["tensor"] if weights.unknown else None
-        if found["factor"] is None and not strict.kept:
-            found["factor"] = factor
+            found.tensor = found.tensor if weights.unknown else None
+        if found.factor is None and not logits_kept:
+            found.factor = factor
         return found
 
     def native(self, asked: Sequence[Mode], strict: Strict) -> Native:

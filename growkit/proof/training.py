@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -76,26 +77,16 @@ class _Run:
         return found if math.isfinite(found) else math.inf
 
 
-class Batches:
-    """What both models are trained on.
+def _batches(settings: Settings, source: Checkpoint) -> list[list[Tensor]]:
+    """Batches for the first moments, for every step and for the last loss.
 
-    Args:
-        settings: of the proof, with a number of steps.
-        source: has the tokenizer.
+    Windows of a short text are used again.
     """
-
-    def __init__(self, settings: Settings, source: Checkpoint) -> None:
-        assert settings.steps is not None
-        self.steps = settings.steps
-        asked = replace(
-            settings, prompts=WINDOWS * (settings.steps + 2), length=settings.length or LENGTH
-        )
-        self._windows = make_prompts(asked, source.folder, source.config).windows
-
-    def __getitem__(self, step: int) -> Sequence[Tensor]:
-        """Some windows; a short text comes again and again."""
-        count = len(self._windows)
-        return [self._windows[(WINDOWS * step + each) % count] for each in range(WINDOWS)]
+    assert settings.steps is not None
+    count = settings.steps + 2
+    asked = replace(settings, prompts=WINDOWS * count, length=settings.length or LENGTH)
+    windows = cycle(make_prompts(asked, source.folder, source.config).windows)
+    return [list(islice(windows, WINDOWS)) for _ in range(count)]
 
 
 def check_room(settings: Settings, tensors: Mapping[str, TensorInfo], device: torch.device) -> None:
@@ -139,21 +130,25 @@ def prove_training(
     Raises:
         InputError: there is no text to train on, or a state cannot be read.
     """
-    batches = Batches(settings, before)
+    batches = _batches(settings, before)
     law = law_of(lineage)
     updates = class_updates(after, law.updates)
     rounding = torch.finfo(torch.float64).eps * math.sqrt(widest(before))
     states = States(places, before, after, lineage, law) if places.source else None
-    begun, grown, beginning = _begun(states, before, after, lineage, batches, device)
-    source = _trained(before, begun, batches, device)
-    disturbed = _trained(before, begun, batches, device, disturbed=rounding)
-    target = _trained(after, grown, batches, device, updates)
+    both = states.beginnings() if states else None
+    begun = f"the optimizers' states in {states.where}" if states else ""
+    if both is None:
+        begun = "the moments of a first batch"
+        both = first_moments(before, after, lineage, batches[0], device)
+    source = _trained(before, both[0], batches, device)
+    disturbed = _trained(before, both[0], batches, device, disturbed=rounding)
+    target = _trained(after, both[1], batches, device, updates)
     relative, own = source.apart(target), max(source.apart(disturbed), rounding)
     tolerance = None if law.why else MARGIN * own
-    fault, spoiled = _spoiled(updates, after)
+    fault, spoiled = _spoiled(updates)
     caught = None
     if tolerance is not None:
-        first = _trained(after, grown, batches, device, spoiled, steps=1)
+        first = _trained(after, both[1], batches[:3], device, spoiled)
         off = abs(first.losses[1] - source.losses[1]) / max(abs(source.losses[0]), 1e-300)
         caught = not within(off, tolerance)
     kept = None if tolerance is None else within(relative, tolerance) and bool(caught)
@@ -164,11 +159,11 @@ def prove_training(
     elif states:
         reason += f", and its optimizer's state is the source's, grown ({states.where})"
     return TrainingProof(
-        steps=batches.steps,
+        steps=len(batches) - 2,
         kept=kept,
         reason=f"{reason}{places.untried}",
         why=list(law.why),
-        begun=beginning,
+        begun=begun,
         losses_source=[finite(each) for each in source.losses],
         losses_target=[finite(each) for each in target.losses],
         relative=finite(relative),
@@ -194,47 +189,41 @@ def _loaded(
         return StrictTraining(model, updates, beginning.customs if beginning else None)
 
 
-def _begun(
-    states: States | None,
+def first_moments(
     before: Checkpoint,
     after: Checkpoint,
     lineage: Lineage,
-    batches: Batches,
+    windows: Sequence[Tensor],
     device: torch.device,
-) -> tuple[Beginning, Beginning, str]:
-    """The moments that source and target begin with, and what they are, in words."""
-    both = states.beginnings() if states else None
-    if states and both:
-        return *both, f"the optimizers' states in {states.where}"
-    moments = _loaded(before, None, device).gather(batches[0])
+) -> tuple[Beginning, Beginning]:
+    """The moments that the source has after some windows, and those grown for the target."""
+    moments = _loaded(before, None, device).gather(windows)
     grown = grown_moments(moments, before, after, lineage.plans)
     one, other = (Beginning(each, dict.fromkeys(each, 1.0)) for each in (moments, grown))
-    return one, other, "the moments of a first batch"
+    return one, other
 
 
 def _trained(
     stored: Checkpoint,
     beginning: Beginning,
-    batches: Batches,
+    batches: Sequence[Sequence[Tensor]],
     device: torch.device,
     updates: Updates | None = None,
     disturbed: float = 0.0,
-    steps: int | None = None,
 ) -> _Run:
-    """Train a model."""
+    """Train a model on all batches but the first; the last gives a loss and logits alone."""
     training = _loaded(stored, beginning, device, updates)
     training.begin(beginning)
     losses = []
-    steps = batches.steps if steps is None else steps
-    for step in range(1, steps + 1):
+    for step, windows in enumerate(batches[1:-1], 1):
         if disturbed:
             training.disturb(disturbed, step)
-        losses.append(training.step(batches[step]))
-    losses.append(training.loss(batches[steps + 1]))
-    return _Run(losses, training.logits(batches[steps + 1][0]).cpu())
+        losses.append(training.step(windows))
+    losses.append(training.loss(batches[-1]))
+    return _Run(losses, training.logits(batches[-1][0]).cpu())
 
 
-def _spoiled(updates: Updates, after: Checkpoint) -> tuple[str, Updates]:
+def _spoiled(updates: Updates) -> tuple[str, Updates]:
     """A fault in the factors of the largest parameter, and all factors with it."""
     trained = [name for name, each in updates.items() if not each.new]
     matrices = [name for name in trained if "norm" not in name] or trained
@@ -279,10 +268,6 @@ def _reason(
         f"the target learns what its source does: after {times} losses and logits differ by at "
         f"most {relative:.1e} of their scale{besides}"
     )
-
-
-SETTINGS = ("lr", "weight_decay", "eps")
-"""What the law of updates scales."""
 
 
 @dataclass(frozen=True)
@@ -370,14 +355,10 @@ class States:
         self.unlike = next(self._differences(), "")
 
     def beginnings(self) -> tuple[Beginning, Beginning] | None:
-        """States that both begin with; None if AdamW cannot use them, such as Muon's momentum.
-
-        The settings of the target are as far off as they are in the file.
-        """
+        """States that both begin with; None if AdamW cannot use them, such as Muon's momentum."""
         if MUON in self._source.kinds.values():
             return None
-        expected = _settings(self._grown.groups)
-        return _beginning(self._source, {}), _beginning(self._target, expected)
+        return _beginning(self._source), _beginning(self._target)
 
     def _differences(self) -> Iterator[str]:
         expected, found = _settings(self._grown.groups), _settings(self._target.groups)
@@ -418,13 +399,8 @@ def _settings(groups: Sequence[ParamGroup]) -> dict[str, dict[str, Any]]:
     return {name: dict(group.options) for group in groups for name in group.parameters}
 
 
-def _beginning(state: State, expected: Mapping[str, Mapping[str, Any]]) -> Beginning:
-    """A state in memory.
-
-    Args:
-        state: of an optimizer.
-        expected: what the settings of a parameter should be, if they may be off.
-    """
+def _beginning(state: State) -> Beginning:
+    """A state in memory."""
     moments: dict[str, dict[str, Any]] = {}
     for key in state.numbers.tensors:
         name, _, kind = key.rpartition(".")
@@ -433,18 +409,7 @@ def _beginning(state: State, expected: Mapping[str, Mapping[str, Any]]) -> Begin
         name: Custom(
             betas=(float(options["betas"][0]), float(options["betas"][1])),
             amsgrad="max_exp_avg_sq" in moments[name],
-            **{
-                key: _ratio_to_expected(options.get(key), expected.get(name, {}).get(key))
-                for key in SETTINGS
-            },
         )
         for name, options in _settings(state.groups).items()
     }
     return Beginning(moments, dict(state.steps), customs)
-
-
-def _ratio_to_expected(found: Any, expected: Any) -> float:
-    """How many times what it should be a setting is."""
-    numbers = all(isinstance(each, int | float) and each > 0 for each in (found, expected))
-    off = found / expected if numbers else 1.0
-    return off if math.isfinite(off) else 1.0

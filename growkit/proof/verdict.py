@@ -22,22 +22,21 @@ from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import reproducible
 from growkit.families.added import stranger, temporary_family
-from growkit.proof.findings import (
-    Native,
-    Origin,
-    Strict,
-    judge_function,
-    judge_training,
-    reason_of,
-    verdict_of,
-)
+from growkit.proof.findings import judge_function, judge_training, reason_of, verdict_of
 from growkit.proof.fingerprint import question
 from growkit.proof.folder import compare_folders
 from growkit.proof.modes import Mode, modes, result, used
-from growkit.proof.origin import as_planned, check_order, origin_of
-from growkit.proof.parts import NO_NUMBERS, ProofParts
+from growkit.proof.parts import NO_NUMBERS, Native, ProofParts, Strict
 from growkit.proof.preflight import check_vocabularies, vocabulary_error
 from growkit.proof.training import NO_STATES, check_room, prove_training, state_paths
+from growkit.proof.weights import (
+    Origin,
+    Recovered,
+    as_planned,
+    check_order,
+    compare_weights,
+    origin_of,
+)
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
 from growkit.results.advice import failed, name_result
@@ -154,7 +153,7 @@ def prove(
     with temporary_family(described), reproducible(place):
         origin = origin_of(before, after, recipe)
     # A recipe that does not fit must not decide what is compared.
-    known = temporary_family(described if origin.lineage else None)
+    known = temporary_family(None if origin.unknown else described)
     total = 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
     with known, reproducible(place), progress.bytes("proving", total) as advance:
         verdict = _proved(before, after, settings, recipe, advance, place, optimizer, origin)
@@ -173,7 +172,8 @@ def _proved(
     origin: Origin,
 ) -> VerifyResult:
     prompts = make_prompts(settings, before.folder, before.config)
-    if settings.steps is not None and origin.lineage is None:
+    lineage = origin.lineage
+    if settings.steps is not None and origin.unknown:
         raise InputError(
             f"training {after.folder} alongside its source needs to know how it was made, but "
             f"{origin.unknown}; leave out --steps"
@@ -182,49 +182,54 @@ def _proved(
     check_room(settings, after.tensors, place)
     trains = settings.steps is not None
     states = state_paths(before, after, recipe, optimizer) if trains else NO_STATES
-    planned = origin.plans[-1].config if origin.lineage else None
+    planned = None if origin.unknown else lineage.plans[-1].config
     files = compare_folders(before, after, planned, recipe)
     known = question(before, max(map(len, prompts.windows)))
     proof = ProofParts(
         before, after, place, origin, advance, known, trainability=settings.trainability
     )
     unused = [UNUSED] if recipe and recipe.family and not stranger(recipe.family) else []
-    changed = [*files.changed, *proof.changed_layer_settings()]
-    files = replace(files, changed=changed, named=[*files.named, *unused])
-    weights = proof.weights(files)
-    exact = origin.promise == "exact"
-    if exact and weights.settled:
+    layer_settings = proof.changed_layer_settings()
+    files = replace(
+        files,
+        changed=[*files.changed, *layer_settings],
+        of_source=[*files.of_source, *(layer_settings if origin.unknown else [])],
+    )
+    unknown = Recovered(unknown=origin.unknown)
+    weights = unknown if origin.unknown else compare_weights(lineage, after)
+    if proof.exact and weights.settled and not files.changed:
         prompts = prompts.cut(*settings.settled.amount)
     asked, strict = proof.asked(modes(prompts.windows, before.config, after.config))
     native = proof.native(asked, strict)
+    exact = proof.exact
     in_use = list(used(before, after, prompts.windows[0], place, exact))
     tried = [*_mode_results(asked, strict, native, exact), *in_use]
-    findings = judge_function(origin, weights, strict, native, tried, settings.max_kl)
+    findings = judge_function(lineage, weights, files, strict, native, tried, settings.max_kl)
     training = None
-    if not failed(findings) and origin.lineage and settings.steps is not None:
-        training = prove_training(before, after, origin.lineage, settings, place, states)
+    if not failed(findings) and settings.steps is not None:
+        training = prove_training(before, after, lineage, settings, place, states)
     findings += judge_training(training, strict.trainability, wanted=settings.trainability)
-    if origin.unknown and proof.more_tokens and not strict.kept_within(native.tolerance):
-        raise vocabulary_error(before, after, f"they are {findings[2].sentence}")
-    verdict = verdict_of(origin.promise, findings, settings.max_kl)
-    notes = [*weights.notes, *strict.notes]
-    fault = proof.fault(strict, weights, asked)
-    distance, rounded = strict.distance, native.compared.prefill
     by_name = {each.name: each for each in findings}
+    if origin.unknown and proof.more_tokens and not strict.kept_within(native.tolerance):
+        raise vocabulary_error(before, after, by_name["strict_float64"].sentence)
+    verdict = verdict_of(lineage.promise, findings, settings.max_kl)
+    notes = [*files.named, *unused, *strict.notes]
+    fault = proof.fault(strict, weights, files, asked)
+    distance, rounded = strict.compared.prefill, native.compared.prefill
     logits = by_name["strict_float64"]
     for each in (by_name["weights"], logits):
         if fault and each.kept is False:
             each.place = fault_place(fault) or each.place
     shown = native.compared if exact else strict.compared
     return VerifyResult(
-        promise=origin.promise,
+        promise=lineage.promise,
         kept=not failed(findings),
         verdict=verdict,
-        reason=reason_of(verdict, origin.promise, origin.lost, findings, notes),
+        reason=reason_of(verdict, lineage.promise, lineage.lost, findings, notes),
         findings=findings,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
-        changed=changed,
+        changed=list(files.changed),
         changed_values=list(files.values),
         notes=notes,
         unknown_files=list(files.unknown),
@@ -235,15 +240,15 @@ def _proved(
             None if logits.limit is None else strict.why if exact else native.why,
         ),
         native=native.measured(exact),
-        rounding=native.own.measured(native.dtype, native.device, None, None),
+        rounding=native.rounding.measured(native.dtype, native.device, None, None),
         max_kl=settings.max_kl,
-        lost=origin.lost or None,
+        lost=lineage.lost or None,
         loss_source=finite(distance.loss_source / distance.predictions),
         loss_target=finite(distance.loss_target / distance.predictions),
         loss_source_native=finite(rounded.loss_source / rounded.predictions),
         loss_target_native=finite(rounded.loss_target / rounded.predictions),
-        first_differing_layer=strict.difference.layer,
-        first_difference=strict.difference.module,
+        first_differing_layer=strict.first_difference[0],
+        first_difference=strict.first_difference[1],
         fault=fault,
         by_layer=[LayerError(module=m, relative=finite(e)) for m, e in strict.compared.by_layer],
         modes=tried,
