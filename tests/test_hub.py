@@ -197,14 +197,3 @@ def test_what_transformers_would_add_is_refused_unfetched(
     hub.add("org/tuned", tmp_path / "tuned")
     assert "adapter_config.json" in refused("org/tuned")
     assert not any("/resolve/" in asked for asked in hub.asked)
-
-
-def test_a_model_is_grown_while_it_loads(hub: StandIn, models: Path) -> None:
-    commit = hub.add("org/small", models / "two")
-    step = growkit.GrowStep("hypercloning", {"ffn": "x2"})
-    loaded = [
-        growkit.load(growkit.Recipe(source, (step,), "out")).state_dict()
-        for source in (f"hf://org/small@{commit}", str(models / "two"))
-    ]
-    assert loaded[0].keys() == loaded[1].keys()
-    assert all(loaded[0][name].equal(tensor) for name, tensor in loaded[1].items())

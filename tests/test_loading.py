@@ -60,20 +60,13 @@ def test_a_model_loads_in_one_process(tmp_path: Path) -> None:
 
 
 def test_a_proof_without_weights(tmp_path: Path) -> None:
-    """Manifest and source are enough, and another source is refused."""
+    """Manifest and source are enough."""
     source = save_model(tmp_path / "source", "llama")
     growkit.run(recipe_of(tmp_path, source, WIDER))
     out = tmp_path / "out"
     expected = load_file(out / "model.safetensors")
     (out / "model.safetensors").unlink()
     assert not differing(growkit.load(out).state_dict(), expected)
-
-    weights = load_file(source / "model.safetensors")
-    weights["model.norm.weight"] *= 2
-    save_file(weights, source / "model.safetensors", {"format": "pt"})
-    for opened in (growkit.load, GrownStorageReader):
-        with pytest.raises(InputError, match=r"model\.safetensors is not the file that .* proof"):
-            opened(out)
     content = json.loads((out / "growkit.json").read_text()) | {"kept": False}
     (out / "growkit.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="did not keep its promise"):

@@ -57,12 +57,9 @@ def plan(source: Path, dtype: str | None = None, **options: Any) -> Any:
 
 
 def ranks_of(way: Any) -> list[int]:
-    found = way.lineage.target.config["shared_rank"]
-    return (
-        found
-        if isinstance(found, list)
-        else [found] * way.lineage.target.config["num_hidden_layers"]
-    )
+    config = way.lineage.target.config
+    found = config["shared_rank"]
+    return found if isinstance(found, list) else [found] * config["num_hidden_layers"]
 
 
 def convert(source: Path, target: Path, **options: Any) -> Any:
@@ -169,13 +166,11 @@ def test_what_ranks_cost(scope: str, weigh: bool, source: Path, text: str, tmp_p
         assert judged == pytest.approx(cost, rel=1e-4, abs=1e-11)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_attention_heads": 6, "num_noise_heads": 2}], ids=str)
-def test_what_ranks_cost_of_what_is_planned(options: Any, tmp_path: Path) -> None:
-    """A DIFF Transformer, grouped as well, that is grown on the way and stored in bfloat16."""
+def test_what_ranks_cost_of_what_is_planned(tmp_path: Path) -> None:
+    """A grouped DIFF Transformer that is grown on the way and stored in bfloat16."""
     sizes = {"num_key_value_heads": None, "num_noise_heads": 2, "head_dim": 8}
-    source = save_model(
-        tmp_path / "source", "diff_transformer", dtype=torch.bfloat16, **(sizes | options)
-    )
+    sizes |= {"num_attention_heads": 6}
+    source = save_model(tmp_path / "source", "diff_transformer", dtype=torch.bfloat16, **sizes)
     steps = (
         GrowStep("group-diff", {"hidden": "x2"}),
         ConvertStep("shared-diff", {"rank": "auto", "tolerance": 0.05}),
@@ -191,7 +186,7 @@ def test_what_ranks_cost_of_what_is_planned(options: Any, tmp_path: Path) -> Non
         assert kl(source, tmp_path / "out", windows) == pytest.approx(cost, rel=1e-3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tolerance", [0.05, 0.01])
 @pytest.mark.parametrize("scope", ["head", "layer"])
 def test_a_tolerance_is_kept(
@@ -200,9 +195,7 @@ def test_a_tolerance_is_kept(
     options = {"scope": scope, "calibration": text}
     settled = measured(source, tmp_path / "out", text, rank="auto", tolerance=tolerance, **options)
     assert settled <= tolerance
-    manifest = read_json(tmp_path / "out" / "growkit.json")
-    (step,) = manifest["recipe"]["steps"]
-    assert step.keys() == {"convert", "scope", "rank", "calibration", "shrinkage"}
+    (step,) = read_json(tmp_path / "out" / "growkit.json")["recipe"]["steps"]
     rank = int(step["rank"])
     assert rank == read_json(tmp_path / "out" / "config.json")["shared_rank"] > 1
     assert measured(source, tmp_path / "one-below", text, rank=rank - 1, **options) > tolerance
@@ -242,16 +235,12 @@ def expected_ranks(source: Path, energy: float, root: Sequence[Tensor] | None = 
 
 
 @pytest.mark.parametrize("energy", [0.3, 0.8, 0.95, 1])
-def test_an_energy_is_kept_by_every_layer(energy: float, source: Path, tmp_path: Path) -> None:
+def test_an_energy_is_kept_by_every_layer(energy: float, source: Path) -> None:
     nearly_equal(source, 2)
-    convert(source, tmp_path / "out", rank="auto", energy=energy)
-    config = read_json(tmp_path / "out" / "config.json")
-    found = config["shared_rank"]
     expected = expected_ranks(source, energy)
-    assert (found if isinstance(found, list) else [found] * 2) == expected
-    assert isinstance(found, list) == (len(set(expected)) > 1)
-    step = read_json(tmp_path / "out" / "growkit.json")["recipe"]["steps"][0]
-    assert step["rank"] == ",".join(map(str, found if isinstance(found, list) else [found]))
+    way = plan(source, rank="auto", energy=energy)
+    assert ranks_of(way) == expected
+    assert isinstance(way.lineage.target.config["shared_rank"], list) == (len(set(expected)) > 1)
 
 
 def test_an_energy_is_that_of_the_inputs(source: Path, text: str) -> None:
@@ -323,15 +312,8 @@ def test_bad_ranks_in_a_config_are_refused(ranks: Any, source: Path, tmp_path: P
     config["shared_rank"] = ranks
     (tmp_path / "shared" / "config.json").write_text(json.dumps(config))
     before = folder_bytes(tmp_path)
-    for arguments in (
-        ["inspect", str(tmp_path / "shared")],
-        ["convert", str(tmp_path / "shared"), str(tmp_path / "out"), "--to", "diff"],
-        ["grow", str(tmp_path / "shared"), str(tmp_path / "out"), "--hidden", "x2"],
-    ):
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 2, result.output
-        assert len(result.stderr.strip().splitlines()) == 1
-        assert "needs shared_rank as a positive whole number, or a list of 2" in result.stderr
+    with pytest.raises(InputError, match="needs shared_rank as a positive whole number, or a list"):
+        growkit.convert(tmp_path / "shared", tmp_path / "out", "diff")
     assert folder_bytes(tmp_path) == before
     with pytest.raises(ValueError, match=r"shared_rank is .* a list with one for each layer"):
         DiffTransformerConfig(num_hidden_layers=2, qk_projection="shared", shared_rank=ranks)
@@ -363,17 +345,13 @@ def test_bad_ranks_in_a_config_are_refused(ranks: Any, source: Path, tmp_path: P
 def test_bad_options_are_refused(
     options: list[str], sentence: str, source: Path, tmp_path: Path
 ) -> None:
-    before = folder_bytes(tmp_path)
     result = CliRunner().invoke(
         app, ["convert", str(source), str(tmp_path / "out"), "--to", "shared-diff", *options]
     )
     assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("error: ")
-    assert sentence in lines[0]
-    assert folder_bytes(tmp_path) == before
+    assert result.stderr.startswith("error: ")
+    assert sentence in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.sampled(3)
@@ -416,29 +394,3 @@ def test_a_manifest_makes_the_same_model_again(
     tensors = [load_file(tmp_path / each / "model.safetensors") for each in ("first", "second")]
     assert tensors[0].keys() == tensors[1].keys()
     assert all(tensors[1][name].equal(tensor) for name, tensor in tensors[0].items())
-    verified = growkit.verify(source, tmp_path / "second", prompts=1, length=12)
-    assert verified["kept"]
-    assert verified["promise"] == "bounded"
-
-
-@pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("rank: [3, [4]]", "rank is '3,.4.'; give a whole number"),
-        ("rank: {0: 3}", r"key '0' is no text"),
-        ("rank: {a: 3}", r"rank in step 1 of .* is \{'a': 3\}; "),
-        ("rank: true", "rank in step 1 of .* is true; "),
-        ("rank: auto\n    tolerance: [1, 2]", "tolerance in step 1 of .* is \\[1, 2\\]; text"),
-        ("ranks: [3, 4]", "unknown key 'ranks'; did you mean 'rank'"),
-    ],
-    ids=str,
-)
-def test_bad_recipes_are_refused(line: str, sentence: str, source: Path, tmp_path: Path) -> None:
-    file = tmp_path / "recipe.yaml"
-    file.write_text(
-        f"source: {source}\noutput: {tmp_path / 'out'}\n"
-        f"steps:\n  - convert: shared-diff\n    {line}\n"
-    )
-    with pytest.raises(InputError, match=sentence):
-        growkit.run(file)
-    assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from growkit.base.errors import InputError
@@ -184,6 +184,9 @@ def test_a_file_that_is_cut_off_while_it_is_read(suffix: str, tmp_path: Path) ->
     with pytest.raises(InputError, match="has changed while it was read"):
         checkpoint.read(name, slice(4000, 4100))
     assert before.shape == (5000, 16)
+    os.replace(save_model(tmp_path / "other", "llama") / "model.safetensors", checkpoint.files[0])
+    with pytest.raises(InputError, match="has changed while it was read"):
+        checkpoint.read(name)
 
 
 def test_a_file_that_is_cut_off_within_a_tensor(
@@ -195,16 +198,6 @@ def test_a_file_that_is_cut_off_within_a_tensor(
     monkeypatch.setattr(WeightFile, "check_unchanged", lambda *_: None)
     with pytest.raises(InputError, match="cut off"):
         checkpoint.read("model.embed_tokens.weight")
-
-
-def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama")
-    checkpoint = Checkpoint(source)
-    other = save_model(tmp_path / "other", "llama", seed=1)
-    os.replace(other / "model.safetensors", source / "model.safetensors")
-    with pytest.raises(InputError, match="has changed while it was read"):
-        checkpoint.read(UP)
-    assert Checkpoint(source).read(UP).shape == (24, 16)
 
 
 # -- pytorch_model.bin
@@ -368,26 +361,6 @@ def test_tensors_beyond_their_storage(forged: tuple[Any, ...], tmp_path: Path) -
     assert open_weights(Folder(tmp_path), file.name).read("a", None).equal(expected)
 
 
-def test_torch_files_with_other_bytes(tmp_path: Path) -> None:
-    """Some are read, some refused; nothing else happens."""
-    file = tmp_path / "pytorch_model.bin"
-    torch.save({"a": torch.rand(5)}, file)
-    content, generator = file.read_bytes(), random.Random(0)
-    refused = 0
-    for _ in range(150):
-        changed = bytearray(content)
-        for _ in range(generator.choice((1, 3, 10))):
-            changed[generator.randrange(len(changed))] = generator.randrange(256)
-        file.write_bytes(changed)
-        try:
-            found = open_weights(Folder(tmp_path), file.name)
-            for name in found.tensors:
-                found.read(name, None)
-        except InputError:
-            refused += 1
-    assert 20 < refused < 150
-
-
 def test_index_and_headers_agree(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "llama", shard_size="4KB")
     index = source / "model.safetensors.index.json"
@@ -398,15 +371,3 @@ def test_index_and_headers_agree(tmp_path: Path) -> None:
     index.write_text(json.dumps(content))
     with pytest.raises(InputError, match="where the index lists it"):
         Checkpoint(source)
-
-
-def test_the_library_refuses_what_is_called_odd(tmp_path: Path) -> None:
-    """The control of the headers above: most are no safetensors to anyone."""
-    refused = 0
-    for header in HEADERS.values():
-        (tmp_path / "x").write_bytes(with_header(header.encode(), b"1234"))
-        try:
-            load_file(tmp_path / "x")
-        except (SafetensorError, RuntimeError):
-            refused += 1
-    assert refused > len(HEADERS) // 2
