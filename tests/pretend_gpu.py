@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import growkit
-from growkit.engine import devices
-from growkit.proof import verdict
+from growkit.engine import strict
+from growkit.proof import parts, verdict
 from tests.conftest import save_model
 
 _setup_privateuseone_for_python_backend("pretended")
@@ -124,8 +124,10 @@ def pretend() -> None:
         (Tensor, "tolist"): lambda self: as_list(self.cpu()),
         (Tensor, "new_tensor"): like,
         (torch, "tensor"): moved,
-        (devices, "chosen"): lambda name: GPU,
-        (devices, "called"): lambda device: "pretended",
+        (strict, "choose_device"): lambda name: GPU,
+        (verdict, "choose_device"): lambda name: GPU,
+        (verdict, "device_name"): lambda device: "pretended",
+        (parts, "device_name"): lambda device: "pretended",
         (verdict, "used"): lambda *asked: [],  # transformers saves only what has an address
     }
     for (owner, name), changed in changes.items():

@@ -11,11 +11,10 @@ from torch.nn import functional
 
 import growkit
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.calls import Call
+from growkit.engine.calls import Call, Spool
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.lending import Stored
 from growkit.engine.oracle import CPU, load_model
-from growkit.engine.spool import Spool
 from growkit.engine.strict import strict_float64
 from tests.architectures import TYPES, outcome, save, with_fault
 

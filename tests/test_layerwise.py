@@ -14,9 +14,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, XLM
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.calls import Call
+from growkit.engine.calls import Call, Spool
 from growkit.engine.layerwise import Layerwise
-from growkit.engine.spool import Spool
 from growkit.engine.strict import strict_float64
 from tests.conftest import load_strict, seeded
 
@@ -97,6 +96,27 @@ def test_left_padding(folder: Path) -> None:
     inputs = {"attention_mask": mask, "position_ids": positions}
     plain, found = run(folder, [Call(prompt), Call(padded, inputs)])
     assert close(found[4:], plain)
+
+
+def test_memory_does_not_grow_with_the_number_of_layers(make: Callable[..., Path]) -> None:
+    """States are given back once they are read; keys and values of a layer leave their shape."""
+    checkpoint = Checkpoint(make("llama", num_hidden_layers=3))
+    model = Layerwise(checkpoint, torch.float32, torch.device("cpu"), None)
+    calls = [Call(ids(7), cached=True), Call(ids(2), cached=True, continues=0), Call(ids(5))]
+    watched: Tensor | None = None
+    before: list[Tensor] = []
+    for stage in model.stages(calls, watched=2):
+        assert stage.given is watched
+        assert before == []
+        watched, before = stage.after[2], stage.after
+        assert len(before) == len(calls)
+        for index, layer in enumerate(stage.forward.caches[0].layers):
+            states = [layer.keys, layer.values] if layer.is_initialized else []
+            assert bool(states) == (stage.layer is not None and index <= stage.layer)
+            for state in states:
+                assert state.shape[-2] == 9
+                assert bool(state.isnan().all()) == (index != stage.layer)
+                assert (state.untyped_storage().nbytes() == 4) == (index != stage.layer)
 
 
 def test_gradients(folder: Path) -> None:

@@ -17,8 +17,8 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import parts
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.calls import Spool
 from growkit.engine.lending import Stored, can_stay, lend
-from growkit.engine.spool import Spool
 from growkit.planning.plan import Planned
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan_recipe

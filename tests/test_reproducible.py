@@ -39,13 +39,13 @@ def test_every_product_is_a_full_one(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: set[str] = set()
-    call = Forward._call
+    call = Forward.run_layer
 
     def noted(self: Forward, *args: Any, **kwargs: Any) -> Any:
         found.add(torch.get_float32_matmul_precision())
         return call(self, *args, **kwargs)
 
-    monkeypatch.setattr(Forward, "_call", noted)
+    monkeypatch.setattr(Forward, "run_layer", noted)
     torch.set_float32_matmul_precision("medium")
     assert growkit.verify(*pair, **AMOUNT)["kept"]
     assert found == {"highest"}

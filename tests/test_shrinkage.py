@@ -23,7 +23,7 @@ from growkit.cli.demo.story import MODEL
 from growkit.cli.demo.text import held_out_text, training_text
 from growkit.conversions.shared_diff import search
 from growkit.conversions.shared_diff.search import SHRINKAGES, Calibration
-from growkit.engine import spool
+from growkit.engine import calls
 from growkit.engine.prompts import make_prompts
 from growkit.engine.texts import DOCUMENT_SEPARATOR
 from tests.conftest import seeded
@@ -142,7 +142,7 @@ def test_no_room_for_moments(text: str, tmp_path: Path, monkeypatch: pytest.Monk
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(spool, "save_file", full)
+    monkeypatch.setattr(calls, "save_file", full)
     with pytest.raises(InputError, match=r"growkit-.*cannot take 131,072 bytes.*TMPDIR"):
         shared(MODEL, tmp_path / "out", rank=2, calibration=text)
     assert not (tmp_path / "out").exists()

@@ -1,7 +1,8 @@
-"""Calls of a model, and what layers pass on: hidden states, mostly [1, tokens, hidden], and more.
+"""Calls of a model, and the values between its layers: hidden states, mostly [1, tokens, hidden].
 
-A class may carry several states in one tensor, and its layers may hand on more than hidden states:
-for example what a router or an indexer found. Until layers run, placeholders take its place.
+A class may carry several states in one tensor, and its layers may return more than hidden states:
+for example the choice of a router. Until layers run, placeholders take its place. States of all
+layers are too large for memory, so that they wait on disk.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from growkit.base.errors import InputError, plain
+from growkit.base.errors import InputError, plain, reason
+from growkit.checkpoint.scratch import temporary_scratch
 
 TOGETHER = 512
-"""Tokens of prompts that run as one batch, at most: what a layer computes of them is in memory."""
+"""Most tokens of prompts that run as one batch: all that a layer computes of them is in memory."""
 
 HIDDEN = "hidden_states"
 """The name by which classes give a layer its hidden states, where they use one."""
@@ -29,7 +35,7 @@ class Call:
 
     Attributes:
         ids: token ids, [tokens].
-        inputs: what else the class is called with, e.g. ``attention_mask``: tensors [1, ...].
+        inputs: other arguments of the class, e.g. ``attention_mask``: tensors [1, ...].
         cached: whether keys and values are kept, as in generation.
         continues: index of the cached call that this one continues.
     """
@@ -40,8 +46,8 @@ class Call:
     continues: int | None = None
 
 
-class NoStackError(Exception):
-    """There is something else than a stack of layers between embedding and head."""
+class NoStackError(InputError):
+    """The modules between embedding and head are no stack of layers."""
 
 
 class CallError(InputError):
@@ -203,21 +209,53 @@ class RecordedCall:
         return any(id(value) in tensors for value in later)
 
 
-def alike(calls: Sequence[Call]) -> Iterator[tuple[int, int]]:
-    """Consecutive calls that can be a batch: the index of the first, and how many."""
-    begin = 0
-    for form, run in groupby(calls, _form):
-        end = begin + len(list(run))
-        most = TOGETHER // form[0] if form else 1
-        while min(most, end - begin) > 1:
-            count = min(most, end - begin)
-            yield begin, count
-            begin += count
-        begin = end
+def batches(calls: Sequence[Call]) -> Iterator[tuple[int, Sequence[Call]]]:
+    """Consecutive calls that can be a batch, with the index of the first: inputs of one shape."""
+
+    def shapes(call: Call) -> Any:
+        inputs = sorted((key, tuple(each.shape)) for key, each in call.inputs.items())
+        return call.cached, len(call.ids), inputs
+
+    first = 0
+    for (cached, tokens, _), run in groupby(calls, shapes):
+        alike = list(run)
+        most = 1 if cached else max(1, TOGETHER // tokens)
+        for begin in range(0, len(alike), most):
+            batch = alike[begin : begin + most]
+            if len(batch) > 1:
+                yield first + begin, batch
+        first += len(alike)
 
 
-def _form(call: Call) -> tuple[Any, ...] | None:
-    """What calls of a batch have in common: the shapes of all inputs."""
-    if call.cached:
-        return None
-    return len(call.ids), *sorted((key, tuple(each.shape)) for key, each in call.inputs.items())
+class Spool:
+    """A list of tensors in a folder for temporary files; it goes when the object goes."""
+
+    def __init__(self) -> None:
+        self._scratch = temporary_scratch("spool")
+        self._files: list[Path] = []
+        finalize(self, self._scratch.close)
+
+    def __len__(self) -> int:
+        """Number of tensors."""
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """A tensor, on the CPU; indices below 0 count from the last."""
+        return load_file(self._files[index])["tensor"]
+
+    def append(self, tensor: Tensor) -> None:
+        """Keep a tensor.
+
+        Raises:
+            InputError: there is no room for temporary files.
+        """
+        try:
+            self._scratch.make()
+            file = self._scratch.path / f"{len(self._files)}.safetensors"
+            save_file({"tensor": tensor.detach().cpu().contiguous()}, file)
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                f"{self._scratch.path} cannot take {tensor.nbytes:,} bytes per layer "
+                f"({reason(error)}); set TMPDIR to a folder that has room"
+            ) from error
+        self._files.append(file)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import (
     SAFETENSORS_NAMES,
-    STORED_NAMES,
     Config,
     TensorInfo,
     Weights,
@@ -65,7 +64,7 @@ def empty_model(
     """
     from transformers import AutoModelForCausalLM
 
-    weights = readable(weights)
+    weights = class_weights(weights)
     with (
         quiet(),
         uninitialised("meta"),
@@ -95,8 +94,14 @@ def empty_model(
     for name, tensor in tensors.items():
         patterns = (key for key in wide if re.search(key.replace("*", ".*"), name))
         tensor.data = tensor.data.to(next((wide[key] for key in patterns), tensor.dtype))
-    weights = class_weights(weights)
-    stored = _ties(getattr(model, "all_tied_weights_keys", None) or {}, weights)
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+
+    def stored(name: str) -> str:
+        """Any of several tied parameters may be the one that is stored."""
+        source = tied.get(name, name)
+        alike = (name, source, *(other for other, of in tied.items() if of == source))
+        return next((other for other in alike if other in weights.tensors), source)
+
     for name, tensor in tensors.items():
         found = weights.tensors.get(stored(name))
         if found is None and name in buffers:
@@ -122,22 +127,6 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     """What a model stores apart from its parameters, by name."""
     stored, buffers = model.state_dict(keep_vars=True), dict(model.named_buffers())
     return {name: tensor for name, tensor in stored.items() if name in buffers}
-
-
-def _ties(tied: Mapping[str, str], weights: Weights) -> Callable[[str], str]:
-    """From the name of a parameter to that of the tensor it is stored as.
-
-    Any of several tied parameters may be the one that is stored.
-    """
-
-    def stored(name: str) -> str:
-        if name in weights.tensors:
-            return name
-        source = tied.get(name, name)
-        alike = (source, *(other for other, of in tied.items() if of == source))
-        return next((other for other in alike if other in weights.tensors), source)
-
-    return stored
 
 
 def class_names(weights: Weights, config: Config) -> dict[str, str]:
@@ -174,17 +163,18 @@ class ClassWeights(Weights):
         self.config = checkpoint.config
         self._checkpoint = checkpoint
         self._conversions = {name: each for each in conversions for name in each.shapes}
-        self._dtypes = {name: self._dtype(each) for name, each in self._conversions.items()}
-        self.tensors = {
-            name: TensorInfo(each.shapes[name], SAFETENSORS_NAMES[str(self._dtypes[name])[6:]])
-            for name, each in self._conversions.items()
-        }
+        self.tensors = {}
+        for each in conversions:
+            # The narrowest dtype in which none of the tensors loses anything.
+            with torch._C.DisableTorchFunction():
+                dtypes = (checkpoint.tensors[name].torch_dtype for name in each.sources)
+                dtype = SAFETENSORS_NAMES[str(reduce(torch.promote_types, dtypes))[6:]]
+            self.tensors |= {name: TensorInfo(shape, dtype) for name, shape in each.shapes.items()}
 
     def stored_as(self, name: str) -> str | None:
         """The tensor in the files that a parameter is, but for its name; None if it is none."""
         conversion = self._conversions.get(name)
-        plain = conversion is not None and conversion.transform is None
-        return conversion.sources[0] if conversion and plain else None
+        return conversion.sources[0] if conversion and conversion.transform is None else None
 
     def where(self, name: str | None = None) -> str:
         """The file with the first tensor that a parameter is made of; the folder if none is."""
@@ -214,25 +204,19 @@ class ClassWeights(Weights):
             rows, *rest = where or (None,)
             count, *others = conversion.shapes[name]
             places = range(count)[rows or slice(None)]
-            found = torch.empty(len(places), *others, dtype=self._dtypes[name])
+            found = torch.empty(len(places), *others, dtype=self.tensors[name].torch_dtype)
             for row, place in zip(found, places, strict=True):
                 row.copy_(self._made(name, one_row(conversion, place))[0])
             return cut(found, (None, *rest))
 
     def _made(self, name: str, conversion: Conversion) -> Tensor:
         """What transformers makes of tensors."""
+        dtype = self.tensors[name].torch_dtype
         read = {
-            pattern: [self._checkpoint.read(each).to(self._dtypes[name]) for each in names]
+            pattern: [self._checkpoint.read(each).to(dtype) for each in names]
             for pattern, names in conversion.tensors.items()
         }
         return converted(conversion, read)[name]
-
-    def _dtype(self, conversion: Conversion) -> torch.dtype:
-        """The narrowest dtype in which none of the tensors loses anything."""
-        infos = [self._checkpoint.tensors[each] for each in conversion.sources]
-        dtypes: list[torch.dtype] = [getattr(torch, STORED_NAMES[each.dtype]) for each in infos]
-        with torch._C.DisableTorchFunction():
-            return reduce(torch.promote_types, dtypes)
 
 
 def converted(conversion: Conversion, tensors: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
@@ -279,7 +263,7 @@ class Unconverted:
         self._places: dict[object, Tensor | None] = {}
 
     def places(self, conversion: Conversion) -> Tensor | None:
-        """For each element of what is made, in order, its number among those of the sources.
+        """For each element of the result, in order, its number among those of the sources.
 
         None if the conversion does more than to move elements.
         """
@@ -320,11 +304,8 @@ def _places(conversion: Conversion, shapes: list[tuple[int, ...]]) -> Tensor | N
     }
     made = converted(conversion, given)
     found = torch.cat([made[name].flatten() for name in conversion.shapes])
-    places, seen = found.long(), torch.zeros(sum(sizes), dtype=torch.bool)
-    moved = len(places) == len(seen) and places.double().equal(found)
-    if moved and len(places) and found.min() >= 0 and found.max() < len(seen):
-        seen[places] = True
-    return places if bool(seen.all()) else None
+    whole = torch.arange(sum(sizes), dtype=torch.float64)
+    return found.long() if found.sort().values.equal(whole) else None
 
 
 class StoredGradients:
@@ -340,13 +321,10 @@ class StoredGradients:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._rules = {}
-        self._conversions: dict[str, Conversion] = {}
-        if lacks_class(checkpoint.config):
-            self._rules = {rule.target: rule for rule in read_layout(checkpoint).rules}
-        else:
-            conversions = loading(checkpoint).conversions
-            self._conversions = {name: each for each in conversions for name in each.shapes}
+        rules = read_layout(checkpoint).rules if lacks_class(checkpoint.config) else ()
+        self._rules = {rule.target: rule for rule in rules}
+        conversions = loading(checkpoint).conversions  # none for a layout with rules
+        self._conversions = {name: each for each in conversions for name in each.shapes}
         self._unconverted = Unconverted(checkpoint.tensors)
         self._waiting: dict[int, dict[str, Tensor]] = {}
         self.lost: set[str] = set()
@@ -368,10 +346,8 @@ class StoredGradients:
             assert arranged is not None
             return [(source, arranged)]
         conversion = self._conversions.get(name)
-        if conversion is None:
-            return [(name, gradient)]
-        if conversion.transform is None:
-            return [(conversion.sources[0], gradient)]
+        if conversion is None or conversion.transform is None:
+            return [(conversion.sources[0] if conversion else name, gradient)]
         waiting = self._waiting.setdefault(id(conversion), {})
         waiting[name] = gradient
         if waiting.keys() < conversion.shapes.keys():

@@ -35,18 +35,20 @@ class Inside(Checkpoint):
         config: of the language model.
 
     Attributes:
-        whole: the type of the model that it is inside of.
-        inner: its own type.
-        left_out: how many tensors every other part of the whole has.
+        dropped: the other parts of the whole, and why they are left out.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: Config) -> None:
         self.__dict__.update(checkpoint.__dict__)  # the same folder, opened once
         self._checkpoint = checkpoint
-        self.whole, self.inner = self.config["model_type"], config["model_type"]
+        self._whole = self.config["model_type"]
         self._stored = tensors_inside(self.tensors)
-        kept = {*self._stored.values()}
-        self.left_out = Counter(_part(name) for name in self.tensors if name not in kept)
+        rest = self.tensors.keys() - self._stored.values()
+        parts = Counter(name.removeprefix("model.").partition(".")[0] for name in sorted(rest))
+        self.dropped = {
+            part: f"{count} tensors of the {self._whole} model around the language model"
+            for part, count in parts.items()
+        }
         self.config = config
         self.tensors = {name: self.tensors[stored] for name, stored in self._stored.items()}
 
@@ -68,19 +70,12 @@ class Inside(Checkpoint):
         return self._checkpoint.cuts(self._stored[name])
 
     @property
-    def dropped(self) -> dict[str, str]:
-        """The other parts of the whole, and why they are left out."""
-        return {
-            part: f"{count} tensors of the {self.whole} model around the language model"
-            for part, count in self.left_out.items()
-        }
-
-    def told(self) -> str:
-        """What becomes of the whole, as a sentence."""
-        rest = f"; {' and '.join(self.left_out)} are left out" if self.left_out else ""
+    def note(self) -> str:
+        """A sentence on the parts that are left out."""
+        rest = f"; {' and '.join(self.dropped)} are left out" if self.dropped else ""
         return (
-            f"{self.folder} holds a {self.whole} model, of which the language model alone "
-            f"({self.inner}) is taken{rest}"
+            f"{self.folder} holds a {self._whole} model; only its language model "
+            f"({self.config['model_type']}) is used{rest}"
         )
 
 
@@ -101,9 +96,9 @@ def alone(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def tensors_inside(names: Iterable[str]) -> dict[str, str]:
-    """The names in files of the tensors of a language model inside, by those that it has alone.
+    """From names of a language model's tensors to their names in files of the whole.
 
-    None if there is nothing but a head.
+    Empty if there is only a head.
     """
     found = {
         own + name.removeprefix(prefix): name
@@ -132,8 +127,3 @@ def _config_inside(checkpoint: Checkpoint) -> Config | None:
     config["tie_word_embeddings"] = bool(resolved.tie_word_embeddings)
     dtype = whole.get("dtype", whole.get("torch_dtype"))
     return {**config, "dtype": dtype} if dtype else config
-
-
-def _part(name: str) -> str:
-    """The part of the whole that a tensor is of."""
-    return name.removeprefix("model.").partition(".")[0]

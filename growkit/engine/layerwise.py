@@ -1,9 +1,10 @@
 """Run a model one layer at a time from its files, in memory for a layer or two.
 
-The class's own ``forward`` runs first, while the layers do nothing but record their arguments. Then
-each layer in turn runs all calls, and has its weights only while it does. At last ``forward`` runs
-again, from the last layer to the logits. Gradients go back in the same way, a layer at a time. All
-arithmetic is that of the transformers class; nothing is assumed of it but where its layers are.
+The model is built without weights. The class's own ``forward`` runs first, while the layers do
+nothing but record their arguments. Then each layer in turn runs all calls, and has its weights only
+while it does. At last ``forward`` runs again, from the last layer to the logits. Gradients go back
+in the same way, a layer at a time. All arithmetic is that of the transformers class; the only
+assumption is where its layers are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from growkit.base.errors import InputError, foreign, reason
 from growkit.base.tensors import Weights
 from growkit.engine.calls import (
     Arguments,
@@ -28,15 +30,15 @@ from growkit.engine.calls import (
     LayerOutput,
     NoStackError,
     RecordedCall,
-    alike,
+    Spool,
+    batches,
 )
-from growkit.engine.lending import scaled
-from growkit.engine.spool import Spool
-from growkit.engine.stack import Stack
+from growkit.engine.class_weights import empty_model, persistent_buffers
+from growkit.engine.lending import Lender, scaled
 from growkit.engine.strict import choose_kernels
 
 STEP = 1e-3
-"""A first step of every number of a layer that returns what it is given: as AdamW takes it."""
+"""First step of every number of a layer that returns its input, as AdamW takes it."""
 
 Look = Callable[[str, Tensor], None]
 """Takes the name of a parameter and its gradient."""
@@ -50,12 +52,11 @@ class Stage:
         name: of the module.
         layer: index of the layer; None for the embedding.
         module: the module itself.
-        given: what it is given in the call that is watched, [tokens, hidden]; None for no call, and
-            for the embedding.
-        after: what it returns in every call, each [tokens, hidden], until the next is asked for.
-        again: runs the layer on another [tokens, hidden], in the place of a call without cache.
-        scaled: multiplies a parameter of the module, for as long as the context lasts.
-        let_go: gives the weights back early.
+        given: its input in the call that is watched, [tokens, hidden]; None without such a call,
+            and for the embedding.
+        after: its output in every call, each [tokens, hidden], until the next stage.
+        forward: the run that it belongs to.
+        loaded: its weights.
     """
 
     name: str
@@ -63,13 +64,26 @@ class Stage:
     module: nn.Module
     given: Tensor | None
     after: list[Tensor]
-    again: Callable[[int, Tensor], Tensor]
-    scaled: Callable[[str, float], AbstractContextManager[None]]
-    let_go: Callable[[], None]
+    forward: Forward
+    loaded: ExitStack
+
+    def again(self, call: int, state: Tensor) -> Tensor:
+        """Run the layer on another [tokens, hidden], in the place of a call without cache."""
+        assert self.layer is not None
+        with torch.no_grad():
+            return self.forward.run_layer(self.layer, call, state, apart=True)[0]
+
+    def scaled(self, key: str, factor: float) -> AbstractContextManager[None]:
+        """Multiply a parameter of the layer, for as long as the context lasts."""
+        return scaled(self.module, key, factor)
+
+    def let_go(self) -> None:
+        """Give the weights back early."""
+        self.loaded.close()
 
 
-class Layerwise(Stack):
-    """A model that is never in memory as a whole.
+class Layerwise:
+    """A model that is never in memory as a whole: embedding, decoder layers and output head.
 
     Args:
         weights: its checkpoint.
@@ -78,6 +92,16 @@ class Layerwise(Stack):
         attention: transformers' attention implementation; None for the class's own choice.
         tokens: number of tokens, the first of the vocabulary, whose logits are wanted; None for
             all.
+
+    Attributes:
+        model: the model of transformers, without weights.
+        device: where it runs.
+        embedding: its name in the model, and the module.
+        layers: the same of every layer, in order.
+        output: the same of the output head.
+        stored: from the name of a parameter to that of the tensor it is stored as.
+        lender: of the weights.
+        returned: the form in which layers return hidden states, as far as it is known.
 
     Raises:
         InputError: transformers does not know the model, or the tensors do not fit the class.
@@ -92,15 +116,39 @@ class Layerwise(Stack):
         tokens: int | None = None,
     ) -> None:
         choose_kernels()
-        super().__init__(weights, dtype, device, attention)
+        self.model, self._weights, self.stored = empty_model(weights, dtype, attention)
+        self.lender = Lender(self._weights, self.stored, dtype, device)
+        self.device = device
         self._tokens = tokens
+        self._title = f"{type(self.model).__name__} of {weights.where()}"
+        self.embedding, *self.layers, self.output = _blocks(self.model, self._title)
+        self.returned = LayerOutput()
+        self._unreached = self._watch()
         self._forward = Forward(self)
+        # Buffers in the files keep the values there; the class computes the rest.
+        stored = {n for n in persistent_buffers(self.model) if n in self._weights.tensors}
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            for key, buffer in module._buffers.items():
+                name = f"{path}.{key}".removeprefix(".")
+                if name in stored and buffer is not None:
+                    module._buffers[key] = self.lender.whole(name, buffer.dtype)
+                elif buffer is not None:
+                    module._buffers[key] = buffer.to(device)
+
+    @property
+    def names(self) -> list[str]:
+        """The embedding, every layer, and the output head."""
+        return [name for name, _ in (self.embedding, *self.layers, self.output)]
+
+    def stores(self, name: str) -> bool:
+        """Whether a tensor of this name is in the files, not tied to another."""
+        return self.stored(name) == name and name in self._weights.tensors
 
     def stages(self, calls: Sequence[Call], watched: int | None = None) -> Iterator[Stage]:
         """The embedding and every layer, in order; each is given back when the next is asked for.
 
         Args:
-            calls: what to run.
+            calls: to run.
             watched: index of the call whose inputs stages keep.
 
         Raises:
@@ -108,37 +156,32 @@ class Layerwise(Stack):
         """
         forward = self._forward = Forward(self)
         with ExitStack() as loaded:
-            loaded.enter_context(self.rows(calls))
+            loaded.enter_context(self._rows(calls))
             with torch.no_grad():
                 states = forward.begin(calls)
-            name, embedding = self.embedding
-            yield Stage(name, None, embedding, None, states, _never, _never, loaded.close)
+            yield Stage(self.embedding[0], None, self.embedding[1], None, states, forward, loaded)
         for index, (name, layer) in enumerate(self.layers):
             with ExitStack() as loaded:
                 loaded.enter_context(self.layer(index))
-                again = partial(forward.again, index)
                 given = None if watched is None else states[watched]
                 states, extras = forward.through(index, states)
-                self.fetch(index + 1)
-                change = partial(scaled, layer)
-                yield Stage(name, index, layer, given, states, again, change, loaded.close)
+                for following, module in self.layers[index + 1 : index + 2]:
+                    self.lender.fetch(module, _parameters(following, module))
+                yield Stage(name, index, layer, given, states, forward, loaded)
             forward.leave(index, extras)
 
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """From what the last layer returns, [tokens, hidden], to logits, [tokens, vocabulary]."""
+        """From the last layer's output, [tokens, hidden], to logits, [tokens, vocabulary]."""
         with self._forward.head() as run:
             yield torch.no_grad()(lambda hidden: run(hidden)[:, : self._tokens])
 
     def others(self, hidden: Tensor) -> float:
-        """The part of the softmax that goes to tokens whose logits are not wanted.
+        """Share of the softmax of tokens whose logits are not wanted, the mean over all rows.
 
         Args:
-            hidden: what the last layer returns, [tokens, hidden]; logits of all of these are in
+            hidden: output of the last layer, [tokens, hidden]; logits of all of these are in
                 memory at once.
-
-        Returns:
-            The mean over these tokens.
         """
         with self._forward.head() as run, torch.no_grad():
             return float(run(hidden).softmax(-1)[:, self._tokens :].sum(-1).mean())
@@ -146,38 +189,276 @@ class Layerwise(Stack):
     def gradients(self, ids: Tensor, given: Spool, look: Look) -> list[str]:
         """The gradient of every parameter, from the last layer to the first, one at a time.
 
-        A layer that returns what it is given has parameters that are multiplied by zero. Theirs is
-        the gradient after a first step of the rest.
+        A layer that returns its input has parameters that are multiplied by zero. Their gradient is
+        taken after a first step of the rest.
 
         Of the embedding and of the head, only the rows of tokens that occur, in the order of their
         ids: the whole may be larger than any layer.
 
         Args:
             ids: token ids, [tokens]; the loss is the cross-entropy of all but the first.
-            given: what every layer, and then the head, is given on them, each [tokens, hidden].
+            given: input of every layer, and then of the head, each [tokens, hidden].
             look: takes the name of a parameter and its gradient; of tied parameters, that of the
                 tensor they are stored as, and the gradient of each.
 
         Returns:
-            The names of the layers that return what they are given.
+            The names of the layers that return their input.
         """
-        before, self._forward = self._forward, Forward(self)
-        return _backward(self, ids, given, before, self._forward, look)
+
+        def look_at_stored(name: str, gradient: Tensor) -> None:
+            look(self.stored(name), gradient)
+
+        embedding, head = (f"{name}.weight" for name, _ in (self.embedding, self.output))
+        used = ids.unique().to(self.device)
+        of_head: list[Tensor] = []
+
+        def follow(module: nn.Module, args: tuple[Tensor, ...], logits: Tensor) -> None:
+            hidden = args[0].detach().flatten(0, -2)
+            logits.register_hook(lambda g: of_head.append(g.flatten(0, -2)[:, used].T @ hidden))
+
+        state = given[-1].to(self.device).requires_grad_()
+        hook = self.output[1].register_forward_hook(follow)
+        with (
+            hook,
+            self._forward.head() as run,
+            _handing_over(self._outside(), look_at_stored),
+            torch.enable_grad(),
+        ):
+            logits = run(state)
+            functional.cross_entropy(logits[:-1], ids[1:].to(logits.device)).backward()
+        del logits
+        tied = self.stored(embedding) == self.stored(head)
+        if not tied:
+            look(head, of_head.pop())
+        call, idle = Call(ids), []
+        forward = self._forward = Forward(self)
+        with (
+            self._rows([call]) as rows,
+            _handing_over(self._outside(), look_at_stored),
+            torch.enable_grad(),
+        ):
+            (first,) = forward.begin([call])
+            for index in reversed(range(len(self.layers))):
+                gradient, state = state.grad, given[index].to(self.device).requires_grad_()
+                assert gradient is not None
+                step = self._back_through(index, state, gradient, {}, look)
+                if step is None:
+                    continue
+                idle.append(self.layers[index][0])
+                # What is multiplied by zero gets its gradient after the first step, when the layers
+                # before return something else as well.
+                assert state.grad is not None
+                scale = STEP * state.detach().square().mean().sqrt()
+                stepped = (state - scale * state.grad.sign()).detach().requires_grad_()
+                self._back_through(index, stepped, gradient, step, look)
+            torch.autograd.backward([first], [state.grad])
+            assert rows.grad is not None
+            look(embedding, of_head.pop() + rows.grad if tied else rows.grad)
+        return idle[::-1]
+
+    def _back_through(
+        self,
+        index: int,
+        state: Tensor,
+        gradient: Tensor,
+        step: Mapping[str, Tensor],
+        look: Look,
+    ) -> dict[str, Tensor] | None:
+        """Run a layer in the only call, and go back through it.
+
+        Args:
+            index: of the layer.
+            state: its input, [tokens, hidden].
+            gradient: of its output, [tokens, hidden].
+            step: a first step for some parameters, by name; ``look`` has taken their gradients.
+            look: takes the name of a parameter and its gradient.
+
+        Returns:
+            A first step for some parameters, where the layer returns its input; ``look`` has not
+            taken the gradients of the rest yet. None for all other layers.
+        """
+        name, layer = self.layers[index]
+        first_step: dict[str, Tensor] = {}
+        idle = False
+
+        def take(parameter: str, found: Tensor) -> None:
+            if idle and found.any():
+                first_step[parameter] = STEP * found.sign()
+            if parameter not in step and (not idle or parameter in first_step):
+                look(parameter, found)
+
+        with self.lender.stepped(step), self.layer(index):
+            parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
+            with _handing_over(parameters, take):
+                output = self._forward.alone(index, state)
+                idle = output.equal(state)
+                torch.autograd.backward([output], [gradient])
+            del parameters
+        return first_step if idle else None
+
+    def layer(self, index: int) -> AbstractContextManager[None]:
+        """A layer with its weights."""
+        name, layer = self.layers[index]
+        return self.lender.lent(layer, _parameters(name, layer))
+
+    @contextmanager
+    def behind(self) -> Iterator[None]:
+        """All behind the layers, with their weights; the head's matrix has no gradient."""
+        name, head = self.output
+        matrix = self.lender.lent(head, {"weight": f"{name}.weight"}, head=True)
+        columns = dict(self.embedding[1].named_parameters())["weight"].shape[1]
+        nothing = torch.zeros(1, columns, dtype=self.lender.dtype, device=self.device)
+        with self._embedding_of(nothing, torch.zeros(1, dtype=torch.long)), matrix:
+            dict(head.named_parameters())["weight"].requires_grad = False
+            yield
+
+    @contextmanager
+    def _rows(self, calls: Sequence[Call]) -> Iterator[nn.Parameter]:
+        """All before the layers; of the embedding, only the rows that calls use: these."""
+        used = torch.cat([call.ids.cpu() for call in calls]).unique()
+        rows = self.lender.rows(f"{self.embedding[0]}.weight", used)
+        with self._embedding_of(rows, used) as parameter:
+            yield parameter
+
+    def _outside(self) -> dict[str, nn.Parameter]:
+        """Parameters that belong to no layer, nor to the embedding, but for the head's matrix."""
+        within = tuple(f"{name}." for name, _ in (self.embedding, *self.layers))
+        head = f"{self.output[0]}.weight"
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {key: p for key, p in named if not key.startswith(within) and key != head}
+
+    @contextmanager
+    def _embedding_of(self, rows: Tensor, used: Tensor) -> Iterator[nn.Parameter]:
+        """All around the layers, and an embedding with only the rows of these sorted ids."""
+        embedding, used = self.embedding[1], used.to(self.device)
+
+        def find(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            places = torch.searchsorted(used, args[0].contiguous()).clamp_max(len(used) - 1)
+            if not used[places].equal(args[0]):
+                raise NoStackError("it embeds tokens that are not in the prompt")
+            return (places, *args[1:])
+
+        parameter = nn.Parameter(rows)
+        whole, padding = embedding._parameters["weight"], getattr(embedding, "padding_idx", None)
+        embedding._parameters["weight"] = parameter
+        vars(embedding)["padding_idx"] = None  # rows have other numbers now
+        hook = embedding.register_forward_pre_hook(find)
+        try:
+            # For example embeddings of positions.
+            with hook, self.lender.lent(self.model, {key: key for key in self._outside()}):
+                yield parameter
+        finally:
+            embedding._parameters["weight"] = whole
+            vars(embedding)["padding_idx"] = padding
+
+    @contextmanager
+    def replaced_layers(self, forward: Callable[..., Any]) -> Iterator[None]:
+        """The model with another function in the place of every layer's ``forward``."""
+        for _, layer in self.layers:
+            layer.forward = forward
+        try:
+            yield
+        finally:
+            for _, layer in self.layers:
+                del layer.forward
+
+    @contextmanager
+    def guarded(self, call: int | None = None) -> Iterator[None]:
+        """Turn errors of a class into a sentence.
+
+        Args:
+            call: index of the call that runs; None for none.
+
+        Raises:
+            CallError: the class failed in this call.
+            InputError: it failed outside of calls.
+        """
+        failure = f"{self._title} cannot be run one layer at a time"
+        try:
+            with foreign(failure, "correct its config.json, or such models cannot be proved"):
+                yield
+        except InputError as error:
+            cause, sentence = error.__cause__, str(error)
+            why = f"{type(cause).__name__}: {reason(cause)}" if cause else sentence
+            if isinstance(error, NoStackError):
+                sentence = f"{failure} ({error}); such models cannot be proved"
+            if call is None:
+                raise InputError(sentence) from error
+            why = f"{type(self.model).__name__} cannot be asked so ({why})"
+            raise CallError(sentence, call, why) from error
+
+    def check_reach(self) -> None:
+        """Call it after logits were computed.
+
+        Raises:
+            InputError: the model holds weights that text does not reach, of an image encoder, say.
+        """
+        if self._unreached:
+            raise InputError(
+                f"{self._title} holds weights that text does not reach ({min(self._unreached)}); "
+                "such models cannot be proved"
+            )
+
+    def _watch(self) -> dict[str, nn.Module]:
+        """Modules outside of the layers that have parameters; they leave once they run."""
+        within = tuple(f"{name}." for name, _ in self.layers)
+        outside = {
+            name: module
+            for name, module in self.model.named_modules()
+            if module._parameters and not f"{name}.".startswith(within)
+        }
+
+        def reach(name: str, module: nn.Module, args: Any) -> None:
+            outside.pop(name, None)
+
+        for name, module in outside.items():
+            module.register_forward_pre_hook(partial(reach, name))
+        return outside
 
 
-def _never(*args: Any) -> Any:
-    raise AssertionError("an embedding is neither run again nor changed")
+def _parameters(name: str, layer: nn.Module) -> dict[str, str]:
+    """The parameters of a layer, by their names in the model."""
+    return {key: f"{name}.{key}" for key, _ in layer.named_parameters()}
+
+
+def _blocks(model: Any, title: str) -> list[tuple[str, nn.Module]]:
+    """Name and module of the embedding, of every decoder layer, and of the output head.
+
+    Raises:
+        InputError: it has no such parts.
+    """
+    named = dict(model.named_modules())
+    config = model.config.get_text_config(decoder=True)
+    # Some count encoder layers as ``num_hidden_layers``.
+    keys = ("decoder_layers", "num_decoder_layers", "num_hidden_layers")
+    count = next((getattr(config, key) for key in keys if getattr(config, key, None)), 0)
+    stacks = [
+        name
+        for name, module in named.items()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    name_of = {id(module): name for name, module in named.items()}
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if not count or not stacks or not all(id(end) in name_of for end in ends):
+        raise InputError(
+            f"{title} is no stack of layers between an embedding and a head; such models cannot "
+            "be proved"
+        )
+    layers = min(stacks, key=lambda name: name.count("."))  # other lists are deeper
+    embedding, head = ((name_of[id(end)], end) for end in ends)
+    numbered = [f"{layers}.{index}" for index in range(count)]
+    return [embedding, *((name, named[name]) for name in numbered), head]
 
 
 class _ArrivedError(Exception):
-    """The last layer is called; what comes behind it has no weights yet."""
+    """The last layer is called; the modules behind it have no weights yet."""
 
 
 class Forward:
     """Some calls of a model, whose parts have weights whenever they run here.
 
     Args:
-        stack: the model.
+        model: the model.
 
     Attributes:
         batches: for calls that run together, as large products are faster: by the index of the
@@ -185,8 +466,8 @@ class Forward:
         caches: of the calls that have one: keys, values and recurrent states.
     """
 
-    def __init__(self, stack: Stack) -> None:
-        self._stack = stack
+    def __init__(self, model: Layerwise) -> None:
+        self._model = model
         self._recorded: list[RecordedCall] = []
         self.batches: dict[int, tuple[int, list[Arguments]]] = {}
         self._length = 1  # tokens of the first call
@@ -194,10 +475,10 @@ class Forward:
         self._extras: list[tuple[Any, ...]] = []  # from the last layer, by call
 
     def begin(self, calls: Sequence[Call]) -> list[Tensor]:
-        """Run every call up to the first layer, and record what the layers are called with.
+        """Run every call up to the first layer, and record the arguments of the layers.
 
         Returns:
-            What the first layer is given in each, [tokens, hidden].
+            Input of the first layer in each, [tokens, hidden].
 
         Raises:
             InputError: the class cannot run with its config, or is no stack of layers.
@@ -210,22 +491,22 @@ class Forward:
         states = []
         for index, call in enumerate(calls):
             shadow, real = caches[call.continues] if call.continues is not None else (None, None)
-            with self._stack.guarded(index):
+            with self._model.guarded(index):
                 if call.cached and shadow is None:
-                    shadow = DynamicCache(config=self._stack.model.config)
+                    shadow = DynamicCache(config=self._model.model.config)
                 state, recorded = self._record(index, call, shadow)
                 if call.cached:
                     # The class may have prepared the empty cache for itself.
                     if real is None:
                         real = deepcopy(shadow)
                         self.caches.append(real)
-                    lengthen(shadow, len(self._stack.layers), len(call.ids))
+                    lengthen(shadow, len(self._model.layers), len(call.ids))
                     arguments = [each.replaced((shadow,), (real,)) for each in recorded.arguments]
                     recorded = RecordedCall(recorded.form, arguments, recorded.placeholders)
             caches.append((shadow, real))
             states.append(state)
             self._recorded.append(recorded)
-        if self._stack.returned.alone:
+        if self._model.returned.alone:
             self._record_batches(calls)
         return states
 
@@ -236,8 +517,8 @@ class Forward:
 
         Args:
             index: of the layer.
-            before: what it is given in each call, [tokens, hidden]; taken off the list one after
-                the other, since states of many prompts are large and are needed once.
+            before: its input in each call, [tokens, hidden]; taken off the list one after the
+                other, since states of many prompts are large and are needed once.
 
         Returns:
             The states that it returns in each call, and the extras.
@@ -248,7 +529,7 @@ class Forward:
             while before:
                 call = len(states)
                 if call not in self.batches:
-                    state, more = self._call(index, call, before.pop(0))
+                    state, more = self.run_layer(index, call, before.pop(0))
                     states.append(state)
                     extras.append(more)
                     continue
@@ -256,7 +537,7 @@ class Forward:
                 form = self._recorded[call].form
                 together = torch.cat([form.formed(state) for state in before[:count]])
                 del before[:count]
-                with self._stack.guarded(call):
+                with self._model.guarded(call):
                     output, _ = self._output(index, arguments[index], together)
                 states += [form.flat(state) for state in output.split(1)]
                 extras += [()] * count
@@ -268,13 +549,8 @@ class Forward:
         for cache in self.caches:
             keep_shapes(cache, index)
 
-    @torch.no_grad()
-    def again(self, index: int, call: int, state: Tensor) -> Tensor:
-        """What a layer makes of another [tokens, hidden], in the place of a call without cache."""
-        return self._call(index, call, state, apart=True)[0]
-
     def alone(self, index: int, state: Tensor) -> Tensor:
-        """What a layer makes of another [tokens, hidden] in the only call, with gradients.
+        """Output of a layer for another [tokens, hidden] in the only call, with gradients.
 
         Raises:
             InputError: it needs more of the layer before than hidden states.
@@ -282,14 +558,15 @@ class Forward:
         (recorded,) = self._recorded
         # Only hidden states are passed on here; placeholders stay in the place of extras.
         self._extras = [recorded.placeholders]
-        output, _ = self._call(index, 0, state)
-        if recorded.uses_extras:
-            raise self._stack.refusal("layers hand on more than hidden states")
+        output, _ = self.run_layer(index, 0, state)
+        with self._model.guarded():
+            if recorded.uses_extras:
+                raise NoStackError("layers hand on more than hidden states")
         return output
 
     @contextmanager
     def head(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """From what the last layer returns, [tokens, hidden], to logits, [tokens, vocabulary]."""
+        """From the last layer's output, [tokens, hidden], to logits, [tokens, vocabulary]."""
 
         def run(hidden: Tensor) -> Tensor:
             # No more tokens at a time than in the first call: a class may have no more positions.
@@ -306,50 +583,49 @@ class Forward:
 
         def logits_of(formed: Tensor, tokens: Sequence[int]) -> Tensor:
             def given(*args: Any, **kwargs: Any) -> Any:
-                return self._stack.returned.with_state(formed)
+                return self._model.returned.with_state(formed)
 
-            ids = torch.zeros(*tokens, dtype=torch.long, device=self._stack.device)
-            with self._stack.replaced_layers(given), self._stack.guarded():
-                logits = self._stack.model(input_ids=ids, use_cache=False).logits
-            assert isinstance(logits, Tensor)
+            ids = torch.zeros(*tokens, dtype=torch.long, device=self._model.device)
+            with self._model.replaced_layers(given), self._model.guarded():
+                logits: Tensor = self._model.model(input_ids=ids, use_cache=False).logits
             return logits.flatten(0, 1)
 
-        with self._stack.behind():
+        with self._model.behind():
             yield run
 
     def _record_batches(self, calls: Sequence[Call]) -> None:
-        for first, count in alike(calls):
-            form, batch = self._recorded[first].form, calls[first : first + count]
+        for first, batch in batches(calls):
             ids = torch.stack([call.ids for call in batch])
             inputs = {
                 key: torch.cat([call.inputs[key] for call in batch]) for key in batch[0].inputs
             }
             try:
-                with self._stack.guarded(first):
+                with self._model.guarded(first):
                     state, arguments = self._arguments(Call(ids, inputs), None)
             except CallError:  # a class may take one prompt at a time
                 return
-            if form.axis == 1 and state.shape == (count, *form.shape[1:]):
-                self.batches[first] = count, arguments
+            form = self._recorded[first].form
+            if form.axis == 1 and state.shape == (len(batch), *form.shape[1:]):
+                self.batches[first] = len(batch), arguments
 
     def _record(self, index: int, call: Call, cache: Any) -> tuple[Tensor, RecordedCall]:
-        """What the first layer is given, and what all of them are called with."""
+        """Input of the first layer, and the arguments of all of them."""
         try:
             state, arguments = self._arguments(call, cache)
         except Exception:  # a class may do anything with a tensor where it unpacks a tuple, say
-            if index or not self._stack.returned.alone:
+            if index or not self._model.returned.alone:
                 raise
             # The class, then, expects more of its layers than a tensor.
-            self._stack.returned = self._returned_by_the_first(call)
+            self._model.returned = self._returned_by_the_first(call)
             state, arguments = self._arguments(call, cache)
         form = Form.of(state, len(call.ids))
-        return form.flat(state), RecordedCall(form, arguments, self._stack.returned.extras)
+        return form.flat(state), RecordedCall(form, arguments, self._model.returned.extras)
 
     def _arguments(self, call: Call, cache: Any) -> tuple[Tensor, list[Arguments]]:
-        """The same, from a run in which layers return what they are given."""
+        """The same, from a run in which layers return their input."""
         given: list[tuple[Tensor, int]] = []
         arguments: list[Arguments] = []
-        count = len(self._stack.layers)
+        count = len(self._model.layers)
 
         def record(*args: Any, **kwargs: Any) -> Any:
             state, rest = Arguments.of(args, kwargs)
@@ -359,7 +635,7 @@ class Forward:
             arguments.append(rest)
             if len(arguments) == count:
                 raise _ArrivedError
-            return self._stack.returned.with_state(state)
+            return self._model.returned.with_state(state)
 
         self._run_class(record, call, cache)
         if len(arguments) < count:
@@ -367,7 +643,7 @@ class Forward:
         return given[0][0], arguments
 
     def _returned_by_the_first(self, call: Call) -> LayerOutput:
-        """What the first layer returns in a call, as placeholders."""
+        """Output of the first layer in a call, as placeholders."""
         recorded: list[tuple[Tensor, Arguments]] = []
 
         def stop(*args: Any, **kwargs: Any) -> Any:
@@ -378,37 +654,43 @@ class Forward:
         if not recorded:
             raise NoStackError("no layer is called")
         ((state, arguments),) = recorded
-        with self._stack.layer(0):
+        with self._model.layer(0):
             args, kwargs = arguments.apart().call(state)
-            return LayerOutput.of(self._stack.layers[0][1](*args, **kwargs))[1].unknown()
+            return LayerOutput.of(self._model.layers[0][1](*args, **kwargs))[1].unknown()
 
     def _run_class(self, forward: Callable[..., Any], call: Call, cache: Any) -> None:
         """Run the class's own ``forward`` with this function as layers, until it has arrived."""
-        device = self._stack.device
+        device = self._model.device
         inputs: dict[str, Any] = {key: each.to(device) for key, each in call.inputs.items()}
         if cache is not None:
             inputs["cache"] = cache
         ids = torch.atleast_2d(call.ids).to(device)
-        with self._stack.replaced_layers(forward), suppress(_ArrivedError):
-            self._stack.model(input_ids=ids, use_cache=call.cached, **inputs)
+        with self._model.replaced_layers(forward), suppress(_ArrivedError):
+            self._model.model(input_ids=ids, use_cache=call.cached, **inputs)
 
-    def _call(
+    def run_layer(
         self, index: int, call: int, state: Tensor, *, apart: bool = False
     ) -> tuple[Tensor, tuple[Any, ...]]:
-        """Run a layer: hidden states, [tokens, hidden], and extras."""
+        """Run a layer in one call.
+
+        Args:
+            index: of the layer.
+            call: index of the call.
+            state: input of the layer, [tokens, hidden].
+            apart: leave the containers among its arguments as they are.
+
+        Returns:
+            Hidden states, [tokens, hidden], and extras.
+        """
         recorded = self._recorded[call]
-        arguments = recorded.arguments[index]
-        if index and recorded.placeholders:
-            arguments = arguments.replaced(recorded.placeholders, self._extras[call])
+        arguments, placeholders = recorded.arguments[index], recorded.placeholders
+        if index and placeholders:
+            arguments = arguments.replaced(placeholders, self._extras[call])
         if apart:
             arguments = arguments.apart()
-        with self._stack.guarded(call):
+        with self._model.guarded(call):
             output, returned = self._output(index, arguments, recorded.form.formed(state))
-            if (
-                index
-                and recorded.placeholders
-                and len(recorded.placeholders) != len(returned.extras)
-            ):
+            if index and placeholders and len(placeholders) != len(returned.extras):
                 raise NoStackError("layers hand on different things")
             return recorded.form.flat(output), returned.extras
 
@@ -416,14 +698,14 @@ class Forward:
         self, index: int, arguments: Arguments, state: Tensor
     ) -> tuple[Tensor, LayerOutput]:
         args, kwargs = arguments.call(state)
-        output, returned = LayerOutput.of(self._stack.layers[index][1](*args, **kwargs))
-        if returned.alone != self._stack.returned.alone:
-            self._stack.returned = returned.unknown()  # a single layer: nothing has shown it yet
+        output, returned = LayerOutput.of(self._model.layers[index][1](*args, **kwargs))
+        if returned.alone != self._model.returned.alone:
+            self._model.returned = returned.unknown()  # a single layer: nothing has shown it yet
         return output, returned
 
 
 def _untouched(state: Tensor, handed: Tensor, version: int) -> bool:
-    """Whether a layer is given the very tensor that the one before returned, unchanged since."""
+    """Whether the input of a layer is the output of the one before, unchanged since."""
     same = state is handed or (
         state.shape == handed.shape
         and state.stride() == handed.stride()
@@ -466,122 +748,9 @@ def keep_shapes(cache: Any, index: int) -> None:
             states.update({at: unknown(each) for at, each in states.items() if each is not None})
 
 
-def _backward(
-    stack: Stack, ids: Tensor, given: Spool, before: Forward, forward: Forward, look: Look
-) -> list[str]:
-    """Go back from the loss; see ``Layerwise.gradients``.
-
-    Args:
-        stack: the model.
-        ids: token ids, [tokens].
-        given: what every layer, and then the head, is given on them, each [tokens, hidden].
-        before: calls that went through the stack, whose forms the head takes.
-        forward: begins with these ids here.
-        look: takes the name of a parameter and its gradient.
-
-    Returns:
-        The names of the layers that return what they are given.
-    """
-
-    def look_at_stored(name: str, gradient: Tensor) -> None:
-        look(stack.stored(name), gradient)
-
-    idle: list[str] = []
-    embedding, head = (f"{name}.weight" for name, _ in (stack.embedding, stack.output))
-    tied = stack.stored(embedding) == stack.stored(head)
-    of_head: list[Tensor] = []
-    used = ids.unique().to(stack.device)
-
-    def follow(module: nn.Module, args: tuple[Tensor, ...], logits: Tensor) -> None:
-        hidden = args[0].detach().flatten(0, -2)
-        logits.register_hook(lambda g: of_head.append(g.flatten(0, -2)[:, used].T @ hidden))
-
-    state = given[-1].to(stack.device).requires_grad_()
-    hook = stack.output[1].register_forward_hook(follow)
-    with (
-        before.head() as run,
-        _handing_over(stack.outside(), look_at_stored),
-        torch.enable_grad(),
-    ):
-        logits = run(state)
-        functional.cross_entropy(logits[:-1], ids[1:].to(logits.device)).backward()
-    hook.remove()
-    del logits
-    if not tied:
-        look(head, of_head.pop())
-    call = Call(ids)
-    with (
-        stack.rows([call]) as rows,
-        _handing_over(stack.outside(), look_at_stored),
-        torch.enable_grad(),
-    ):
-        (first,) = forward.begin([call])
-        for index, (name, _) in reversed(list(enumerate(stack.layers))):
-            gradient, state = state.grad, given[index].to(stack.device).requires_grad_()
-            assert gradient is not None
-            first_step = _back_through(stack, forward, index, state, gradient, {}, look)
-            if first_step is None:
-                continue
-            idle.append(name)
-            # What is multiplied by zero gets its gradient after the first step, when the layers
-            # before return something else as well.
-            assert state.grad is not None
-            scale = STEP * state.detach().square().mean().sqrt()
-            stepped = (state - scale * state.grad.sign()).detach().requires_grad_()
-            _back_through(stack, forward, index, stepped, gradient, first_step, look)
-        torch.autograd.backward([first], [state.grad])
-        assert rows.grad is not None
-        look(embedding, of_head.pop() + rows.grad if tied else rows.grad)
-    return idle[::-1]
-
-
-def _back_through(
-    stack: Stack,
-    forward: Forward,
-    index: int,
-    state: Tensor,
-    gradient: Tensor,
-    step: Mapping[str, Tensor],
-    look: Look,
-) -> dict[str, Tensor] | None:
-    """Run a layer, and go back through it.
-
-    Args:
-        stack: the model.
-        forward: the call.
-        index: of the layer.
-        state: what it is given, [tokens, hidden].
-        gradient: of what it returns, [tokens, hidden].
-        step: a first step for some parameters, by name; ``look`` has taken their gradients.
-        look: takes the name of a parameter and its gradient.
-
-    Returns:
-        A first step for some parameters, where the layer returns what it is given; ``look`` has not
-        taken the gradients of the rest yet. None for all other layers.
-    """
-    name, layer = stack.layers[index]
-    first_step: dict[str, Tensor] = {}
-    idle = False
-
-    def take(parameter: str, found: Tensor) -> None:
-        if idle and found.any():
-            first_step[parameter] = STEP * found.sign()
-        if parameter not in step and (not idle or parameter in first_step):
-            look(parameter, found)
-
-    with stack.lender.stepped(step), stack.layer(index):
-        parameters = {f"{name}.{key}": p for key, p in layer.named_parameters()}
-        with _handing_over(parameters, take):
-            output = forward.alone(index, state)
-            idle = output.equal(state)
-            torch.autograd.backward([output], [gradient])
-        del parameters
-    return first_step if idle else None
-
-
 @contextmanager
 def _handing_over(parameters: Mapping[str, nn.Parameter], look: Look) -> Iterator[None]:
-    """Gradients of these parameters go to ``look`` as they are made; neither of them is kept."""
+    """Pass gradients of these parameters to ``look`` as they are made; keep neither of the two."""
 
     def hand_over(name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
@@ -589,12 +758,8 @@ def _handing_over(parameters: Mapping[str, nn.Parameter], look: Look) -> Iterato
         parameter.data = parameter.new_empty(0)  # all that needed it went backward before
         look(name, gradient)
 
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(partial(hand_over, name))
-        for name, parameter in parameters.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, parameter in parameters.items():
+            hook = parameter.register_post_accumulate_grad_hook(partial(hand_over, name))
+            hooks.enter_context(hook)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from growkit.base.tensors import (
     AT_ONCE,
-    STORED_NAMES,
     TensorInfo,
     Weights,
     parts,
@@ -97,7 +96,7 @@ class Lender:
         It is never whole in both.
         """
         info, places = self._info(name), parts(self._weights, self._stored(name))
-        if len(places) == 1 or dtype in (None, _torch_dtype(info)):
+        if len(places) == 1 or dtype in (None, info.torch_dtype):
             return self.read(name).to(self._device, dtype)
         with torch._C.DisableTorchFunction():
             whole = torch.empty(info.shape, dtype=dtype, device=self._device)
@@ -115,9 +114,8 @@ class Lender:
         if self._copying:
             with torch.cuda.stream(self._copying):
                 for key, name in names.items():
-                    owner, last = _owner(module, key)
-                    stays = self._stays(owner, last, name)
-                    dtype = None if stays else _parameter(owner, last).dtype
+                    owner, last, empty = _owner(module, key)
+                    dtype = None if self._stays(owner, last, empty, name) else empty.dtype
                     self._fetched[name] = self.whole(name, dtype)
 
     @contextmanager
@@ -131,37 +129,37 @@ class Lender:
             names: from names of parameters in it to those in the model.
             head: whether it is the output head, which may be larger than any layer.
         """
-        owners = {key: _owner(module, key) for key in names}
-        empty = {key: _parameter(owner, last) for key, (owner, last) in owners.items()}
+        owners = [(name, *_owner(module, key)) for key, name in names.items()]
         buffer: Tensor | None = None
         try:
-            for key, (owner, last) in owners.items():
-                name = names[key]
-                if self._stays(owner, last, name, head=head):
+            for name, owner, last, empty in owners:
+                if self._stays(owner, last, empty, name, head=head):
                     if buffer is None:
                         buffer = torch.empty(AT_ONCE, dtype=self.dtype, device=self._device)
                     lend(owner, last, self._rows(name), self._info(name).shape, buffer)
                 else:
-                    ready = self._ready(name, empty[key].dtype)
+                    ready = self._ready(name, empty.dtype)
                     owner._parameters[last] = nn.Parameter(ready, ready.is_floating_point())
             yield
         finally:
             del buffer
-            for key, (owner, last) in owners.items():
+            for _, owner, last, empty in owners:
                 vars(owner).pop(last, None)
-                owner._parameters[last] = empty[key]
+                owner._parameters[last] = empty
             if self._large:
                 give_back()
 
     def _info(self, name: str) -> TensorInfo:
         return self._weights.tensors[self._stored(name)]
 
-    def _stays(self, owner: nn.Module, last: str, name: str, *, head: bool = False) -> bool:
+    def _stays(
+        self, owner: nn.Module, last: str, empty: nn.Parameter, name: str, *, head: bool = False
+    ) -> bool:
         """Whether a parameter is so large that it stays where it is stored."""
         info = self._info(name)
         # Products of layers are taken as they will run, if nothing is cast.
-        cast = _torch_dtype(info) != self.dtype
-        if _parameter(owner, last).dtype != self.dtype or not (cast or head):
+        cast = info.torch_dtype != self.dtype
+        if empty.dtype != self.dtype or not (cast or head):
             return False
         return can_stay(owner, last, info) or (cast and _is_large_stack(info))
 
@@ -199,9 +197,6 @@ class Stored:
 
     def __len__(self) -> int:
         return len(self.parameter)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: Any) -> Tensor:
         number = isinstance(index, Tensor) and not (
@@ -313,34 +308,25 @@ def _is_large_stack(info: TensorInfo) -> bool:
 @contextmanager
 def scaled(layer: nn.Module, key: str, factor: float) -> Iterator[None]:
     """A layer with one of its parameters multiplied."""
-    owner, last = _owner(layer, key)
+    owner, last, parameter = _owner(layer, key)
     lent = vars(owner).get(last)
     if isinstance(lent, Stored):
         lent.factor = factor
         yield
         lent.factor = 1.0
     else:
-        parameter = layer.get_parameter(key)
         unscaled, parameter.data = parameter.data, parameter.data * factor
         yield
         parameter.data = unscaled
 
 
-def _owner(module: nn.Module, key: str) -> tuple[nn.Module, str]:
-    """The submodule that has a parameter, and its name there."""
+def _owner(module: nn.Module, key: str) -> tuple[nn.Module, str, nn.Parameter]:
+    """The submodule that has a parameter, its name there, and the parameter."""
     path, _, last = key.rpartition(".")
-    return module.get_submodule(path), last
-
-
-def _parameter(owner: nn.Module, last: str) -> nn.Parameter:
-    found = owner._parameters[last]
-    assert found is not None
-    return found
-
-
-def _torch_dtype(info: TensorInfo) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, STORED_NAMES[info.dtype])
-    return dtype
+    owner = module.get_submodule(path)
+    parameter = owner._parameters[last]
+    assert parameter is not None
+    return owner, last, parameter
 
 
 class _Product(torch.autograd.Function):

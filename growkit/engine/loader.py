@@ -30,8 +30,7 @@ from growkit.engine.oracle import inert, lacks_class, parsed, quiet
 from growkit.planning.layouts import as_diff_transformer
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
-"""What configs call the number of layers."""
-
+"""Names of the number of layers in configs."""
 
 OF_LOADING = frozenset({"dtype", "_name_or_path", "architectures"}) | {
     *("transformers_weights", "auto_map", "transformers_version")
@@ -129,20 +128,14 @@ def _asked(checkpoint: Checkpoint) -> Loading:
         else:
             config = parsed(checkpoint.config)
         check_class(config, str(folder))
-        given = lacking or not checkpoint.stands_alone
-        model, files, missing, conversions = _seen(checkpoint, config, given, lacking)
+        model, files, missing, conversions = _seen(checkpoint, config, lacking)
         resolved = config.to_dict()
         _check_config(checkpoint, resolved, model)
     _check_files(checkpoint, files)
     if lacking:
         return Loading(type(model).__name__, resolved, own_class=False)
     buffers = {name for name, _ in model.named_buffers()}
-    held = {
-        name: tensor
-        for each in conversions
-        for name in each.shapes.keys() & buffers
-        for tensor in each.sources[:1]
-    }
+    held = {n: each.sources[0] for each in conversions for n in each.shapes.keys() & buffers}
     read = {tensor for each in conversions for tensor in each.sources}
     return Loading(
         type(model).__name__,
@@ -184,14 +177,13 @@ def _check_config(checkpoint: Checkpoint, resolved: Config, model: Any) -> None:
 
 
 def _seen(
-    checkpoint: Checkpoint, config: Any, given: bool, lacking: bool
+    checkpoint: Checkpoint, config: Any, lacking: bool
 ) -> tuple[Any, list[str], set[str], tuple[Conversion, ...]]:
     """Load a folder without its weights, and record what would be read.
 
     Args:
         checkpoint: of the folder.
         config: that of the folder, as transformers resolves it.
-        given: whether that config is to be loaded; else transformers reads its own.
         lacking: whether that is a DIFF Transformer, since transformers has no class for it.
 
     Returns:
@@ -202,13 +194,15 @@ def _seen(
     from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
     cls: Any = DiffTransformerForCausalLM if lacking else AutoModelForCausalLM
-    options: dict[str, Any] = {"config": config} if given else {}
+    alone = checkpoint.stands_alone and not lacking  # transformers reads its config itself
+    options: dict[str, Any] = {} if alone else {"config": config}
     folder: Path | None = checkpoint.folder
     if checkpoint.distributed:  # it reads no files of these, and is given nothing
         cls = AutoModelForCausalLM._model_mapping.get(type(config), cls)
         folder, options["state_dict"] = None, {}
     load = PreTrainedModel._load_pretrained_model
     found: list[Any] = []
+    conversions: dict[int, Conversion] = {}
 
     def look(model: Any, state: Any, files: Any, options: Any, *rest: Any) -> NoReturn:
         shapes = {
@@ -216,12 +210,10 @@ def _seen(
             for name, info in checkpoint.tensors.items()
         }
         nowhere = dataclasses.replace(options, device_map={"": "meta"})
-        conversions: dict[int, Conversion] = {}
         with _recording_conversions(checkpoint, model, conversions):
             info, _ = load(model, shapes, None, nowhere)
         model._adjust_missing_and_unexpected_keys(info)
         found.extend([model, [str(file) for file in files or ()], set(info.missing_keys)])
-        found.append(tuple(conversions.values()))
         raise _SeenEnoughError
 
     def refuse(*_: Any) -> NoReturn:
@@ -243,8 +235,8 @@ def _seen(
             ignore_mismatched_sizes=True,  # named when the model is built
             **options,
         )
-    model, files, missing, conversions = found
-    return model, files, missing, conversions
+    model, files, missing = found
+    return model, files, missing, tuple(conversions.values())
 
 
 @contextmanager

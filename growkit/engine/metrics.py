@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ EPSILON = 2.0**-52
 """Relative spacing of float64."""
 
 IN_CACHE = 1 << 17
-"""Logits that are looked at together on a CPU: a dozen passes over them stay in its cache."""
+"""Logits that are compared together on a CPU: a dozen passes over them stay in its cache."""
 
 
 @dataclass
@@ -46,9 +48,9 @@ class Distance:
             position: of the first of them in its sequence.
         """
         rows = max(1, IN_CACHE // source.shape[-1]) if source.device.type == "cpu" else len(source)
-        parts = zip(source.split(rows), target.split(rows), following.split(rows), strict=True)
-        for part, (one, other, next_ones) in enumerate(parts):
-            self._add(one, other, next_ones, position + part * rows)
+        for first in range(0, len(source), rows):
+            part = slice(first, first + rows)
+            self._add(source[part], target[part], following[part], position + first)
 
     def _add(self, source: Tensor, target: Tensor, following: Tensor, position: int) -> None:
         source, target = source.double(), target.double()
@@ -59,9 +61,10 @@ class Distance:
         self.largest = float(torch.maximum(difference.max(), so_far))
         self.absolute += float(difference.sum())
         del difference
-        self.squared_source += _dot(source, source)
-        self.squared_target += _dot(target, target)
-        self.both += _dot(source, target)
+        one, other = source.flatten(), target.flatten()
+        self.squared_source += float(one.dot(one))
+        self.squared_target += float(other.dot(other))
+        self.both += float(one.dot(other))
         self.elements += source.numel()
         self.agreeing += int((source.argmax(-1) == target.argmax(-1)).sum())
         log_p, log_q = source.log_softmax(-1), target.log_softmax(-1)
@@ -147,17 +150,13 @@ class Distance:
         return [count for _, (_, count) in sorted(self.kl_at.items())]
 
 
-def _dot(one: Tensor, other: Tensor) -> float:
-    return float(one.flatten().dot(other.flatten()))
-
-
 def finite(value: float) -> float | None:
     """JSON has no NaN and no infinity."""
     return value if math.isfinite(value) else None
 
 
 Head = Callable[[Tensor], Tensor]
-"""From what the last layer hands on, [tokens, hidden], to logits, [tokens, vocabulary]."""
+"""From the last layer's output, [tokens, hidden], to logits, [tokens, vocabulary]."""
 
 TOKENS_FIRST = 64
 """Tokens whose logits come first, before the size of the vocabulary is known."""
@@ -186,33 +185,30 @@ def logits_in_pieces(
     """Logits of two models, of as many tokens at a time as there is room for, over all prompts.
 
     Args:
-        source: its head, and what its last layer hands on of every prompt, each [tokens, hidden].
+        source: its head, and the output of its last layer for every prompt, each [tokens, hidden].
         target: likewise.
         ids: the tokens of every prompt, each [tokens].
 
     Yields:
-        The index of a prompt, and what ``Distance.add`` takes of some of its tokens.
+        The index of a prompt, and arguments of ``Distance.add`` for some of its tokens.
     """
     following = [torch.cat([each[1:], each.new_full((1,), -1)]) for each in ids]
-    at_once, index, position = TOKENS_FIRST, 0, 0
-    while index < len(ids):
-        taken: list[tuple[int, slice]] = []
-        room = at_once
-        while room and index < len(ids):
-            rows = slice(position, min(position + room, len(ids[index])))
-            taken.append((index, rows))
-            room -= rows.stop - position
-            position = rows.stop
-            if position == len(ids[index]):
-                index, position = index + 1, 0
-        sizes = [rows.stop - rows.start for _, rows in taken]
+    begins = [0, *accumulate(map(len, ids))]
+    at_once, begin = TOKENS_FIRST, 0
+    while begin < begins[-1]:
+        end = min(begin + at_once, begins[-1])
+        taken = [
+            (index, slice(max(begin, begins[index]) - begins[index], end - begins[index]))
+            for index in range(bisect_right(begins, begin) - 1, bisect_left(begins, end))
+        ]
+        sizes = [len(ids[of][rows]) for of, rows in taken]
         logits, others = (
             head(torch.cat([states[of][rows] for of, rows in taken])).split(sizes)
             for head, states in (source, target)
         )
         for (of, rows), one, other in zip(taken, logits, others, strict=True):
             yield of, one, other, following[of][rows], rows.start
-        at_once = max(1, LOGITS_AT_ONCE // logits[0].shape[-1])
+        begin, at_once = end, max(1, LOGITS_AT_ONCE // logits[0].shape[-1])
 
 
 def error_of(found: Tensor, expected: Tensor) -> float:

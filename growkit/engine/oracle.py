@@ -62,7 +62,9 @@ def load_model(
     Raises:
         InputError: transformers does not know the model, or the files do not fit the class.
     """
-    from transformers import GenerationConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 
     checkpoint = stored if isinstance(stored, Checkpoint) else Checkpoint(stored)
     folder, weights = checkpoint.folder, readable(checkpoint)
@@ -71,9 +73,16 @@ def load_model(
         quiet(),
         foreign(f"transformers cannot load {folder}", "correct its config.json or its weights"),
     ):
-        model, loading = _from_pretrained(
-            folder,
-            None if as_stored else weights,
+        cls: Any = AutoModelForCausalLM
+        options: dict[str, Any] = {}
+        if not as_stored:
+            # Files hold float32 as float32, even when all arithmetic is done in float64.
+            with torch._C.DisableTorchFunction():
+                options["state_dict"] = {name: weights.read(name) for name in weights.tensors}
+            options["config"] = parsed(weights.config)
+            cls = cls._model_mapping.get(type(options["config"]), DiffTransformerForCausalLM)
+        model, loading = cls.from_pretrained(
+            folder if as_stored else None,
             dtype=dtype,
             attn_implementation=attention,
             experts_implementation=experts_implementation(dtype),
@@ -82,6 +91,7 @@ def load_model(
             generation_config=GenerationConfig(),  # its settings are no part of the function
             ignore_mismatched_sizes=True,  # reported below, with the tensor's name
             output_loading_info=True,
+            **options,
         )
     buffers = {name for name, _ in model.named_buffers()}
     for problem in ("missing_keys", "mismatched_keys"):
@@ -150,22 +160,6 @@ def lacks_class(config: Config) -> bool:
 def readable(weights: Weights) -> Weights:
     """A checkpoint, as a DIFF Transformer where transformers has no class for it."""
     return Planned(weights, read_layout(weights)) if lacks_class(weights.config) else weights
-
-
-def _from_pretrained(folder: Path, weights: Weights | None, **options: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    if weights is None:
-        return AutoModelForCausalLM.from_pretrained(folder, **options)
-    from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
-
-    # Files hold float32 as float32, even when all arithmetic is done in float64.
-    with torch._C.DisableTorchFunction():
-        state = {name: weights.read(name) for name in weights.tensors}
-    config = parsed(weights.config)
-    classes: Any = AutoModelForCausalLM._model_mapping
-    cls = classes.get(type(config), DiffTransformerForCausalLM)
-    return cls.from_pretrained(None, config=config, state_dict=state, **options)
 
 
 def parsed(config: Config, name: str = "config.json") -> Any:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,11 +79,8 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
         return Prompts(tuple(torch.randint(config["vocab_size"], shape, generator=generator)), None)
     file, raw = Path(settings.text), read_text(settings.text)
     ids = _tokenize(documents(raw), folder)
-    counts = [len(tokens) // length + (len(tokens) % length > 1) for tokens in ids]
-    if not any(counts):
-        raise InputError(f"text {file} has fewer than 2 tokens in a row; give a longer one")
-    pairs = zip(ids, counts, strict=True)
-    predictions = sum(len(each) - count - (len(each) % length == 1) for each, count in pairs)
+    begins = [(tokens, at) for tokens in ids for at in range(0, len(tokens) - 1, length)]
+    predictions = sum(min(length, len(tokens) - at) - 1 for tokens, at in begins)
     if predictions < FEWEST:
         raise InputError(
             f"text {file} has only {predictions} tokens to predict; at least {FEWEST} are needed, "
@@ -97,12 +92,8 @@ def make_prompts(settings: Settings, folder: Path, config: Config) -> Prompts:
             f"the tokenizer in {folder} makes token {largest} of {file}, but the model's "
             f"vocab_size is {config['vocab_size']}; they do not belong together"
         )
-    ends, windows = list(accumulate(counts)), []
-    for number in _spread(range(ends[-1]), prompts):
-        document = bisect_right(ends, number)
-        begin = length * (number - ends[document] + counts[document])
-        windows.append(ids[document][begin : begin + length])
-    return Prompts(tuple(windows), hashlib.sha256(raw).hexdigest())
+    windows = tuple(tokens[at : at + length] for tokens, at in _spread(begins, prompts))
+    return Prompts(windows, hashlib.sha256(raw).hexdigest())
 
 
 def _spread(windows: Sequence[T], count: int) -> tuple[T, ...]:

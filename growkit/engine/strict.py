@@ -18,6 +18,9 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
+from growkit.base.errors import InputError
+from growkit.base.settings import NO_GPU
+
 _NARROWER = {torch.float32, torch.float16, torch.bfloat16}
 _CASTS: dict[Any, Any] = {
     torch.Tensor.float: torch.Tensor.double,
@@ -111,3 +114,21 @@ def choose_kernels() -> None:
             one = torch.ones(1, dtype=dtype)
             for function in MKL_FUNCTIONS:
                 function(one)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this name; ``auto`` is a GPU where there is one.
+
+    Raises:
+        InputError: there is no GPU.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError(NO_GPU)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a device in reports."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -62,35 +62,16 @@ class Beginning:
     customs: Mapping[str, Custom] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Elements of a parameter that have one eps.
-
-    Attributes:
-        name: of the parameter.
-        parameter: of the model.
-        where: which of its elements, as indices; all if it is ``...``.
-        leaf: what the optimizer trains.
-    """
-
-    name: str
-    parameter: nn.Parameter
-    where: Any
-    leaf: Tensor
-
-    def take(self) -> None:
-        """Put what was stepped into the parameter."""
-        if self.leaf is not self.parameter:
-            self.parameter.data[self.where] = self.leaf.data
-
-
 class StrictTraining:
     """A model that AdamW trains.
 
+    Adam does not depend on the scale of gradients but for its eps. Where the law multiplies eps by
+    a factor that differs within a parameter, gradients are divided by it instead.
+
     Args:
         model: in float64.
-        updates: what the settings of each parameter are multiplied with, by its name; new ones
-            stay as they are. None for the settings as they are.
+        updates: factors of the settings of each parameter, by its name; new parameters do not
+            train. None for the settings as they are.
         customs: how an optimizer treats parameters, by their names.
     """
 
@@ -101,31 +82,24 @@ class StrictTraining:
         customs: Mapping[str, Custom] | None = None,
     ) -> None:
         self._model = model
-        self._parts: list[_Part] = []
+        self._trained: dict[str, tuple[nn.Parameter, Tensor]] = {}
         groups = []
         for name, parameter in model.named_parameters():
             update = Update() if updates is None else updates[name]
             if not parameter.is_floating_point() or update.new:
                 continue
             of = (customs or {}).get(name, Custom())
-            factors = torch.from_numpy(update.gradient)
-            values = factors.unique().tolist()
-            for eps in values:
-                where, leaf = ..., parameter
-                if len(values) > 1:
-                    where = (factors == eps).to(parameter.device).expand(parameter.shape)
-                    leaf = parameter.data[where].requires_grad_()
-                self._parts.append(_Part(name, parameter, where, leaf))
-                groups.append(
-                    {
-                        "params": [leaf],
-                        "betas": of.betas,
-                        "amsgrad": of.amsgrad,
-                        "lr": RATE * update.rate * of.lr,
-                        "weight_decay": DECAY * update.decay * of.weight_decay,
-                        "eps": EPS * eps * of.eps,
-                    }
-                )
+            self._trained[name] = parameter, torch.from_numpy(update.gradient).to(parameter.device)
+            groups.append(
+                {
+                    "params": [parameter],
+                    "betas": of.betas,
+                    "amsgrad": of.amsgrad,
+                    "lr": RATE * update.rate * of.lr,
+                    "weight_decay": DECAY * update.decay * of.weight_decay,
+                    "eps": EPS * of.eps,
+                }
+            )
         self._optimizer = torch.optim.AdamW(groups)
 
     def step(self, windows: Sequence[Tensor]) -> float:
@@ -135,18 +109,15 @@ class StrictTraining:
             for loss in self._losses(windows):
                 loss.backward()
                 total += float(loss.detach())
-        for part in self._parts:
-            if part.parameter.grad is not None:
-                part.leaf.grad = part.parameter.grad[part.where]
+        for parameter, factor in self._trained.values():
+            if parameter.grad is not None:
+                parameter.grad /= factor
         self._optimizer.step()
-        for part in self._parts:
-            part.take()
-        for parameter in self._model.parameters():
-            parameter.grad = None
+        self._model.zero_grad()
         return total
 
     def gather(self, windows: Sequence[Tensor]) -> dict[str, dict[str, Tensor]]:
-        """The moments after a step of no length, of every parameter that has one eps."""
+        """The moments after a step of no length; call it without a law of updates."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
@@ -154,18 +125,18 @@ class StrictTraining:
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         return {
-            part.name: {key: self._optimizer.state[part.leaf][key].clone() for key in MOMENTS}
-            for part in self._parts
-            if part.leaf is part.parameter
+            name: {key: self._optimizer.state[parameter][key].clone() for key in MOMENTS}
+            for name, (parameter, _) in self._trained.items()
         }
 
     def begin(self, beginning: Beginning) -> None:
-        """Begin with the moments of steps that were taken before."""
-        for part in self._parts:
-            of = self._optimizer.state[part.leaf]
-            of["step"] = torch.tensor(float(beginning.steps[part.name]), dtype=torch.float32)
-            for key, found in beginning.moments[part.name].items():
-                of[key] = found.to(part.leaf)[part.where].clone()
+        """Begin with the moments of earlier steps."""
+        for name, (parameter, factor) in self._trained.items():
+            of = self._optimizer.state[parameter]
+            of["step"] = torch.tensor(float(beginning.steps[name]), dtype=torch.float32)
+            for key, found in beginning.moments[name].items():
+                scale = factor if key == "exp_avg" else factor.square()
+                of[key] = found.to(parameter) / scale
 
     def loss(self, windows: Sequence[Tensor]) -> float:
         """Of some windows, without a step."""
@@ -194,8 +165,6 @@ class StrictTraining:
     def disturb(self, amount: float, seed: int) -> None:
         """Change every weight by up to so much of it, at random."""
         generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for part in self._parts:
-                noise = torch.rand(part.leaf.shape, generator=generator, dtype=torch.float64)
-                part.leaf.mul_(1 + amount * (2 * noise - 1).to(part.leaf.device))
-                part.take()
+        for parameter, _ in self._trained.values():
+            noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.data.mul_(1 + amount * (2 * noise - 1).to(parameter.device))

@@ -270,7 +270,7 @@ class _Run:
         self.result = result = describe(self.recipe, source, self.prepared)
         if isinstance(source, Inside):
             result["dropped"] |= source.dropped
-            result["warnings"].insert(0, source.told())
+            result["warnings"].insert(0, source.note)
         result["warnings"] += [self.found.warning] if self.found.warning else []
         self.optimizer: Optimizer | None = None
         if recipe.optimizer is not None:

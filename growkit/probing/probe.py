@@ -83,14 +83,14 @@ def probe(
     if not any(map(is_of_tokenizer, model.opened.names(*TOKENIZER_FILES))):
         raise InputError(f"{model.opened} has no tokenizer to read {text} with; add tokenizer.json")
 
-    from growkit.engine import devices
+    from growkit.engine.strict import choose_device, device_name
     from growkit.probing.arms import Bench, make_data
     from growkit.probing.ranking import conclude
 
-    device = devices.chosen(settings.device)
+    device = choose_device(settings.device)
     data = make_data(text, found.folder, model.config, settings)
     with workplace(place, inputs, resume) as working:
-        working.begin(_plan(model, data, chosen, settings, devices.called(device)))
+        working.begin(_plan(model, data, chosen, settings, device_name(device)))
         bench = Bench(working, data, settings, device)
         arms = [bench.source(name_of(found.name), model)]
         arms += [bench.grown(each, progress) for each in chosen]
@@ -117,7 +117,7 @@ def probe(
         "lr": list(settings.lr),
         "length": data.training.shape[1],
         "dtype": bench.dtype,
-        "device": devices.called(device),
+        "device": device_name(device),
         "text": str(text),
         "text_sha256": data.sha256,
         "training_tokens": data.training.numel(),
@@ -187,7 +187,7 @@ def _warnings(
     if found.warning:
         yield found.warning
     if isinstance(model, Inside):
-        yield model.told()
+        yield model.note
     for each in chosen:
         if each.recipe.optimizer is not None:
             yield (

@@ -14,13 +14,12 @@ from torch import Tensor
 from growkit.algebra.expansion import NOTHING
 from growkit.base.limits import within
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.calls import Call, CallError
+from growkit.engine.calls import Call, CallError, Spool
 from growkit.engine.class_weights import ClassWeights
 from growkit.engine.layerwise import Layerwise, Stage
 from growkit.engine.loader import loading
 from growkit.engine.metrics import Distance, Head, distance_of, error_of, logits_in_pieces
 from growkit.engine.oracle import lacks_class
-from growkit.engine.spool import Spool
 from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage, Places, traced
 from growkit.proof.fingerprint import Question

@@ -15,12 +15,11 @@ from growkit.base.errors import InputError
 from growkit.base.limits import within
 from growkit.base.tensors import total_bytes
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine import devices
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import StoredGradients
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.metrics import EPSILON, TOKENS_FIRST, Distance, distance_of
-from growkit.engine.strict import strict_float64
+from growkit.engine.strict import device_name, strict_float64
 from growkit.proof.comparison import PROBE, Compared, Copied, Probe, compare, hidden_copies
 from growkit.proof.fingerprint import Question, computed_in, fingerprint, widest
 from growkit.proof.folder import FolderDifferences
@@ -348,7 +347,7 @@ class ProofParts:
             tolerance = ROUNDING_MARGIN * max(rounding.relative, torch.finfo(dtype).eps)
             if tolerance < strict.tolerance:  # float64 rounds sums of the target as well
                 tolerance, why = strict.tolerance, strict.why
-        return Native(compared, name, devices.called(self.device), rounding, tolerance, why)
+        return Native(compared, name, device_name(self.device), rounding, tolerance, why)
 
 
 def _layer_settings(model: Layerwise) -> list[tuple[str, dict[str, Any]]]:

@@ -42,13 +42,13 @@ def preflight(settings: Settings | None, source: Checkpoint, grown: Weights) -> 
     """
     if settings is None:
         return
-    from growkit.engine import devices
     from growkit.engine.loader import loading
     from growkit.engine.oracle import check_accepted
     from growkit.engine.prompts import make_prompts
+    from growkit.engine.strict import choose_device
     from growkit.proof.training import check_room
 
-    check_room(settings, grown.tensors, devices.chosen(settings.device))
+    check_room(settings, grown.tensors, choose_device(settings.device))
     make_prompts(settings, source.folder, source.config)
     loading(source)
     file = source.folder / "config.json"

@@ -17,10 +17,9 @@ from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes, total_parameters
 from growkit.base.units import given_date, today
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine import devices
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
-from growkit.engine.strict import reproducible
+from growkit.engine.strict import choose_device, device_name, reproducible
 from growkit.families.added import stranger, temporary_family
 from growkit.proof.findings import judge_function, judge_training, reason_of, verdict_of
 from growkit.proof.fingerprint import question
@@ -147,7 +146,7 @@ def prove(
     """
     given_date()  # before anything that takes time
     check_vocabularies(before, after)
-    place = devices.chosen(settings.device)
+    place = choose_device(settings.device)
     started = time.perf_counter()
     described = stranger(recipe.family) if recipe else None
     with temporary_family(described), reproducible(place):
@@ -235,7 +234,7 @@ def _proved(
         unknown_files=list(files.unknown),
         strict_float64=distance.measured(
             "float64",
-            devices.called(place),
+            device_name(place),
             logits.limit,
             None if logits.limit is None else strict.why if exact else native.why,
         ),

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from growkit.engine.calls import Spool
     from growkit.engine.layerwise import Layerwise
-    from growkit.engine.spool import Spool
 
 WINDOWS = 64
 """Windows of the text from which second moments are taken: 32,768 tokens of 512 each."""
@@ -395,7 +395,7 @@ class Calibration:
     """
 
     def __init__(self, source: Weights, windows: Sequence[Tensor]) -> None:
-        from growkit.engine.spool import Spool
+        from growkit.engine.calls import Spool
 
         self._moments = Spool()
         self._lock = Lock()
