@@ -13,8 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import growkit
-from growkit.cli.demo.story import MODEL
-from growkit.cli.demo.text import held_out_text, training_text
+from growkit.cli.demo import MODEL, held_out_text, training_text
 
 WINDOWS = 1000
 """More than the held-out text has."""

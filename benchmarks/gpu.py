@@ -217,7 +217,7 @@ def prove(device: str, quick: bool) -> int:
     from transformers import AutoModelForCausalLM
 
     import growkit
-    from growkit.cli.demo.story import MODEL
+    from growkit.cli.demo import MODEL
 
     amount: dict[str, Any] = {"prompts": 2, "length": 32} if quick else {}
     held = True

@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
-from growkit.cli.demo.text import held_out_text, training_text
+from growkit.cli.demo import held_out_text, training_text
 
 CONTEXT = 512  # bytes
 BATCH = 8

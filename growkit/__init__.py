@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from growkit.proof.verdict import verify
     from growkit.recipe.files import load_recipe
     from growkit.recipe.manifest import check
-    from growkit.recipe.operations import ConvertStep, GrowStep
-    from growkit.recipe.recipe import Recipe
+    from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe
     from growkit.report.saving import save_report
     from growkit.report.terminal import Bars, show
     from growkit.results.inspection import CheckResult, Inference, Inspection
@@ -57,8 +56,7 @@ _HOMES = {
     "proof.verdict": "verify",
     "recipe.files": "load_recipe",
     "recipe.manifest": "check",
-    "recipe.operations": "ConvertStep GrowStep",
-    "recipe.recipe": "Recipe",
+    "recipe.recipe": "ConvertStep GrowStep Recipe",
     "report.saving": "save_report",
     "report.terminal": "Bars show",
     "results.inspection": "CheckResult Inference Inspection",

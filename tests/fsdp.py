@@ -27,8 +27,7 @@ from transformers.trainer_callback import PrinterCallback
 
 import growkit
 from examples.continue_training import GrownTrainer
-from growkit.cli.demo.story import MODEL
-from growkit.cli.demo.text import training_text
+from growkit.cli.demo import MODEL, training_text
 from tests.conftest import TOKENS, save_model
 
 ROOT = Path(__file__).parents[1]

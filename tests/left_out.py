@@ -18,9 +18,8 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer
 from growkit.proof.config import different_settings
-from growkit.recipe.operations import operations
 from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step, operations
 from tests.conftest import save_model, save_random, seeded
 from tests.sizes import KINDS
 

@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import growkit
-from growkit.cli.demo.story import MODEL
+from growkit.cli.demo import MODEL
 from tests.conftest import save_model
 from tests.sweeping import say
 

@@ -17,7 +17,7 @@ import torch
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.demo.story import MODEL
+from growkit.cli.demo import MODEL
 from growkit.proof.weights import Recovered, compare_weights
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step

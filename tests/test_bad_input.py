@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from growkit.checkpoint import writing
 from growkit.cli.app import app
-from growkit.cli.demo.story import MODEL
+from growkit.cli.demo import MODEL
 from tests.conftest import folder_bytes, save_model
 
 GROW = ("--hidden", "x2")

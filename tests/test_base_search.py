@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from growkit.cli.demo.story import MODEL
+from growkit.cli.demo import MODEL
 from growkit.conversions.shared_diff import low_rank
 from growkit.conversions.shared_diff.low_rank import share
 from growkit.conversions.shared_diff.search import Heads

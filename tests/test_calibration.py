@@ -19,7 +19,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.demo.story import MODEL
+from growkit.cli.demo import MODEL
 from growkit.conversions.shared_diff import low_rank
 from growkit.conversions.shared_diff.low_rank import Shared, share, spread, truncated
 from growkit.conversions.shared_diff.search import Calibration, Heads

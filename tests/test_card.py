@@ -21,7 +21,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.names import by_name, without_paths
 from growkit.cli.app import app
-from growkit.cli.demo.story import MODEL
+from growkit.cli.demo import MODEL
 from growkit.recipe.files import load_recipe
 from growkit.report.card import model_card
 from tests.conftest import save_model
@@ -112,7 +112,7 @@ def test_sentences_are_published_without_paths(place: Path) -> None:
         f"preserved: all; the code in {source} (a.py) and {target} and "
         "'/var/tmp/growkit-abc/reload/x.py' differ"
     )
-    proof["modes"][0]["note"] = f"not tried: {source}/x.json cannot be read, C:\\Users\\me\\x too"
+    proof["modes"][0]["note"] = f"{source}/x.json cannot be read, C:\\Users\\me\\x too"
     public = without_paths([str(source), str(place / "out" / "large")])
     card = model_card(manifest | {"verification": public(proof)})
     for private in (str(place), place.name, "my models", "/var", "reload/", "Users"):

@@ -15,9 +15,8 @@ import growkit.pipeline.catalogue
 from growkit.cli.app import app
 from growkit.families.example import example
 from growkit.families.family import families
-from growkit.recipe.operations import operations
 from growkit.recipe.planner import change
-from growkit.recipe.recipe import GrowStep
+from growkit.recipe.recipe import GrowStep, operations
 from growkit.results.inspection import Abilities, Answer
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import load_strict, save_model, seeded

@@ -31,7 +31,7 @@ from benchmarks.continual.retrieval import QUESTION, WIDTH, mixed, seen, with_ne
 from benchmarks.continual.runs import CHECKPOINT, Job, Run
 from benchmarks.continual.text import PARTS, Text, part_of, read_text
 from growkit.base.errors import InputError
-from growkit.cli.demo.text import training_text
+from growkit.cli.demo import training_text
 from growkit.modeling.differential_attention import head_norm
 from growkit.probing.lines import append_line
 from growkit.probing.training import Schedule, Segment, Training, batch_of, branches

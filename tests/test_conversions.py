@@ -14,8 +14,7 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.folder import read_json
 from growkit.conversions.shared_diff.low_rank import share
 from growkit.engine.strict import strict_float64
-from growkit.recipe.operations import operations
-from growkit.recipe.recipe import ConvertStep, Recipe
+from growkit.recipe.recipe import ConvertStep, Recipe, operations
 from growkit.training import GammaRamp
 from tests.conftest import load_strict, relative_error, save_model, seeded
 from tests.test_group_diff import draw_source

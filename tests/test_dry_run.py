@@ -21,7 +21,7 @@ import growkit
 from growkit.base.tensors import TensorInfo
 from growkit.checkpoint import writing
 from growkit.cli.app import app
-from growkit.cli.demo.story import MODEL
+from growkit.cli.demo import MODEL
 from growkit.pipeline.estimate import estimate
 from growkit.report.operation import group_names, in_common
 from tests.conftest import save_model, save_random, seeded

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import growkit
-from growkit.cli.demo.story import MODEL
-from growkit.cli.demo.text import held_out_text
+from growkit.cli.demo import MODEL, held_out_text
 from tests.conftest import save_model
 
 pytest.importorskip("accelerate")

@@ -14,7 +14,7 @@ from growkit import conversions, families, growth
 from growkit.algebra.axes import Pattern, Role
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
-from growkit.recipe.operations import operations
+from growkit.recipe.recipe import operations
 from tests.conftest import relative_error, save_model
 
 METHOD = """
@@ -96,7 +96,7 @@ def test_growth_and_families_are_data() -> None:
     code = (
         "import sys\n"
         "from growkit.families.family import families\n"
-        "from growkit.recipe.operations import operations\n"
+        "from growkit.recipe.recipe import operations\n"
         "families(), operations('grow'), operations('convert')\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
     )

@@ -178,7 +178,7 @@ def test_a_skipped_mode_says_why_and_no_more() -> None:
     with pytest.raises(NotAskedError) as caught:
         list(_asked(stages(), asked, by_target=False))
     skipped = caught.value.without(asked)[1]
-    assert (skipped.note, skipped.failed) == ("not tried: a reason", False)
+    assert (skipped.note, skipped.failed) == ("a reason", False)
     with pytest.raises(NotAskedError) as caught:
         list(_asked(stages(), asked, by_target=True))
     failed = caught.value.without(asked)[1]

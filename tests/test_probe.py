@@ -33,8 +33,7 @@ import growkit
 from growkit.base.units import duration
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
-from growkit.cli.demo.story import MODEL
-from growkit.cli.demo.text import held_out_text
+from growkit.cli.demo import MODEL, held_out_text
 from growkit.probing import arms, lines, probe
 from growkit.probing import ranking as noise
 from growkit.probing.arms import Bench, Data, make_data, trainable

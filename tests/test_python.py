@@ -21,9 +21,9 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.progress import Advance
 from growkit.cli.app import app
+from growkit.results import Result, fields
 from growkit.results.inspection import Attention
 from growkit.results.operation import PlannedTensor, Story
-from growkit.results.result import Result, fields
 from tests.conftest import save_model
 
 QUICK = growkit.Settings(prompts=1, length=8)

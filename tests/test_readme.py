@@ -38,8 +38,7 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.cli.app import app
-from growkit.cli.demo.story import MODEL
-from growkit.cli.demo.text import held_out_text
+from growkit.cli.demo import MODEL, held_out_text
 from growkit.families.family import families
 from growkit.recipe.files import shipped_recipe
 from tests import reference

@@ -12,7 +12,7 @@ import yaml
 
 import growkit
 from growkit.recipe.files import shipped_recipes
-from growkit.results.result import versions
+from growkit.results import versions
 
 ROOT = Path(growkit.__file__).parents[1]
 

@@ -36,7 +36,7 @@ EXAMPLE = Path(__file__).with_name("proof.json")
 def mode(name: str, kept: bool | None, **changes: Any) -> dict[str, Any]:
     """An inference mode; one without numbers unless they are given."""
     numbers = dict.fromkeys(("relative", "tolerance", "native", "native_tolerance"))
-    return {"name": name, "kept": kept, "note": "", **numbers} | changes
+    return {"name": name, "kept": kept, "note": "", "tried": True, **numbers} | changes
 
 
 def finding(name: str, kept: bool | None = False, **changes: Any) -> dict[str, Any]:

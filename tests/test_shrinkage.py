@@ -19,8 +19,7 @@ from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.checkpoint.folder import read_json
 from growkit.checkpoint.reading import Checkpoint
-from growkit.cli.demo.story import MODEL
-from growkit.cli.demo.text import held_out_text, training_text
+from growkit.cli.demo import MODEL, held_out_text, training_text
 from growkit.conversions.shared_diff import search
 from growkit.conversions.shared_diff.search import SHRINKAGES, Calibration
 from growkit.engine import calls

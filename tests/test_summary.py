@@ -115,7 +115,7 @@ def test_headroom_in_words() -> None:
 
 def test_findings_in_words() -> None:
     kept, free, failed = mode("prefill", True), mode("prefill", None), mode("generate", False)
-    untried = mode("cached decoding", None, note="not tried: too short")
+    untried = mode("cached decoding", None, note="too short", tried=False)
     for text, modes in {
         "all 1 kept (prefill)": [kept],
         "1 kept (prefill; not tried: cached decoding (too short))": [kept, untried],

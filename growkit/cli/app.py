@@ -26,8 +26,7 @@ from growkit.cli.output import after, make_patient, print_result, say, unprinted
 from growkit.cli.signals import heed_signals
 from growkit.probing.settings import ProbeSettings
 from growkit.recipe.files import shipped_recipe, shipped_recipes
-from growkit.recipe.operations import DEFAULT_METHOD, ConvertStep, GrowStep, Step, operations
-from growkit.recipe.recipe import Recipe
+from growkit.recipe.recipe import DEFAULT_METHOD, ConvertStep, GrowStep, Recipe, Step, operations
 from growkit.version import __version__
 
 app = typer.Typer(
@@ -399,10 +398,10 @@ def demo_command(
     as_json: bool = JSON,
 ) -> int:
     """The whole story on the model that ships with growkit: grow it, prove it, let it write."""
-    from growkit.cli.demo.story import tell
+    from growkit.cli.demo import run_demo
     from growkit.report.terminal import Bars
 
-    story = tell(output, hidden, signal_heads, overwrite, Bars())
+    story = run_demo(output, hidden, signal_heads, overwrite, Bars())
     print_result(story, as_json, output)
     return 0 if story["growth"]["kept"] else 1
 

@@ -22,7 +22,7 @@ from growkit.cli.options import expanded
 from growkit.cli.output import say, unprinted
 from growkit.cli.signals import INTERRUPTED, begin_command
 from growkit.planning.operation import config_key_aliases
-from growkit.recipe.operations import operations
+from growkit.recipe.recipe import operations
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
 """The error of a command line that is not understood: of typer or of click, by typer's version."""

@@ -18,8 +18,7 @@ from growkit.cli.output import say
 from growkit.planning.operation import SizeOption, Switch
 from growkit.probing.settings import ProbeSettings
 from growkit.recipe.files import shipped_recipes
-from growkit.recipe.operations import operations
-from growkit.recipe.recipe import Recipe
+from growkit.recipe.recipe import Recipe, operations
 
 PATHS = ("SRC", "OUT", "FILE", "PATH", "FOLDER", "RECIPE", "RECIPE…")
 """Forms of values that are paths."""

@@ -22,7 +22,7 @@ from growkit.engine.oracle import parsed, quiet, uninitialised
 from growkit.families.sizes import Axes
 from growkit.inference.classes import ALSO, NAMED, unheard
 from growkit.planning.operation import SizeOption
-from growkit.recipe.operations import operations
+from growkit.recipe.recipe import operations
 
 VOCABULARY = "vocab_size"
 CONTEXT = "max_position_embeddings"

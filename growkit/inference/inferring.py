@@ -26,8 +26,8 @@ from growkit.inference.proposing import Proposal, descriptions
 from growkit.inference.running import see
 from growkit.inference.trial import Trials
 from growkit.planning.plan import unused_tensors
+from growkit.results import versions
 from growkit.results.inspection import Evidence, Inference, Trial
-from growkit.results.result import versions
 from growkit.sources import find
 
 if TYPE_CHECKING:

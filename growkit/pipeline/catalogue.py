@@ -16,9 +16,8 @@ from growkit.families.example import Example, example
 from growkit.families.family import Family, families, family_of
 from growkit.families.headers import Headers
 from growkit.planning.operation import PROMISES, Operation, SizeOption, Value
-from growkit.recipe.operations import operations
 from growkit.recipe.planner import change
-from growkit.recipe.recipe import STEPS
+from growkit.recipe.recipe import STEPS, operations
 from growkit.results.inspection import Abilities, Answer
 
 FACTORS = ("x3/2", "x2", "x4")

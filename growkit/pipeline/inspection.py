@@ -29,7 +29,7 @@ from growkit.planning.layouts import (
     lambda_value,
 )
 from growkit.planning.plan import unused_tensors
-from growkit.recipe.operations import DEFAULT_METHOD, operations
+from growkit.recipe.recipe import DEFAULT_METHOD, operations
 from growkit.results.inspection import Answer, Attention, Inspection, Possible
 from growkit.sources import Source, find
 

@@ -31,9 +31,15 @@ from growkit.planning.operation import Value
 from growkit.proof.preflight import check_settings, preflight
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.manifest import manifest_of
-from growkit.recipe.operations import DEFAULT_METHOD, ConvertStep, GrowStep
 from growkit.recipe.planner import describe, plan_recipe, planned_tensors
-from growkit.recipe.recipe import DEFAULT_SHARD_SIZE, FORMATS, Recipe
+from growkit.recipe.recipe import (
+    DEFAULT_METHOD,
+    DEFAULT_SHARD_SIZE,
+    FORMATS,
+    ConvertStep,
+    GrowStep,
+    Recipe,
+)
 from growkit.report.card import model_card
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
@@ -102,9 +108,9 @@ def grow(
     """
     reads = [family] if isinstance(family, str | Path) else []
     described = load_description(family) if isinstance(family, str | Path) else family
-    step = GrowStep(method, _given(options))
-    written = dtype, shard_size, base_model, described, _path(optimizer), format
-    recipe = Recipe(str(source), (step,), str(output), settings_of(verify), seed, *written)
+    written: Any = dtype, shard_size, base_model, described, optimizer, format
+    step, proof = GrowStep(method, options), settings_of(verify)
+    recipe = Recipe(str(source), (step,), str(output), proof, seed, *written)
     return _run(recipe, reads, progress, overwrite, proof_only, dry_run)
 
 
@@ -143,18 +149,10 @@ def convert(
         progress: see there.
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
-    step = ConvertStep(to, _given(options))
-    written = dtype, shard_size, base_model, None, _path(optimizer), format
-    recipe = Recipe(str(source), (step,), str(output), settings_of(verify), 0, *written)
+    written: Any = dtype, shard_size, base_model, None, optimizer, format
+    step, proof = ConvertStep(to, options), settings_of(verify)
+    recipe = Recipe(str(source), (step,), str(output), proof, 0, *written)
     return _run(recipe, (), progress, overwrite, proof_only, dry_run)
-
-
-def _given(options: Mapping[str, Value | None]) -> dict[str, Value]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _path(optimizer: str | Path | None) -> str | None:
-    return None if optimizer is None else str(optimizer)
 
 
 def run(
@@ -334,7 +332,11 @@ class _Run:
             digests = hashes.of(made)
             if proof_only and result["kept"]:
                 manifest["not_kept"] = _remove_weights(folder, digests)
-            card = model_card(manifest, tokenizer=(folder / "tokenizer_config.json").is_file())
+            card = model_card(
+                manifest,
+                tokenizer="tokenizer_config.json" in made,
+                eager_experts=self.prepared.eager_experts,
+            )
             (folder / "README.md").write_bytes(card.encode("utf-8", "backslashreplace"))
             publishing.write_manifest(folder, manifest, digests)
         copied = [source.folder / name for name in model_files.carried(source.opened)]

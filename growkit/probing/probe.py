@@ -26,8 +26,8 @@ from growkit.engine.texts import read_text
 from growkit.probing.lines import check_work, workplace
 from growkit.probing.settings import Candidate, ProbeSettings, candidates_of, inputs_of
 from growkit.recipe.recipe import Recipe
+from growkit.results import fields, versions
 from growkit.results.probe import ProbeResult
-from growkit.results.result import fields, versions
 from growkit.sources import Source, find
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from growkit.base.limits import within
 from growkit.checkpoint.reading import Checkpoint
 from growkit.probing.settings import Candidate
 from growkit.probing.training import Look
+from growkit.results import fields
 from growkit.results.probe import (
     OUTCOMES,
     ProbeCandidate,
@@ -42,7 +43,6 @@ from growkit.results.probe import (
     ProbeResult,
     probe_sentence,
 )
-from growkit.results.result import fields
 from growkit.results.sentences import counted
 
 FEW = 30

@@ -87,7 +87,8 @@ def judge_function(
         said = amount if low else too_much(kl, max_kl)
         found.append(finding("max_kl", low, said, measured=kl, limit=max_kl))
     for mode in modes:
-        said, place = f"{mode.name}: {mode.note}", mode.name if mode.kept is False else None
+        said = f"{mode.name}: {'' if mode.tried else 'not tried: '}{mode.note}"
+        place = mode.name if mode.kept is False else None
         found.append(finding(mode.name, mode.kept, said, place, mode.relative, mode.tolerance))
     if distance.predictions < FEW:
         few = f"on {counted(distance.predictions, 'prediction')} alone"

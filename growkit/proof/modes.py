@@ -21,7 +21,6 @@ from growkit.engine.metrics import error_of, finite
 from growkit.engine.oracle import load_model, longest_context, quiet
 from growkit.engine.strict import strict_float64
 from growkit.results.proof import ModeResult
-from growkit.results.sentences import NOT_TRIED
 
 SHORT = 16
 """Tokens of the prompt that all but the prefill are tried on."""
@@ -126,7 +125,7 @@ class NotAskedError(InputError):
 
 
 def _not_tried(name: str, why: str) -> Mode:
-    return Mode(name, (), note=NOT_TRIED + why)
+    return Mode(name, (), note=why)
 
 
 def result(
@@ -138,8 +137,9 @@ def result(
     native: float | None = None,
     native_tolerance: float | None = None,
     kept: bool | None = None,
+    tried: bool = True,
 ) -> ModeResult:
-    """How one inference mode went; what is left out was not tried, or is not promised."""
+    """How one inference mode went; values that were not measured are left out."""
     return ModeResult(
         name=name,
         relative=relative,
@@ -147,6 +147,7 @@ def result(
         native=native,
         native_tolerance=native_tolerance,
         kept=kept,
+        tried=tried,
         note=note,
     )
 
@@ -197,7 +198,7 @@ def used(
     for name, run, judge in ways:
         if sum(sizes) > MOST_BYTES:
             why = f"whole models of more than {size(MOST_BYTES)} in float64"
-            yield result(name, NOT_TRIED + why)
+            yield result(name, why, tried=False)
             continue
         with strict_float64(), quiet():
             try:
@@ -206,7 +207,7 @@ def used(
                 try:
                     run(before)
                 except ModeError:  # so it is no fault of the target
-                    yield result(name, f"{NOT_TRIED}{error}")
+                    yield result(name, str(error), tried=False)
                 else:
                     yield result(name, str(error), kept=False if exact else None)
                 continue

@@ -38,9 +38,9 @@ from growkit.proof.weights import (
 )
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
+from growkit.results import versions
 from growkit.results.advice import failed, name_result
 from growkit.results.proof import LayerError, ModeResult, VerifyResult
-from growkit.results.result import versions
 from growkit.results.sentences import fault_place
 from growkit.sources import Source, find, pair
 
@@ -287,8 +287,8 @@ def _mode_results(
     results = []
     for mode in asked:
         if not mode.calls:
-            failed = mode.failed and exact
-            results.append(result(mode.name, mode.note, kept=False if failed else None))
+            kept = False if mode.failed and exact else None
+            results.append(result(mode.name, mode.note, kept=kept, tried=mode.failed))
             continue
         found = strict.compared.distances[mode.name].relative
         running = native.compared.distances[mode.name]

@@ -30,8 +30,7 @@ from growkit.checkpoint.folder import Folder, read_yaml
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.families.described import described, load_description
 from growkit.planning.operation import config_key_aliases
-from growkit.recipe.operations import STEPS, Step, operation_of, suggest_operation
-from growkit.recipe.recipe import Recipe
+from growkit.recipe.recipe import STEPS, Recipe, Step, operation_of, suggest_operation
 
 NEEDED = ("source", "steps", "output")
 

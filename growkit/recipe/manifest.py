@@ -21,10 +21,10 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.recipe import Recipe
+from growkit.results import versions
 from growkit.results.inspection import CheckResult, Difference, difference
 from growkit.results.operation import GrowResult
 from growkit.results.proof import RankCost, VerifyResult
-from growkit.results.result import versions
 from growkit.version import __version__
 
 FORMAT = 2

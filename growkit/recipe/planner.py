@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from growkit.algebra.axes import Pattern
@@ -26,8 +26,7 @@ from growkit.planning.lineage import Lineage
 from growkit.planning.operation import PROMISES, Change, complete
 from growkit.planning.plan import Plan, Planned
 from growkit.planning.transforms import AS_IT_IS
-from growkit.recipe.operations import Step, operations
-from growkit.recipe.recipe import Recipe
+from growkit.recipe.recipe import Recipe, Step, operations
 from growkit.results.operation import ConfigChange, GrowResult, PlannedTensor, RankTried
 
 
@@ -41,6 +40,7 @@ class Prepared:
         kl_by_rank: cost of every rank that was tried, in nats per token.
         ranks: every rank that was tried, where one was searched for.
         warnings: for users of the output.
+        eager_experts: whether transformers refuses to multiply with all experts at once.
     """
 
     lineage: Lineage
@@ -48,6 +48,7 @@ class Prepared:
     kl_by_rank: Mapping[int, float]
     ranks: Sequence[RankTried] = ()
     warnings: Sequence[str] = ()
+    eager_experts: bool = False
 
 
 ROW_OF_EXPERTS = 16
@@ -78,8 +79,7 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
         except InputError as error:
             raise InputError(f"{error}{_two_conversions(recipe, step, grown)}") from None
         kl_by_rank = taken.kl_by_rank or kl_by_rank
-        settled = {**step.options, **taken.settled}
-        steps.append(type(step)(step.name, {k: v for k, v in settled.items() if v is not None}))
+        steps.append(type(step)(step.name, {**step.options, **taken.settled}))
         for each in _with_defaults(grown, taken.plans):
             plans.append(each)
             grown = Planned(grown, each)
@@ -88,10 +88,11 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
         promises.append(taken.promise)
         lost += [taken.lost] if taken.lost else []
         by_rounding &= taken.by_rounding or taken.promise == "exact"
-    warnings += _ragged_experts(grown)
+    ragged = _ragged_experts(grown)
+    warnings += [ragged] if ragged else []
     promise = max(promises, key=PROMISES.index)
     lineage = Lineage(wide, plans, promise, "; ".join(lost), by_rounding=by_rounding)
-    return Prepared(lineage, tuple(steps), kl_by_rank, ranks, warnings)
+    return Prepared(lineage, tuple(steps), kl_by_rank, ranks, warnings, bool(ragged))
 
 
 def _two_conversions(recipe: Recipe, step: Step, source: Weights) -> str:
@@ -136,8 +137,8 @@ def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
     return [*others, replace(last, config=config)]
 
 
-def _ragged_experts(grown: Weights) -> Iterator[str]:
-    """A warning of experts that transformers' grouped products refuse."""
+def _ragged_experts(grown: Weights) -> str:
+    """The warning of experts that transformers' grouped products refuse; empty without any."""
     family = stored_family(grown)
     for name, tensor, _ in family.members(grown.config) if family.experts else ():
         first, *others = Pattern.parse(tensor.pattern).dimensions
@@ -145,12 +146,12 @@ def _ragged_experts(grown: Weights) -> Iterator[str]:
         stacked = first.axes == {"experts"} and len(others) > 1
         row = info.shape[-1] * FLOAT_BYTES[info.dtype]
         if (stacked or (tensor.counts == "experts" and others)) and row % ROW_OF_EXPERTS:
-            yield (
+            return (
                 f"rows of experts have {row} bytes (first {name}), but transformers multiplies "
                 f"with all experts at once only where that is a multiple of {ROW_OF_EXPERTS}; load "
                 f"the output with {EAGER_EXPERTS}, or choose other sizes"
             )
-            return
+    return ""
 
 
 def change(step: Step, source: Weights, seed: int) -> Change:

@@ -1,25 +1,131 @@
-"""A recipe: source, steps, output and the settings of the proof, as data."""
+"""Recipes as data: operations by name, steps, source, output and the settings of the proof.
+
+Growths are the modules of ``growkit.growth``, conversions those of ``growkit.conversions``.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 from growkit.base.errors import InputError
-from growkit.base.names import did_you_mean, name_of
+from growkit.base.names import did_you_mean, name_of, nearest
 from growkit.base.registry import members
 from growkit.base.settings import Settings, check_seed, option
 from growkit.base.tensors import TORCH_NAMES
 from growkit.checkpoint.folder import check_name
 from growkit.checkpoint.model_files import HUB_NAME, STORE, address_in
 from growkit.checkpoint.publishing import Inputs
-from growkit.recipe.operations import STEPS as STEPS
-from growkit.recipe.operations import ConvertStep as ConvertStep
-from growkit.recipe.operations import GrowStep as GrowStep
-from growkit.recipe.operations import Step as Step
+from growkit.planning.operation import Operation, Value, complete, config_key_aliases
+
+DEFAULT_METHOD = "hypercloning"
+"""The growth method that ``growkit grow`` uses unless another is named."""
+
+PACKAGES = {"grow": "growkit.growth", "convert": "growkit.conversions"}
+"""The package of each verb's operations."""
+
+
+def operations(verb: str) -> dict[str, Operation]:
+    """The operations of a verb, by their name on the command line."""
+    found = cast("list[Operation]", list(members(PACKAGES[verb], "OPERATION").values()))
+    for each in members(PACKAGES[verb], "OPERATIONS").values():
+        found += cast("Callable[[], list[Operation]]", each)()
+    return {operation.name: operation for operation in found}
+
+
+def suggest_operation(option: str, known: Collection[str]) -> str:
+    """Which operations have an option, as what to choose for it; empty if none has.
+
+    Args:
+        option: its name, or the config key of the size that it changes.
+        known: the options of the operation that lacks it.
+    """
+    every = {verb: operations(verb).values() for verb in PACKAGES}
+    options = [each for found in every.values() for one in found for each in one.options]
+    name = config_key_aliases(options).get(option, option)
+    if name in known:
+        return ""
+    ways = []
+    for verb, way in (("grow", "the growth method"), ("convert", "the conversion to")):
+        named = [one.name for one in every[verb] if name in (each.name for each in one.options)]
+        ways += [f"{way} {' or '.join(named)}"] if named else []
+    return f"for {name} choose {' or '.join(ways)}" if ways else ""
+
+
+def operation_of(verb: str, name: str) -> Operation:
+    """The operation of this name.
+
+    Raises:
+        InputError: there is none; names the nearest, or lists all.
+    """
+    known = operations(verb)
+    if name in known:
+        return known[name]
+    for other in PACKAGES:
+        if name in operations(other):
+            raise InputError(f"{name} is not for {verb}; use growkit {other}")
+    kind = "growth method" if verb == "grow" else "conversion to"
+    meant = did_you_mean(name, sorted(known))
+    if nearest(name, known) is None:
+        options = {each.name for one in known.values() for each in one.options}
+        meant = suggest_operation(nearest(name, options) or "", ()) or meant
+    raise InputError(f"there is no {kind} {name!r}; {meant}")
+
+
+@dataclass(frozen=True, init=False)
+class Step:
+    """One operation.
+
+    Attributes:
+        name: of the operation.
+        options: values of some of its options; the rest have defaults.
+    """
+
+    verb: ClassVar[str]
+    name: str
+    options: Mapping[str, Value] = field(default_factory=dict)
+
+    def __init__(
+        self, name: str, options: Mapping[str, Value | None] | None = None, **more: Value | None
+    ) -> None:
+        """Make a step; options may also be given as keywords, and None leaves one out.
+
+        Raises:
+            InputError: there is no such operation, option or value; lists those there are.
+        """
+        given = {
+            key: value for key, value in {**(options or {}), **more}.items() if value is not None
+        }
+        vars(self).update(name=name, options=given)
+        complete(self.operation, self.options, suggest_operation)
+
+    @property
+    def operation(self) -> Operation:
+        """The operation itself."""
+        return operation_of(self.verb, self.name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The step as YAML holds it."""
+        return {self.verb: self.name, **self.options}
+
+
+class GrowStep(Step):
+    """One growth, e.g. ``GrowStep("hypercloning", hidden="x2", symmetry="keep")``."""
+
+    verb = "grow"
+
+
+class ConvertStep(Step):
+    """One conversion, e.g. ``ConvertStep("dint", gamma="gated")``."""
+
+    verb = "convert"
+
+
+STEPS: dict[str, type[Step]] = {step.verb: step for step in (GrowStep, ConvertStep)}
+
 
 DEFAULT_SHARD_SIZE = "5GB"
 
@@ -40,7 +146,8 @@ class Recipe:
     """Everything that ``growkit run`` needs.
 
     Attributes:
-        source: model folder, or a model on the Hub (``growkit.sources.hub``).
+        source: model folder, or a model on the Hub (``growkit.sources.hub``). A ``Path`` becomes
+            its name, also that of the output or of the optimizer's state.
         steps: in order; they run as one pass over the files.
         output: folder to make.
         verify: what the proof compares; None for no proof.
@@ -85,12 +192,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name, what in (("source", "a folder"), ("output", "a folder"), ("optimizer", "a file")):
+        for name in ("source", "output", "optimizer"):
             path = getattr(self, name)
+            if isinstance(path, Path):
+                object.__setattr__(self, name, str(path))
             if path == "" or (path is None and name != "optimizer"):
-                raise InputError(f"the recipe's {name} is empty; name {what}")
+                raise InputError(f"the recipe's {name} is empty; name a file or folder")
             if path is not None:
-                check_name(path)
+                check_name(str(path))
         base = self.base_model
         if base is not None and (len(base) > 96 or not HUB_NAME.fullmatch(base)):
             raise InputError(

@@ -18,12 +18,13 @@ CONCLUSIONS = ("training", "new capacity", "negative control")
 """Findings of a proof that a card states next to its tables."""
 
 
-def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
+def model_card(manifest: Found, *, tokenizer: bool = False, eager_experts: bool = False) -> str:
     """A ``README.md`` in the Hub's form.
 
     Args:
         manifest: the content of ``growkit.json``.
         tokenizer: whether there is one next to the weights.
+        eager_experts: whether transformers refuses to multiply with all experts at once.
     """
     recipe, proof = manifest["recipe"], manifest["verification"]
     loads_with = manifest.get("loads_with")
@@ -50,7 +51,6 @@ def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
     factors = [[_tensors(each["tensors"]), *(each[key] for key in keys)] for each in groups]
     if all(each[key] == 1 for each in groups for key in keys):
         factors = []
-    eager = any(EAGER_EXPERTS in each for each in manifest["warnings"])
     found = glance(proof) if proof else {}
     filters = {
         "json": lambda text: Markup(json.dumps(text)),  # noqa: S704  which is YAML
@@ -67,7 +67,7 @@ def model_card(manifest: Found, *, tokenizer: bool = False) -> str:
         in_transformers=not loads_with or str(loads_with).startswith("transformers"),
         tokenizer=tokenizer,
         trusted=", trust_remote_code=True" if "trust_remote_code" in str(loads_with) else "",
-        eager=f", {EAGER_EXPERTS}" if eager else "",
+        eager=f", {EAGER_EXPERTS}" if eager_experts else "",
         oldest=OLDEST_TRANSFORMERS,
         sections=[numbers(proof), losses(proof), mode_table(proof)] if proof else [],
         conclusions={key: found[key] for key in CONCLUSIONS if key in found},

@@ -26,7 +26,7 @@ from growkit.report.view import (
     recorded,
 )
 from growkit.results.advice import failed, next_step, value_sentence
-from growkit.results.sentences import NOT_TRIED, counted, trainability_sentence
+from growkit.results.sentences import counted, trainability_sentence
 
 PROMISES = {
     "exact": "the target is to compute the same function as the source",
@@ -241,7 +241,7 @@ def _headroom(result: Found) -> Cell | None:
 def _modes(results: Sequence[Found]) -> Cell | None:
     if not results:
         return None
-    tried = [mode for mode in results if not mode["note"].startswith(NOT_TRIED)]
+    tried = [mode for mode in results if mode["tried"]]
     words = {"kept": True, "without a limit": None, "not the same": False}
     named = {
         word: [mode["name"] for mode in tried if mode["kept"] is how] for word, how in words.items()
@@ -252,8 +252,8 @@ def _modes(results: Sequence[Found]) -> Cell | None:
     notes = [f"not the same with {names}" if failed else names]
     reasons: dict[str, list[str]] = {}
     for mode in results:
-        if mode not in tried:
-            reasons.setdefault(mode["note"].removeprefix(NOT_TRIED), []).append(mode["name"])
+        if not mode["tried"]:
+            reasons.setdefault(mode["note"], []).append(mode["name"])
     notes += [f"not tried: {', '.join(names)} ({why})" for why, names in reasons.items()]
     every = len(named["kept"]) == len(results)
     return Cell(f"all {first}" if every else first, "; ".join(notes))
@@ -329,8 +329,7 @@ def mode_table(result: Found) -> Topic:
     pairs = (("relative", "tolerance"), ("native", "native_tolerance"))
     rows = []
     for mode in result["modes"]:
-        untried = mode["note"].startswith(NOT_TRIED)
-        verdict = "not tried" if untried else verdicts[mode["kept"]]
+        verdict = verdicts[mode["kept"]] if mode["tried"] else "not tried"
         row = [Cell(mode["name"], mode["note"]), verdict]
         for value, limit in ((mode[measured], mode[most]) for measured, most in pairs):
             shown = "no limit" if limit is None else limit

@@ -19,7 +19,7 @@ from growkit.report import operation
 from growkit.report.probe import probe_view
 from growkit.report.proof import proof_view
 from growkit.report.view import Cell, Paragraph, Part, figure
-from growkit.results.result import Result
+from growkit.results import Result
 
 SHOWN: dict[str, Callable[[Any], Iterable[Part]]] = {
     "VerifyResult": lambda result: proof_view(result).brief(),

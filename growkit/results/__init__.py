@@ -1,1 +1,54 @@
-"""What operations and proofs report: as objects, as JSON and in sentences."""
+"""What every result is: an object with typed fields, which is also the mapping that JSON holds."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from growkit.version import __version__
+
+
+def versions() -> dict[str, str]:
+    """What figures are measured with, and files made with."""
+    packages = ("torch", "transformers", "safetensors")
+    own = {"python": platform.python_version(), "growkit": __version__}
+    return own | {name: version(name) for name in packages}
+
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**options: Any) -> Any:
+        """For type checkers alone: Python 3.10 has none."""
+        return lambda kind: kind
+
+
+@dataclass_transform(kw_only_default=True)
+class Result(dict[str, Any]):
+    """A result, whose fields are those that its class declares.
+
+    ``result.kept`` and ``result["kept"]`` are the same. It is a dict, so that it can be compared,
+    copied and written as JSON like any other.
+    """
+
+    if not TYPE_CHECKING:  # which knows the fields from their declarations
+
+        def __getattr__(self, name: str) -> Any:
+            if name in self:
+                return self[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in fields(type(self)):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self[name] = value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self})
+
+
+def fields(kind: type[Result]) -> dict[str, Any]:
+    """The fields that a class of results declares, with their types."""
+    return get_type_hints(kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from growkit.base.limits import within
-from growkit.results.result import Result
+from growkit.results import Result
 
 EXACT = 1e-10
 """Of logits, relative to their scale: far above rounding in float64, far below any fault."""

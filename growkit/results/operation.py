@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from growkit.results import Result
 from growkit.results.proof import VerifyResult
-from growkit.results.result import Result
 
 
 class UpdateGroup(Result):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from growkit.results.result import Result
+from growkit.results import Result
 
 OUTCOMES = ("ranked", "diverged", "broken", "refused")
 """What becomes of a candidate, from best to worst."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from growkit.results.result import Result
+from growkit.results import Result
 
 
 class TrainingProof(Result):
@@ -176,7 +176,8 @@ class ModeResult(Result):
         native: the same in the storage dtype.
         native_tolerance: what that must not exceed.
         kept: whether both do; null if nothing is promised, or it was not tried.
-        note: what was tried exactly, or why not.
+        tried: whether it was tried.
+        note: what exactly was tried, or the reason why nothing was.
     """
 
     name: str
@@ -185,6 +186,7 @@ class ModeResult(Result):
     native: float | None
     native_tolerance: float | None
     kept: bool | None
+    tried: bool
     note: str
 
 

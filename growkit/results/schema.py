@@ -12,11 +12,11 @@ import sys
 from types import NoneType
 from typing import Any, get_args, get_origin
 
+from growkit.results import Result, fields
 from growkit.results.inspection import Abilities, CheckResult, Inference, Inspection
 from growkit.results.operation import GrowResult, LargePlan, Story
 from growkit.results.probe import ProbeResult
 from growkit.results.proof import VerifyResult
-from growkit.results.result import Result, fields
 
 PRINTED = (
     *(GrowResult, VerifyResult, Inspection, Story, list[Abilities], LargePlan, CheckResult),

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-NOT_TRIED = "not tried: "
-"""How the note of an inference mode begins that was not tried; why follows."""
-
 
 def trainability_sentence(found: Mapping[str, Any]) -> str:
     """Whether copies can part in training (a ``growkit.results.proof.Trainability``)."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.planning.operation import Operation, Option, SizeOption, Switch
-from growkit.recipe.operations import PACKAGES, operations
+from growkit.recipe.recipe import PACKAGES, operations
 from tests.fuzz.odd import HOSTILE, REAL, WHOLE, WORDS, change, near, odd, words, yaml_text
 from tests.fuzz.places import Case, Place
 
