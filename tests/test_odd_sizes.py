@@ -39,7 +39,7 @@ from growkit.families.family import Family, stored_family
 from growkit.growth.copying import DEFAULT_SNR_DB, SNR_DB, SYMMETRY
 from growkit.growth.expanding import expand
 from growkit.planning.operation import Change
-from growkit.recipe import operations
+from growkit.recipe import recipe as recipes
 from tests.conftest import relative_error, save_random, seeded
 
 Make = Callable[..., Path]
@@ -71,12 +71,12 @@ class ByHand:
 @pytest.fixture
 def grow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """``grow(source, out, ffn=uneven(24, 40, groups=False))``"""
-    known = operations.operations("grow")
+    known = recipes.operations("grow")
 
     def by_hand(source: Path, out: Path, *, verify: Any = False, **expansions: Expansion) -> Any:
         symmetry = expansions.pop("symmetry", "break")
         several = known | {"by-hand": ByHand(**expansions)}
-        monkeypatch.setattr(operations, "operations", lambda verb: several)
+        monkeypatch.setattr(recipes, "operations", lambda verb: several)
         return growkit.grow(source, out, method="by-hand", symmetry=symmetry, verify=verify)
 
     return by_hand
