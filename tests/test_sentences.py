@@ -193,7 +193,7 @@ def test_small_files_are_named_where_they_cannot_be_written(
 
 
 def test_whatever_the_system_refuses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(*arguments: Any) -> None:
+    def look(*arguments: Any, **more: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "source/config.json")
 
     monkeypatch.setattr("growkit.pipeline.inspection.inspect", look)

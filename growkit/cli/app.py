@@ -20,12 +20,29 @@ import typer
 from growkit.base.errors import InputError, plain
 from growkit.base.settings import DEVICES, Settings
 from growkit.cli import options as option
-from growkit.cli.commands import Commands, ListCommand, command
-from growkit.cli.options import JSON, OUTPUT, SOURCE, Destination, Given, Running, Writing
-from growkit.cli.output import after, make_patient, print_result, say, unprinted
+from growkit.cli.commands import (
+    Commands,
+    ListCommand,
+    after,
+    command,
+    drop_failed_output,
+    print_result,
+    say,
+    unprinted,
+)
+from growkit.cli.options import (
+    JSON,
+    OUTPUT,
+    SOURCE,
+    Destination,
+    OperationOptions,
+    RecipeOptions,
+    Running,
+)
 from growkit.cli.signals import heed_signals
+from growkit.families.described import load_description
 from growkit.probing.settings import ProbeSettings
-from growkit.recipe.files import shipped_recipe, shipped_recipes
+from growkit.recipe.files import load_recipe, recipe_file, shipped_recipe, shipped_recipes
 from growkit.recipe.recipe import DEFAULT_METHOD, ConvertStep, GrowStep, Recipe, Step, operations
 from growkit.version import __version__
 
@@ -48,16 +65,16 @@ NAME = option.argument("NAME", "", shipped_recipes)
 def run_app() -> None:
     """The ``growkit`` command."""
     heed_signals()
-    make_patient()
+    drop_failed_output()
     # Torch and transformers make half a million objects that stay: to look through them again and
     # again during imports takes 0.4 s, and to take them apart at the end 0.5 s (measured).
     gc.set_threshold(10_000)
     try:
         app()
     except SystemExit as end:  # also after the help
-        why = unprinted()
-        if why:
-            say(f"error: {why}; let standard output lead where it can be written")
+        if why := unprinted():  # a broken promise weighs more
+            kind = "warning" if end.code else "error"
+            say(f"{kind}: {why}; let standard output lead where it can be written")
         raise SystemExit(end.code or (2 if why else 0)) from None
     finally:
         if "triton._C.libtriton" not in sys.modules:  # else it would complain of leaks on stderr
@@ -83,8 +100,7 @@ def inspect_command(
     from growkit.pipeline import inspection
 
     if not infer:
-        result = inspection.inspect(folder, **({"family": family} if family else {}))
-        print_result(result, as_json)
+        print_result(inspection.inspect(folder, family=family), as_json)
         return
     if family is not None:
         raise InputError("--infer describes a family itself; leave --family out, or --infer")
@@ -105,7 +121,7 @@ def list_families(
     every: bool = option.flag("--all", "The whole table: every family with all that it can do."),
     as_json: bool = JSON,
 ) -> None:
-    """List the families, and what can be done to the models of one, or of all."""
+    """List the families, and the operations that the models of one, or of all, take."""
     from growkit.pipeline.catalogue import catalogue, model_types, table
     from growkit.report.operation import ability_parts, family_parts
     from growkit.report.terminal import show_parts
@@ -113,14 +129,12 @@ def list_families(
     if name and every:
         raise InputError(f"--all is for every family, and {name} is one; leave one of them out")
     if name or every or as_json:
-
-        def shown(screen: Any, found: Any) -> None:
-            show_parts(screen, ability_parts(table(found), every=not name))
-
-        print_result(catalogue(name), as_json, shown=shown)
+        found = catalogue(name)
+        parts = ability_parts(table(found), every=not name)
+        print_result(found, as_json, shown=lambda screen, _: show_parts(screen, parts))
     else:
-        known = model_types()
-        print_result(known, False, shown=lambda screen, _: show_parts(screen, family_parts(known)))
+        parts = family_parts(model_types())
+        print_result(None, False, shown=lambda screen, _: show_parts(screen, parts))
 
 
 @command(app, "grow")
@@ -134,22 +148,19 @@ def grow_command(
         values=lambda: operations("grow"),
     ),
     family: Path | None = option.FAMILY,
-    options: Given,
+    options: OperationOptions,
     settings: Settings,
-    writing: Writing,
+    written: RecipeOptions,
     verify: bool = option.NO_VERIFY,
     running: Running,
     destination: Destination,
 ) -> int:
     """Grow SRC into a larger model OUT that computes the same function, and prove it."""
     step = GrowStep(method, options)
-    recipe = _recipe(source, step, output, settings if verify else None, settings, writing)
+    recipe = _recipe(source, step, output, verify, settings, written)
     if family is None:
-        return _carry_out(recipe, running, destination)
-    from growkit.families.described import load_description
-
-    recipe = replace(recipe, family=load_description(family))
-    return _carry_out(recipe, running, destination, [family])
+        return _run(recipe, running, destination)
+    return _run(replace(recipe, family=load_description(family)), running, destination, [family])
 
 
 @command(app, "convert")
@@ -157,22 +168,22 @@ def convert_command(
     *,
     source: Path = SOURCE,
     output: Path = OUTPUT,
-    options: Given,
+    options: OperationOptions,
     to: str = option.value(
         ...,
         f"Variant or layout: {', '.join(sorted(operations('convert')))}.",
         values=lambda: operations("convert"),
     ),
     settings: Settings,
-    writing: Writing,
+    written: RecipeOptions,
     verify: bool = option.NO_VERIFY,
     running: Running,
     destination: Destination,
 ) -> int:
     """Turn SRC into another attention variant, or store it in another layout, and prove it."""
     step = ConvertStep(to, options)
-    recipe = _recipe(source, step, output, settings if verify else None, settings, writing)
-    return _carry_out(recipe, running, destination)
+    recipe = _recipe(source, step, output, verify, settings, written)
+    return _run(recipe, running, destination)
 
 
 @command(app)
@@ -240,57 +251,49 @@ def run_command(
     optimizer: Path | None = option.of_field(Recipe, "optimizer"),
 ) -> int:
     """Carry out a recipe: several steps in one pass, without an intermediate checkpoint."""
-    from growkit.recipe.files import load_recipe, recipe_file
     from growkit.sources.hub import address_of
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)
-    proof: dict[str, Any] = {
-        "text": text and str(text),
-        "device": device,
-        "max_kl": max_kl,
-        "steps": steps,
-    }
-    proof = {name: given for name, given in proof.items() if given is not None}
+    proof = _given(text=text, device=device, max_kl=max_kl, steps=steps)
     _check_proved(chosen.verify, *proof)
     if chosen.verify:
         chosen = replace(chosen, verify=replace(chosen.verify, **proof))
-    written: dict[str, Any] = {"base_model": base_model, "optimizer": optimizer and str(optimizer)}
-    chosen = replace(chosen, **{key: each for key, each in written.items() if each is not None})
+    chosen = replace(chosen, **_given(base_model=base_model, optimizer=optimizer))
     if source is None and not os.path.isdir(chosen.source) and not address_of(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )
-    return _carry_out(chosen, running, destination, [file])
+    return _run(chosen, running, destination, [file])
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _recipe(
     source: Path,
     step: Step,
     output: Path,
-    proof: Settings | None,
+    verify: bool,
     settings: Settings,
-    writing: Writing,
+    written: RecipeOptions,
 ) -> Recipe:
-    """The recipe of a single step; ``settings`` are those that were given, also without a proof."""
-    asked = (name for name in ("max_kl", "steps") if getattr(settings, name) is not None)
-    _check_proved(proof, *asked)
-    return Recipe(str(source), (step,), str(output), proof, settings.seed, **writing)
+    """The recipe of a single step."""
+    proof = settings if verify else None
+    _check_proved(proof, *_given(max_kl=settings.max_kl, steps=settings.steps))
+    return Recipe(str(source), (step,), str(output), proof, settings.seed, **written)
 
 
-def _check_proved(proof: Settings | None, *asked: str) -> None:
-    """Refuse options for a proof that is switched off, so that its limit cannot seem kept."""
-    if proof is None:
-        for name in asked:
-            flag = "--" + name.replace("_", "-")
-            raise InputError(f"{flag} is for the proof, which is switched off; switch it on")
+def _check_proved(proof: Settings | None, *given: str) -> None:
+    """Refuse options of a proof that is switched off, so that its limit cannot seem kept."""
+    if given and proof is None:
+        flag = option.flag_of(given[0])
+        raise InputError(f"{flag} is for the proof, which is switched off; switch it on")
 
 
-def _carry_out(
-    recipe: Recipe,
-    running: Running,
-    destination: Destination,
-    reads: Sequence[Path] = (),
+def _run(
+    recipe: Recipe, running: Running, destination: Destination, reads: Sequence[Path] = ()
 ) -> int:
     """Run a recipe, and print and save its result.
 
@@ -303,16 +306,18 @@ def _carry_out(
     Returns:
         The exit code.
     """
-    from growkit.checkpoint.publishing import rejected_name
     from growkit.pipeline import running as pipeline
-    from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars, show_result
     from growkit.results.advice import training_hint
 
+    inputs = recipe.inputs(reads)
     if destination.report:
+        from growkit.checkpoint.publishing import rejected_name
+        from growkit.report.saving import check_report
+
         _check_proved(recipe.verify, "report")
-    inputs, output = recipe.inputs(reads), recipe.output_path
-    check_report(destination.report, inputs, [output, rejected_name(output)])
+        output = recipe.output_path
+        check_report(destination.report, inputs, [output, rejected_name(output)])
     result = pipeline.run(recipe, reads=reads, **vars(running), progress=Bars())
     written = "" if running.dry_run else f"{result['output']} is written"
 
@@ -325,10 +330,11 @@ def _carry_out(
                 screen.print(f"next: {then}", soft_wrap=True)
 
     with after(written):
-        if result["verification"]:
-            write_report(
-                result["verification"], destination.report, inputs, [Path(result["output"])]
-            )
+        if destination.report and result["verification"]:
+            from growkit.report.saving import write_report
+
+            output = Path(result["output"])
+            write_report(result["verification"], destination.report, inputs, [output])
         print_result(result, destination.json, written, shown)
     return 1 if result["kept"] is False else 0
 
@@ -344,10 +350,8 @@ def plan_command(
 ) -> None:
     """Estimate the files, disk, memory and time of a recipe, from headers or config.json alone."""
     from growkit.pipeline import estimate
-    from growkit.recipe.files import load_recipe
 
-    result = estimate.plan(load_recipe(recipe, source), bandwidth=bandwidth)
-    print_result(result, as_json)
+    print_result(estimate.plan(load_recipe(recipe, source), bandwidth=bandwidth), as_json)
 
 
 @command(app, cls=ListCommand)
@@ -365,11 +369,8 @@ def probe_command(
     work: Path | None = option.value(
         None, "Keep the grown models there, and what is measured.", "FOLDER"
     ),
-    resume: bool = option.flag("--resume", "Go on with what a probe left in --work."),
-    report: Path | None = option.value(
-        None, "Write the result as one HTML page (.html) or as .json.", "FILE"
-    ),
-    as_json: bool = JSON,
+    resume: bool = option.flag("--resume", "Continue the probe in --work."),
+    destination: Destination,
 ) -> None:
     """Grow SRC in several ways, train them all alike, and rank them at equal compute."""
     from growkit.probing import probe as probing
@@ -377,16 +378,18 @@ def probe_command(
     from growkit.report.terminal import Bars
 
     inputs, made = probing.reads_of(source, candidates, text, work)
+    report = destination.report
     check_report(report, inputs, made)
     if report and work and os.path.realpath(report) == os.path.realpath(work):
         raise InputError(f"{report} cannot be both the report and --work")
-    how: dict[str, Any] = {"work": work, "resume": resume, "progress": Bars()}
-    result = probing.probe(source, candidates, text, settings, **how)
+    result = probing.probe(
+        source, candidates, text, settings, work=work, resume=resume, progress=Bars()
+    )
     try:
         with after(f"the probe's work is in {work}; --resume continues it" if work else ""):
             write_report(result, report, inputs, made)
     finally:  # hours of work are shown even if there is no report
-        print_result(result, as_json, report)
+        print_result(result, destination.json, report)
 
 
 @command(app)
@@ -429,10 +432,10 @@ def recipes_copy(
     from growkit.checkpoint.publishing import write_whole
 
     file = shipped_recipe(name)
-    destination = folder / file.name
-    if os.path.lexists(destination):
-        raise InputError(f"{destination} already exists; choose another folder")
+    copy = folder / file.name
+    if os.path.lexists(copy):
+        raise InputError(f"{copy} already exists; choose another folder")
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; make it first")
-    write_whole(destination, file.read_text(encoding="utf-8"), new=True)
-    print_result(str(destination), False, destination, lambda _, each: typer.echo(each))
+    write_whole(copy, file.read_text(encoding="utf-8"), new=True)
+    print_result(str(copy), False, copy, lambda _, each: typer.echo(each))

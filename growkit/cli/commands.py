@@ -1,28 +1,37 @@
-"""How commands end: with an exit code, and with one sentence if something goes wrong.
+"""How commands end: their result on stdout, one sentence on stderr if something fails, a code.
 
-That includes what typer refuses itself, and would show in a box.
+Either stream may be closed or full: that changes nothing in what was done. What could not be
+printed is remembered, for commands that leave nothing else. Mistakes that typer finds, and would
+print in a box, are sentences too.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
+import io
+import json
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from growkit.base.errors import InputError, reason
+from growkit.base.errors import InputError, plain, reason
 from growkit.base.names import did_you_mean
-from growkit.cli.options import expanded
-from growkit.cli.output import say, unprinted
+from growkit.cli.options import expanded, flag_of
 from growkit.cli.signals import INTERRUPTED, begin_command
 from growkit.planning.operation import config_key_aliases
 from growkit.recipe.recipe import operations
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
 """The error of a command line that is not understood: of typer or of click, by typer's version."""
@@ -30,11 +39,14 @@ USAGE: type[Any] = typer.BadParameter.__bases__[0]
 NUMBER = re.compile(r"valid (integer|int|number|float)\b")
 """How each version of typer refuses a value that should be a number."""
 
+_lost: list[str] = []
+"""Why something of standard output was dropped, until ``unprinted`` reports it."""
+
 
 def command(
     app: typer.Typer, verb: str | None = None, **options: Any
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Add a function to an app as a command.
+    """Add a function to an app as a command, which ends with an exit code.
 
     Args:
         app: the app.
@@ -44,11 +56,46 @@ def command(
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
         options.setdefault("name", function.__name__.removesuffix("_command"))
-        added = _guarded(expanded(function, verb))
-        app.command(**options)(added)
-        return added
+        run = expanded(function, verb)
+
+        @functools.wraps(run)
+        def guarded(*args: Any, **kwargs: Any) -> None:
+            code = 2
+            begin_command()
+            try:
+                code = run(*args, **kwargs) or 0
+            except KeyboardInterrupt as interrupt:
+                say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
+                code = 130
+            except (SystemExit, GeneratorExit):
+                raise
+            except BaseException as error:  # torch and Rust raise some that are no Exception
+                known = isinstance(error, InputError | MemoryError | OSError)
+                if os.environ.get("GROWKIT_DEBUG") or not known:
+                    say(traceback.format_exc())
+                say(f"error: {_failure(error)}")
+            raise typer.Exit(code)
+
+        app.command(**options)(guarded)
+        return guarded
 
     return decorate
+
+
+def _failure(error: BaseException) -> str:
+    """What failed, and what to do about it."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "memory ran out; use a machine with more, or compare less at once"
+    if isinstance(error, OSError):
+        named = isinstance(error.filename, str | bytes)
+        file = f"{os.fsdecode(error.filename)}: " if named else ""
+        return str(InputError(f"{file}{error.strerror or reason(error)}; fix that, and try again"))
+    return "internal error; please report it with the output above"
+
+
+# Command lines.
 
 
 class Commands(TyperGroup):
@@ -56,12 +103,12 @@ class Commands(TyperGroup):
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
         """See ``click.Command``."""
-        with _in_a_sentence():
+        with _one_sentence():
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: Any) -> Any:
         """See ``click.Command``."""
-        with _in_a_sentence():
+        with _one_sentence():
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -96,7 +143,8 @@ class ListCommand(TyperCommand):
 
 
 @contextmanager
-def _in_a_sentence() -> Iterator[None]:
+def _one_sentence() -> Iterator[None]:
+    """Turn a mistake that typer finds into one sentence."""
     try:
         yield
     except USAGE as error:
@@ -113,7 +161,7 @@ def _sentence(error: Any) -> str:
         help_of = f"'{error.ctx.command_path} --help' lists all there is"
         if hasattr(error, "possibilities"):
             meant = _other_command(error.ctx, str(name)) or did_you_mean(
-                name, *_options(error.ctx.command), otherwise=help_of, quoted=str
+                name, *_flags(error.ctx.command), otherwise=help_of, quoted=str
             )
             return f"{error.ctx.command_path} has no option {name}; {meant}"
     wanted, parameter = NUMBER.search(error.message), getattr(error, "param", None)
@@ -128,80 +176,123 @@ def _sentence(error: Any) -> str:
 def _other_command(ctx: Any, name: str) -> str:
     """Which other commands have an option, or which option takes its name; empty if none."""
     commands = getattr(ctx.parent and ctx.parent.command, "commands", {})
-    found = [each for each, command in commands.items() if name in _options(command)[0]]
+    found = [each for each, command in commands.items() if name in _flags(command)[0]]
     if found:
         *first, last = found
-        several = f"{', '.join(first)} and {last} have" if first else f"{last} has"
-        return f"growkit {several} it"
+        return (
+            f"growkit {', '.join(first)} and {last} have it" if first else f"growkit {last} has it"
+        )
     choosing = {"grow": "--method", "convert": "--to"}.get(ctx.info_name)
     if choosing and name.removeprefix("--") in operations(ctx.info_name):
         return f"did you mean {choosing} {name.removeprefix('--')}?"
     return ""
 
 
-def _options(command: Any) -> tuple[list[str], dict[str, str]]:
+def _flags(command: Any) -> tuple[list[str], dict[str, str]]:
     """Every option in a command's help; and those of sizes, by the names of config keys."""
     shown = [each for each in command.params if not getattr(each, "hidden", False)]
-    known = [
-        name
-        for each in shown
-        for name in (*each.opts, *each.secondary_opts)
-        if name.startswith("--")
-    ]
-    every = [option for each in operations("grow").values() for option in each.options]
-    sizes = {
-        f"--{key}": f"--{name.replace('_', '-')}" for key, name in config_key_aliases(every).items()
-    }
+    names = [name for each in shown for name in (*each.opts, *each.secondary_opts)]
+    known = [name for name in names if name.startswith("--")]
+    options = [option for each in operations("grow").values() for option in each.options]
+    sizes = {flag_of(key): flag_of(name) for key, name in config_key_aliases(options).items()}
     return known, {alias: name for alias, name in sizes.items() if name in known}
 
 
-def _guarded(function: Callable[..., Any]) -> Callable[..., None]:
-    """A command that ends with an exit code, after a sentence if something goes wrong."""
-
-    @functools.wraps(function)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        code = 2
-        begin_command()
-        try:
-            code = _printed(function(*args, **kwargs) or 0)
-        except KeyboardInterrupt as interrupt:
-            say(f"interrupted: {interrupt}" if interrupt.args else INTERRUPTED)
-            code = 130
-        except (SystemExit, GeneratorExit):
-            raise
-        except BaseException as error:  # torch and Rust raise some that are no Exception
-            known = isinstance(error, InputError | MemoryError | OSError)
-            if os.environ.get("GROWKIT_DEBUG") or not known:
-                say(traceback.format_exc())
-            say(f"error: {_failure(error)}")
-        raise typer.Exit(code)
-
-    return guarded
+# Output.
 
 
-def _failure(error: BaseException) -> str:
-    """What failed, and what to do about it."""
-    if isinstance(error, InputError):
-        return str(error)
-    if isinstance(error, MemoryError):
-        return "memory ran out; use a machine with more, or compare less at once"
-    if isinstance(error, OSError):
-        named = isinstance(error.filename, str | bytes)
-        file = f"{os.fsdecode(error.filename)}: " if named else ""
-        why = error.strerror or reason(error)
-        return str(InputError(f"{file}{why}; look after that place, and run this again"))
-    return "internal error; please report it with the output above"
+def say(message: str) -> None:
+    """Print a sentence that is no result."""
+    typer.echo(plain(message, keep="\n"), err=True)
 
 
-def _printed(code: int) -> int:
-    """The exit code of a command whose result has been printed.
+@contextmanager
+def after(done: str) -> Iterator[None]:
+    """Begin the message of an error in here with what was done before."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{done}; {error}" if done else str(error)) from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(*filter(None, [done])) from None
 
-    Raises:
-        InputError: it could not be printed, and is nowhere else.
+
+def print_result(
+    result: Any,
+    as_json: bool,
+    written: Path | str | None = None,
+    shown: Callable[[Console, Any], None] | None = None,
+) -> None:
+    """Print a result.
+
+    Args:
+        result: JSON's types alone.
+        as_json: print it as JSON.
+        written: a file that holds it as well, so that it is no failure if it cannot be printed.
+        shown: prints it on a console; None for the view of results.
     """
-    why = unprinted()
-    if why and code == 0:
-        raise InputError(f"{why}; let standard output lead where it can be written")
-    if why:  # a broken promise weighs more
+    if as_json:
+        text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
+        # Only strings hold characters that control a terminal, and JSON can escape these.
+        safe = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+        typer.echo("".join(safe))
+    else:
+        from growkit.report.terminal import PlainConsole, show_result
+
+        # Into a file or a pipe, lines stay whole.
+        (shown or show_result)(PlainConsole(width=None if sys.stdout.isatty() else 200), result)
+    if written and (why := unprinted()):
         say(f"warning: {why}")
-    return code
+
+
+class _DroppingStream(io.FileIO):
+    """A stream that drops what cannot be written, and never fails."""
+
+    def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]
+        """See ``io.RawIOBase``."""
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if self.fileno() == 1 and error.errno != errno.EPIPE:  # not the reader's choice
+                _lost.append(str(error.strerror))
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
+
+
+def drop_failed_output() -> None:
+    """Replace standard output and error of this process by streams that never fail.
+
+    Where one is closed, the next file to be opened would get its number, and what is printed.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Gets the lowest free number, which is this one. Writing to a file that is open for
+            # reading fails, which shows whether there was anything to print.
+            os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
+    if not os.environ.get("COLUMNS", "1").strip("0"):  # an unknown width
+        del os.environ["COLUMNS"]
+    for name, number in (("stderr", 2), ("stdout", 1)):
+        stream = getattr(sys, name)
+        with suppress(OSError, ValueError, AttributeError):  # a stream without a number is a test's
+            if stream is None or stream.fileno() == number:
+                raw = _DroppingStream(number, "w", closefd=False)
+                dropping = io.TextIOWrapper(
+                    io.BufferedWriter(cast(Any, raw)),
+                    encoding=stream.encoding if stream else "utf-8",
+                    errors="backslashreplace",  # a terminal without → is no error
+                    line_buffering=number == 2 or raw.isatty(),
+                )
+                setattr(sys, name, dropping)
+
+
+def unprinted() -> str:
+    """Why some of the result did not reach standard output, once; empty if all of it did.
+
+    A reader that has left, as ``head`` does, is no reason.
+    """
+    sys.stdout.flush()
+    why = "; ".join(dict.fromkeys(_lost))
+    _lost.clear()
+    return why and f"the result cannot be printed ({why})"

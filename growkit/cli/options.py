@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import typer
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings, option
 from growkit.checkpoint.folder import check_name
-from growkit.cli.output import say
 from growkit.planning.operation import SizeOption, Switch
 from growkit.probing.settings import ProbeSettings
 from growkit.recipe.files import shipped_recipes
@@ -27,11 +26,11 @@ TYPES = {"str": str, "int": int, "float": float, "bool": bool, "tuple[float, ...
 """The type of a typer option for each type of field."""
 
 
-class Given(dict[str, str]):
-    """The options of operations that were given, by name."""
+class OperationOptions(dict[str, Any]):
+    """The options of a verb's operations."""
 
 
-class Writing(dict[str, Any]):
+class RecipeOptions(dict[str, Any]):
     """The fields of a recipe that are options."""
 
 
@@ -51,15 +50,15 @@ class Destination:
     """Where a result goes."""
 
     report: Path | None = option(
-        None, "Write the proof as one HTML page (.html) or as .json.", "FILE"
+        None, "Write the result as one HTML page (.html) or as .json.", "FILE"
     )
     json: bool = option(False, "Print the result as JSON on stdout.")
 
 
-GROUPS: dict[Any, type] = {
+FIELDS: dict[Any, type] = {
     Settings: Settings,
     ProbeSettings: ProbeSettings,
-    Writing: Recipe,
+    RecipeOptions: Recipe,
     Running: Running,
     Destination: Destination,
 }
@@ -67,26 +66,23 @@ GROUPS: dict[Any, type] = {
 
 
 def path(text: str) -> Path:
-    """A path as it was given; one that cannot be a path ends the command."""
+    """A path as it was given."""
     try:
         check_name(text)
     except InputError as error:
-        say(f"error: {error}")
-        raise typer.Exit(2) from None
+        raise typer.BadParameter(str(error)) from None
     return Path(text)
 
 
-def one_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Shell completion for a value: the names that begin like it."""
-    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
-
-
 def _shown(form: str, values: Callable[[], Iterable[str]] | None) -> dict[str, Any]:
-    return {
-        "metavar": form or None,
-        "parser": path if form in PATHS else None,
-        "autocompletion": one_of(values) if values else None,
-    }
+    """How a value is shown, read and completed by a shell."""
+
+    def completed(begun: str) -> list[str]:
+        return [each for each in (values() if values else ()) if each.startswith(begun)]
+
+    parser = path if form in PATHS else None
+    completion = completed if values else None
+    return {"metavar": form or None, "parser": parser, "autocompletion": completion}
 
 
 def value(
@@ -94,7 +90,6 @@ def value(
     help: str,  # noqa: A002
     form: str = "",
     values: Callable[[], Iterable[str]] | None = None,
-    name: str | None = None,
 ) -> Any:
     """An option with a value.
 
@@ -103,9 +98,8 @@ def value(
         help: one line.
         form: what the value looks like, e.g. ``FILE``.
         values: gives those that a shell offers.
-        name: of the option, unless it is the parameter's.
     """
-    return typer.Option(default, *filter(None, [name]), help=help, **_shown(form, values))
+    return typer.Option(default, help=help, **_shown(form, values))
 
 
 def flag(name: str, help: str) -> Any:  # noqa: A002
@@ -139,23 +133,20 @@ NO_VERIFY = typer.Option(
 )
 
 
-def of_field(kind: type, name: str, **more: Any) -> Any:
-    """The typer option of a field.
+def flag_of(name: str) -> str:
+    """The flag of an option, e.g. ``--max-kl``."""
+    return "--" + name.replace("_", "-")
 
-    Args:
-        kind: the class that has the field.
-        name: of the field.
-        **more: ``default`` or ``help`` for a command where they differ.
-    """
-    found = next(each for each in dataclasses.fields(kind) if each.name == name)
-    described: dict[str, Any] = {"default": found.default, **found.metadata, **more}
-    flags = [_written(name)] if found.type == "bool" else []
-    values = described["values"]
+
+def of_field(kind: type, name: str) -> Any:
+    """The typer option of a dataclass's field."""
+    (found,) = (each for each in dataclasses.fields(kind) if each.name == name)
+    values, default = found.metadata["values"], found.default
     return typer.Option(
-        list(described["default"]) if str(found.type).startswith("tuple") else described["default"],
-        *flags,
-        help=described["help"],
-        **_shown(described["form"], (lambda: values) if values else None),
+        list(default) if isinstance(default, tuple) else default,
+        *([flag_of(name)] if found.type == "bool" else []),
+        help=found.metadata["help"],
+        **_shown(found.metadata["form"], (lambda: values) if values else None),
     )
 
 
@@ -163,91 +154,69 @@ def expanded(function: Callable[..., Any], verb: str | None = None) -> Callable[
     """A command whose parameters for several options are replaced by these.
 
     Args:
-        function: a command. A parameter whose type is in ``GROUPS`` becomes an option for each
-            field, one of type ``Given`` all options of the verb's operations.
+        function: a command. A parameter whose type is in ``FIELDS`` becomes an option for each
+            field, one of type ``OperationOptions`` all options of the verb's operations.
         verb: of the operations.
     """
     signature = inspect.signature(function, eval_str=True)
-    hints = {name: each.annotation for name, each in signature.parameters.items()}
-    groups = {name: list(_options(kind, verb)) for name, kind in hints.items() if _is_group(kind)}
+    groups: dict[str, list[inspect.Parameter]] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, each in signature.parameters.items():
+        if each.annotation is OperationOptions:
+            groups[name] = list(_options_of_operations(verb or ""))
+        elif each.annotation in FIELDS:
+            groups[name] = list(_options_of_fields(FIELDS[each.annotation]))
+        parameters += groups.get(name, [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)])
 
     @functools.wraps(function)
     def wrapped(**given: Any) -> Any:
         for name, group in groups.items():
             values = {each.name: given.pop(each.name) for each in group}
-            given[name] = _collect(hints[name], values)
+            given[name] = signature.parameters[name].annotation(**values)
         return function(**given)
 
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in signature.parameters.items():
-        kept = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        parameters += groups.get(name, [kept])
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
     return wrapped
 
 
-def _is_group(kind: Any) -> bool:
-    return kind is Given or kind in GROUPS
-
-
-def _collect(kind: Any, values: Mapping[str, Any]) -> Any:
-    """A parameter's value, from those of its options."""
-    if kind is Given:
-        return Given({name: value for name, value in values.items() if value is not None})
-    if kind is Destination:
-        return Destination(**values)
-    return kind(**{k: str(v) if isinstance(v, Path) else v for k, v in values.items()})
-
-
-def _options(kind: Any, verb: str | None) -> Iterator[inspect.Parameter]:
-    """The options of a parameter of this type."""
-    if kind is Given:
-        assert verb is not None
-        yield from _options_of_operations(verb)
-        return
-    for each in dataclasses.fields(GROUPS[kind]):
+def _options_of_fields(kind: type) -> Iterator[inspect.Parameter]:
+    """One option for every field of a class that has a help."""
+    for each in dataclasses.fields(kind):
         if "help" in each.metadata:
-            declared = str(each.type)
-            hint: Any = Path if each.metadata["form"] in PATHS else TYPES[_plain(declared)]
-            hint = hint | None if declared.endswith("None") else hint
-            yield _parameter(each.name, of_field(GROUPS[kind], each.name), hint)
-
-
-def _plain(declared: str) -> str:
-    return declared.removesuffix(" | None")
+            plain, _, optional = str(each.type).partition(" | ")
+            hint: Any = Path if each.metadata["form"] in PATHS else TYPES[plain]
+            yield _parameter(
+                each.name, of_field(kind, each.name), hint | None if optional else hint
+            )
 
 
 def _options_of_operations(verb: str) -> Iterator[inspect.Parameter]:
     """One option for every option of a verb's operations, with the longest of several helps.
 
-    An option of a single operation names that.
+    The help of an option of a single operation names the operation.
     """
-    every = [operation for operation in operations(verb).values() if operation.options]
-    for name in dict.fromkeys(each.name for operation in every for each in operation.options):
-        found = {
-            operation.name: each
-            for operation in every
-            for each in operation.options
-            if each.name == name
-        }
+    every = [
+        (operation.name, each)
+        for operation in operations(verb).values()
+        for each in operation.options
+    ]
+    for name in dict.fromkeys(each.name for _, each in every):
+        found = {operation: each for operation, each in every if each.name == name}
         longest = max(found.values(), key=lambda each: len(each.help))
         of = "" if len(found) > 1 else f" (for {next(iter(found))})"
         shown = typer.Option(
             None,
-            _written(name),
-            metavar="|".join(longest.values) or longest.form or None,
+            flag_of(name),
             help=f"{longest.help[0].upper()}{longest.help[1:]}{of}.",
-            autocompletion=one_of(functools.partial(iter, longest.values)),
             rich_help_panel="Sizes: a factor (x2) or a size (2048)"
             if isinstance(longest, SizeOption)
             else "Options of the operation; of several values the first is the default",
+            **_shown(
+                "|".join(longest.values) or longest.form, functools.partial(iter, longest.values)
+            ),
         )
         yield _parameter(name, shown, bool | None if isinstance(longest, Switch) else str | None)
-
-
-def _written(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
