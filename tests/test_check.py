@@ -152,7 +152,7 @@ def test_the_layout_of_the_hub_cache_is_whole(copy: Path, tmp_path: Path) -> Non
         ("{}", "does not list the files"),
         ('{"files": {"a": 1}}', "no size and SHA-256 for 'a'"),
         ('{"files": {"a": ["1", "b"]}}', "no size and SHA-256 for 'a'"),
-        ('{"files": {"a": [1, 1700000000000000000]}}', "early growkit"),
+        ('{"files": {"a": [1, 1700000000000000000]}}', "no size and SHA-256"),
     ],
 )
 def test_what_cannot_be_checked_is_said(content: str | None, sentence: str, copy: Path) -> None:

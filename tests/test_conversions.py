@@ -226,7 +226,7 @@ def test_sharing_with_less_rank_is_bounded(scope: str, tmp_path: Path) -> None:
             {},
             "shared-diff",
             {"rank": 2},
-            r"no noise heads .* --to diff, and then growkit convert",
+            r"no noise heads .* --to diff first, and then --to",
         ),
         ("llama", {}, "llama", {}, r"of Llama already; choose another layout"),
         (

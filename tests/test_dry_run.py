@@ -185,7 +185,7 @@ def test_estimates_grow_with_what_they_are_of(tmp_path: Path) -> None:
     def of(layers: int, width: int, **settings: Any) -> Any:
         asked = growkit.Settings(**settings)
         here: Any = Headers(layers, width)
-        return estimate(here, here, tmp_path / "out", asked, 0, exact=True)
+        return estimate((here, here), tmp_path / "out", asked, 0, exact=True)
 
     small, deep, wide = of(10, 8000), of(20, 8000), of(10, 16000)
     assert small["memory"] == deep["memory"] < wide["memory"]

@@ -57,9 +57,9 @@ def catalogue(name: str | None = None) -> list[Abilities]:
     known = model_types()
     if name is None:
         return [abilities(family, kind) for kind, family in known.items()]
-    called = {family.name: kind for kind, family in reversed(known.items())}
-    called |= {f.architecture: kind for kind, f in reversed(known.items()) if f.architecture}
-    plain = {each.lower(): kind for each, kind in called.items()} | {k.lower(): k for k in known}
+    every = reversed(known.items())
+    called = {name: kind for kind, f in every for name in (f.name, f.architecture) if name}
+    plain = {each.lower(): kind for each, kind in (called | {k: k for k in known}).items()}
     kind = plain.get(name.lower())
     if kind is None:
         meant = did_you_mean(name, known, called, otherwise="'growkit families' lists them")

@@ -15,10 +15,8 @@ from pathlib import Path
 
 from growkit.base.settings import Settings
 from growkit.base.tensors import (
-    TORCH_NAMES,
     TensorInfo,
     Weights,
-    main_dtype,
     total_bytes,
     total_parameters,
 )
@@ -27,8 +25,8 @@ from growkit.checkpoint.model_files import carried_bytes
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
 from growkit.families.added import temporary_family
 from growkit.planning.plan import SMALL as SMALL_TENSOR
-from growkit.recipe import planner
 from growkit.recipe.files import load_recipe, recipe_file
+from growkit.recipe.planner import describe, plan_recipe
 from growkit.recipe.recipe import Recipe
 from growkit.results.operation import Estimate, LargePlan
 from growkit.sources import find
@@ -50,7 +48,7 @@ PROVING = 1.2e9
 STARTED = 2.0
 """Seconds to import torch, and again transformers."""
 
-WRITTEN = 6e8
+WRITTEN_PER_SECOND = 6e8
 """Bytes made and written in a second (``benchmarks/cost_model.py``)."""
 
 LOOKED_AT = 2.5e-8
@@ -82,65 +80,64 @@ def plan(recipe: Recipe | str | Path, *, bandwidth: str | None = None) -> LargeP
         found = find(recipe.source, weights=False)
         source, extra = found.headers(), carried_bytes(Folder(found.folder))
         recipe = replace(recipe, source=found.name)
-        prepared = planner.plan_recipe(recipe, source)
-    lineage = prepared.lineage
-    target = lineage.target
+        prepared = plan_recipe(recipe, source)
+        described = describe(recipe, source, prepared)
+    target, exact = prepared.lineage.target, described.promise == "exact"
     shards = shards_of(target.tensors, parse_bytes(recipe.shard_size))
     files = [total_bytes(shard.tensors) for shard in shards]
-    read, written = total_bytes(source.tensors), sum(files)
-    warnings = list(prepared.warnings)
+    sizes = (source, target), recipe.output_path, recipe.verify, extra
+    costs = dict(estimate(*sizes, exact=exact, bandwidth=limit))
+    del costs["disk_free"]
     if recipe.optimizer is not None:
-        warnings.append(
+        described.warnings.append(
             f"the disk does not count what the optimizer's state, {recipe.optimizer}, becomes; "
             "growkit run --dry-run reads it, and does"
         )
+    same = ("source", "output", "promise", "lost", "source_parameters", "parameters", "dtype")
     return LargePlan(
-        source=recipe.source,
-        output=recipe.output,
-        promise=lineage.promise,
-        lost=lineage.lost or None,
-        source_parameters=total_parameters(source.tensors),
-        parameters=total_parameters(target.tensors),
-        dtype=TORCH_NAMES[main_dtype(target.tensors)],
+        **{key: described[key] for key in (*same, "warnings")},
+        **costs,
         bandwidth=limit,
-        read=read,
-        disk_needed=disk_needed(target, extra),
+        read=total_bytes(source.tensors),
         files=len(files),
         largest_file=max(files),
-        memory=_memory(source, target, recipe.verify),
-        write_seconds=_write_seconds(written, read + written, limit),
-        proof_seconds=_proof_seconds(source, target, recipe.verify, lineage.promise == "exact"),
-        basis=BASIS,
-        warnings=warnings,
     )
 
 
 def estimate(
-    source: Weights,
-    target: Weights,
+    headers: tuple[Weights, Weights],
     output: Path,
     proof: Settings | None,
     extra: int,
     *,
     exact: bool,
+    bandwidth: int | None = None,
 ) -> Estimate:
     """Estimate what it takes to write a target, and to prove it.
 
     Args:
-        source: headers of the source.
-        target: headers of the target.
+        headers: of the source and of the target.
         output: the folder to be made.
         proof: what is compared; None for no proof.
         extra: bytes of other files, see ``disk_needed``.
         exact: whether every weight is to be recovered, so that fewer tokens are compared.
+        bandwidth: bytes that can be read and written in a second; None for no limit.
     """
+    source, target = headers
     place = next(parent for parent in output.parents if parent.exists())
+    read, written = (total_bytes(each.tensors) for each in headers)
+    moving = (read + written) / bandwidth if bandwidth else 0.0
+    proving = None
+    if proof is not None:
+        parameters = sum(total_parameters(each.tensors) for each in headers)
+        prompts, length = (proof.settled if exact else proof).amount
+        proving = round(STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length), 1)
     return Estimate(
         disk_needed=disk_needed(target, extra),
         disk_free=shutil.disk_usage(place).free,
         memory=_memory(source, target, proof),
-        write_seconds=_write_seconds(total_bytes(target.tensors)),
-        proof_seconds=_proof_seconds(source, target, proof, exact),
+        write_seconds=round(STARTED + max(written / WRITTEN_PER_SECOND, moving), 1),
+        proof_seconds=proving,
         basis=BASIS,
     )
 
@@ -178,19 +175,3 @@ def _largest_layer(tensors: Mapping[str, TensorInfo]) -> int:
         else:
             outside = max(outside, info.bytes)
     return max([outside, *layers.values()])
-
-
-def _write_seconds(written: int, moved: int = 0, bandwidth: int | None = None) -> float:
-    """Seconds to write some bytes, where reading and writing move bytes at a limited rate."""
-    return round(STARTED + max(written / WRITTEN, moved / bandwidth if bandwidth else 0.0), 1)
-
-
-def _proof_seconds(
-    source: Weights, target: Weights, proof: Settings | None, exact: bool
-) -> float | None:
-    """Seconds of a proof by one process; None for no proof."""
-    if proof is None:
-        return None
-    parameters = total_parameters(source.tensors) + total_parameters(target.tensors)
-    prompts, length = (proof.settled if exact else proof).amount
-    return round(STARTED + parameters * (LOOKED_AT + MULTIPLIED * prompts * length), 1)

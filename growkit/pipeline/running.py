@@ -247,7 +247,8 @@ class _Run:
         self.lineage.check_duplicates()
         if self.dry_run:
             return self._estimated()
-        preflight(recipe.verify, source, self.target)
+        if recipe.verify is not None:
+            preflight(recipe.verify, source, self.target)
         with publishing.staged(self.output, replaceable) as staging, writing.hashing() as hashes:
             publishing.check_space(staging.folder, disk_needed(self.target, self.extra))
             import_module("torch")  # takes a second, which is not part of writing
@@ -284,12 +285,12 @@ class _Run:
     def _estimated(self) -> GrowResult:
         """The result of a dry run: the plan, and an estimate of the run."""
         proof, result, lineage = self.recipe.verify, self.result, self.lineage
-        if proof != Settings():  # else there is nothing that could be refused
+        if proof and proof != Settings():  # else there is nothing that could be refused
             preflight(proof, self.source, self.target)
         result["dry_run"], result["plan"] = True, planned_tensors(self.source, lineage)
         exact = lineage.promise == "exact"
         headers = self.source, self.target
-        expected = estimate(*headers, self.output, proof, self.extra, exact=exact)
+        expected = estimate(headers, self.output, proof, self.extra, exact=exact)
         result["estimate"] = expected
         if expected["disk_free"] < expected["disk_needed"]:
             result["warnings"].append("the disk has no room for the output, so a run is refused")

@@ -28,11 +28,11 @@ def check_settings(settings: Settings, source: Checkpoint) -> None:
                 raise InputError(NO_GPU)
 
 
-def preflight(settings: Settings | None, source: Checkpoint, grown: Weights) -> None:
+def preflight(settings: Settings, source: Checkpoint, grown: Weights) -> None:
     """Find out what a proof would refuse, before anything is written.
 
     Args:
-        settings: of the proof; None for no proof.
+        settings: of the proof.
         source: the source.
         grown: the target, planned.
 
@@ -40,8 +40,6 @@ def preflight(settings: Settings | None, source: Checkpoint, grown: Weights) -> 
         InputError: the device, the text, the tokenizer or one of the configs cannot be used, or
             there is no room to train.
     """
-    if settings is None:
-        return
     from growkit.engine.loader import loading
     from growkit.engine.oracle import check_accepted
     from growkit.engine.prompts import make_prompts

@@ -17,7 +17,7 @@ Unknown keys are errors that name the nearest match. Paths are relative to the c
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,7 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.folder import Folder, read_yaml
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.families.described import described, load_description
-from growkit.planning.operation import config_key_aliases
-from growkit.recipe.recipe import STEPS, Recipe, Step, operation_of, suggest_operation
+from growkit.recipe.recipe import STEPS, Recipe, Step
 
 NEEDED = ("source", "steps", "output")
 
@@ -131,46 +130,47 @@ def _manifest(file: Path) -> Any:
     recipe = recipe.get("recipe")
     if not isinstance(recipe, dict):
         return recipe
-    siblings = os.path.dirname(os.path.abspath(file.parent))
-
-    def placed(content: Any, key: str) -> Any:
-        name = content.get(key) if isinstance(content, dict) else None
-        if not isinstance(name, str) or not name or os.path.lexists(name):
-            return content
-        path = os.path.join(siblings, name)
-        return content | {key: path} if os.path.lexists(path) else content
-
-    recipe = placed(placed(recipe, "source"), "optimizer")
-    if isinstance(recipe.get("steps"), list):
-        recipe = recipe | {"steps": [placed(step, "calibration") for step in recipe["steps"]]}
-    if isinstance(recipe.get("verify"), dict):
-        recipe = recipe | {"verify": placed(recipe["verify"], "text")}
+    recipe = _placed(recipe, os.path.dirname(os.path.abspath(file.parent)))
     output = recipe.get("output")
     if isinstance(output, str) and output and not os.path.isabs(output):
-        recipe = recipe | {"output": str(file.parent)}
+        recipe["output"] = str(file.parent)
     return recipe
+
+
+def _placed(content: Any, siblings: str) -> Any:
+    """The same, with files that are not in the current folder by their path next to the model."""
+    if isinstance(content, list):
+        return [_placed(each, siblings) for each in content]
+    if not isinstance(content, dict):
+        return content
+    found = {
+        key: value if key == "family" else _placed(value, siblings)
+        for key, value in content.items()
+    }
+    for key in ("source", "optimizer", "calibration", "text"):
+        name = found.get(key)
+        if isinstance(name, str) and name and not os.path.lexists(name):
+            path = os.path.join(siblings, name)
+            found[key] = path if os.path.lexists(path) else name
+    return found
 
 
 def parse_recipe(content: Mapping[str, Any], where: str) -> Recipe:
     """Turn the contents of a recipe file into a recipe; see ``load_recipe``."""
-    _check_keys(content, [each.name for each in fields(Recipe)], where)
+    chosen = _fields(Recipe, content, where)
     for key in NEEDED:
         if not content.get(key):
             raise InputError(f"{where} has no {key}; a recipe needs source, steps and output")
-    steps = content["steps"]
-    if not isinstance(steps, list):
+    if not isinstance(content["steps"], list):
         raise InputError(
             f"steps in {where} must be a list, each beginning like '- grow: hypercloning'"
         )
-    parsed = ("steps", "family", "verify")
-    plain = {key: value for key, value in content.items() if key not in parsed}
-    chosen = _fields(Recipe, plain, where)
     chosen["steps"] = tuple(
-        _parse_step(step, f"step {number} of {where}") for number, step in enumerate(steps, 1)
+        _parse_step(step, f"step {number} of {where}")
+        for number, step in enumerate(content["steps"], 1)
     )
     if content.get("family") is not None:
         described(content["family"], f"family in {where}")
-        chosen["family"] = content["family"]
     if "verify" in content:
         chosen["verify"] = _parse_verify(content["verify"], f"verify in {where}")
     return Recipe(**chosen)
@@ -185,14 +185,14 @@ def _parse_step(step: Any, where: str) -> Step:
             f"{where} must be a mapping with either 'grow: METHOD' or 'convert: VARIANT'{hint}"
         )
     (verb,) = verbs
-    given = dict(step)
-    name = given.pop(verb)
-    _check_kind("str", name, f"{verb} in {where}")
-    options = {option.name: option for option in operation_of(verb, name).options}
-    _check_keys(step, [verb, *options], where, config_key_aliases(options.values()), True)
-    for key, value in given.items():
-        options[key].check_kind(value, f"{key} in {where}", in_yaml)
-    return STEPS[verb](name, given)
+    _check_kind("str", step[verb], f"{verb} in {where}")
+    for key in step:
+        if step[key] is None:
+            raise InputError(f"{key} in {where} is null; give a value, or leave it out")
+    try:
+        return STEPS[verb](step[verb], {key: step[key] for key in step if key != verb})
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _parse_verify(content: Any, where: str) -> Settings | None:
@@ -202,22 +202,7 @@ def _parse_verify(content: Any, where: str) -> Settings | None:
         raise InputError(
             f"{where} must be true, false or a mapping like {{prompts: 8, length: 128}}"
         )
-    _check_keys(content, [each.name for each in fields(Settings)], where)
     return Settings(**_fields(Settings, content, where))
-
-
-def _check_keys(
-    content: Mapping[str, Any],
-    known: Collection[str],
-    where: str,
-    aliases: Mapping[str, str] = NOTHING,
-    of_operation: bool = False,
-) -> None:
-    for key in content:
-        if key not in known:
-            meant = suggest_operation(str(key), known) if of_operation else ""
-            meant = meant or did_you_mean(key, known, aliases)
-            raise InputError(f"{where} has an unknown key {key!r}; {meant}")
 
 
 def _fields(
@@ -226,7 +211,10 @@ def _fields(
     """Values of fields, each of the type that the class declares."""
     types = {each.name: str(each.type).removesuffix(" | None") for each in fields(kind)}
     for key, value in content.items():
-        _check_kind(types[key], value, f"{key} in {where}")
+        if key not in types:
+            raise InputError(f"{where} has an unknown key {key!r}; {did_you_mean(key, types)}")
+        if types[key] in KINDS:
+            _check_kind(types[key], value, f"{key} in {where}")
     return dict(content)
 
 

@@ -6,7 +6,7 @@ must be; nothing else in it is believed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from growkit.checkpoint.writing import sha256
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.recipe import Recipe
 from growkit.results import versions
-from growkit.results.inspection import CheckResult, Difference, difference
+from growkit.results.inspection import CheckResult, Difference
 from growkit.results.operation import GrowResult
-from growkit.results.proof import RankCost, VerifyResult
+from growkit.results.proof import RankCost
 from growkit.version import __version__
 
 FORMAT = 2
@@ -72,16 +72,10 @@ def manifest_of(
     if optimizer:
         manifest["optimizer"] = {**optimizer, "path": name_of(optimizer["path"])}
     if proof:
-        manifest["verification"] = _public_proof(proof, read, public)
+        named = {key: name_of(path) for key, path in read.items()}
+        seconds = None if given_date() else proof["seconds"]
+        manifest["verification"] = {**public(proof), **named, "seconds": seconds}
     return manifest
-
-
-def _public_proof(
-    proof: VerifyResult, read: Mapping[str, str], public: Callable[[Any], Any]
-) -> dict[str, Any]:
-    """A proof without paths; with a given date also without its duration."""
-    named = {key: name_of(path) for key, path in read.items()}
-    return {**public(proof), **named, "seconds": None if given_date() else proof["seconds"]}
 
 
 @dataclass(frozen=True)
@@ -122,17 +116,17 @@ def read_record(target: Checkpoint) -> Record:
     verification = manifest.get("verification")
     costs = verification.get("kl_by_rank") if isinstance(verification, dict) else None
     listed = costs[:MOST_COSTS] if isinstance(costs, list) else []
-    return Record(found, tuple(RankCost(**_cost(each)) for each in listed if _cost(each)))
+    return Record(found, tuple(cost for each in listed for cost in _cost(each)))
 
 
-def _cost(each: Any) -> dict[str, Any]:
+def _cost(each: Any) -> list[RankCost]:
     """A rank and its cost; empty unless they are a whole rank and a finite cost."""
     match each:
         case {"rank": int(rank), "kl_nats_per_token": int(cost) | float(cost)} if (
             not isinstance(rank, bool) and 0 < rank < 2**31 and abs(cost) < 1e300
         ):
-            return {"rank": rank, "kl_nats_per_token": cost}
-    return {}
+            return [RankCost(rank=rank, kl_nats_per_token=cost)]
+    return []
 
 
 def changed_since(target: Checkpoint, names: Sequence[str]) -> list[str]:
@@ -173,16 +167,16 @@ def check(folder: str | Path, *, progress: Progress = Silent()) -> CheckResult:
     manifest = opened.json(MANIFEST)
     recorded = _recorded(manifest, opened.path / MANIFEST)
     there = [name for name in opened.names() if name != MANIFEST]
-    found = [difference(name, "missing") for name in sorted({*recorded} - {*there})]
+    found = [Difference(file=name, what="missing") for name in sorted({*recorded} - {*there})]
     if not own_hash(manifest):
-        found.append(difference(MANIFEST, "changed", "its own SHA-256 differs"))
+        found.append(Difference(file=MANIFEST, what="changed", why="its own SHA-256 differs"))
     total = sum(count for name, (count, _) in recorded.items() if name in there)
     with progress.bytes("checking", total) as advance:
         for name in there:
             if name in recorded:
                 found += _differences(opened, name, *recorded[name], advance)
             else:
-                found.append(difference(name, "extra"))
+                found.append(Difference(file=name, what="extra"))
     written = sum(count for count, _ in recorded.values())
     files = f"{len(recorded)} file{'s' * (len(recorded) != 1)}, {size(written)}"
     several = f"{len(found)} difference{'s' * (len(found) != 1)}"
@@ -210,14 +204,10 @@ def _recorded(manifest: Mapping[str, Any], file: Path) -> dict[str, tuple[int, s
         match entry:
             case [int(count), str(digest)]:
                 recorded[name] = count, digest
-            case [int(), int()]:
-                raise InputError(
-                    f"{file} is of an early growkit, which recorded times in place of hashes; "
-                    "make the model again to have them"
-                )
             case _:
                 raise InputError(
-                    f"{file} gives no size and SHA-256 for {name!r} in 'files'; copy it again"
+                    f"{file} gives no size and SHA-256 for {name!r} in 'files'; copy it again, or "
+                    "make the model again"
                 )
     return recorded
 
@@ -226,13 +216,15 @@ def _differences(
     folder: Folder, name: str, count: int, digest: str, advance: Advance
 ) -> list[Difference]:
     """How a file differs from its record; empty if it does not."""
+    found = Difference(file=name, what="changed")
     try:
         file = folder.require(name)
-        bytes_now = file.stat().st_size
-        if bytes_now != count:
+        if file.stat().st_size != count:
             advance(count)
-            return [difference(name, "changed", sizes=(count, bytes_now))]
+            found.recorded_bytes, found.found_bytes = count, file.stat().st_size
+            return [found]
         now = sha256(file, advance=advance)
     except (InputError, OSError) as error:
-        return [difference(name, "unreadable", reason(error))]
-    return [] if now == digest else [difference(name, "changed", hashes=(digest, now))]
+        return [Difference(file=name, what="unreadable", why=reason(error))]
+    found.recorded_sha256, found.found_sha256 = digest, now
+    return [] if now == digest else [found]

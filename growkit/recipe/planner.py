@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,7 @@ from growkit.base.tensors import (
     total_bytes,
     total_parameters,
 )
-from growkit.checkpoint.reading import Checkpoint, Widened, rounded
+from growkit.checkpoint.reading import Widened, rounded
 from growkit.families.experts import EAGER_EXPERTS
 from growkit.families.family import family_of, stored_family
 from growkit.planning.layouts import read_layout
@@ -64,35 +63,42 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
     wide = source if recipe.dtype is None else Widened(source, recipe.dtype)
     grown: Weights = wide
     plans: list[Plan] = []
-    promises, lost = ["exact"], []
     steps: list[Step] = []
-    kl_by_rank: Mapping[int, float] = {}
-    by_rounding = True
-    ranks: list[RankTried] = []
-    warnings = [
-        f"the source is rounded to {narrower} first, once; what is promised holds of that"
-        for narrower in filter(None, [rounded(source, recipe.dtype)])
-    ]
+    changes: list[Change] = []
     for step in recipe.steps:
         try:
             taken = change(step, grown, recipe.seed)
         except InputError as error:
             raise InputError(f"{error}{_two_conversions(recipe, step, grown)}") from None
-        kl_by_rank = taken.kl_by_rank or kl_by_rank
+        changes.append(taken)
         steps.append(type(step)(step.name, {**step.options, **taken.settled}))
         for each in _with_defaults(grown, taken.plans):
             plans.append(each)
             grown = Planned(grown, each)
-        ranks += taken.ranks
-        warnings += taken.warnings
-        promises.append(taken.promise)
-        lost += [taken.lost] if taken.lost else []
-        by_rounding &= taken.by_rounding or taken.promise == "exact"
-    ragged = _ragged_experts(grown)
-    warnings += [ragged] if ragged else []
-    promise = max(promises, key=PROMISES.index)
-    lineage = Lineage(wide, plans, promise, "; ".join(lost), by_rounding=by_rounding)
-    return Prepared(lineage, tuple(steps), kl_by_rank, ranks, warnings, bool(ragged))
+    warnings = [warning for each in changes for warning in each.warnings]
+    if narrower := rounded(source, recipe.dtype):
+        warnings.insert(
+            0,
+            f"the source is rounded to {narrower} once, before all steps, and the promise holds "
+            "for the rounded source",
+        )
+    if ragged := _ragged_experts(grown):
+        warnings.append(ragged)
+    lineage = Lineage(
+        wide,
+        plans,
+        max(("exact", *(each.promise for each in changes)), key=PROMISES.index),
+        "; ".join(each.lost for each in changes if each.lost),
+        by_rounding=all(each.by_rounding or each.promise == "exact" for each in changes),
+    )
+    return Prepared(
+        lineage,
+        tuple(steps),
+        next((each.kl_by_rank for each in reversed(changes) if each.kl_by_rank), {}),
+        [rank for each in changes for rank in each.ranks],
+        warnings,
+        eager_experts=bool(ragged),
+    )
 
 
 def _two_conversions(recipe: Recipe, step: Step, source: Weights) -> str:
@@ -112,16 +118,10 @@ def _two_conversions(recipe: Recipe, step: Step, source: Weights) -> str:
         config = second.plans[-1].config if second.plans else source.config
         if config["model_type"] != source.config["model_type"]:
             found.setdefault(max(first.promise, second.promise, key=PROMISES.index), name)
-    first_of = next((found[promise] for promise in PROMISES if promise in found), None)
-    if first_of is None:
+    if not found:
         return ""
-    options = "".join(f" --{k.replace('_', '-')} {v}" for k, v in step.options.items())
-    start, end = shlex.quote(recipe.source), shlex.quote(recipe.output)
-    middle = shlex.quote(f"{recipe.output}-{first_of}")
-    return (
-        f"; run growkit convert {start} {middle} --to {first_of}, and then growkit convert "
-        f"{middle} {end} --to {step.name}{options}"
-    )
+    first_of = found[min(found, key=PROMISES.index)]
+    return f"; convert it --to {first_of} first, and then --to {step.name}"
 
 
 def _with_defaults(source: Weights, plans: Sequence[Plan]) -> Sequence[Plan]:
@@ -170,7 +170,7 @@ def change(step: Step, source: Weights, seed: int) -> Change:
     return replace(taken, plans=[read, *taken.plans])
 
 
-def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResult:
+def describe(recipe: Recipe, source: Weights, prepared: Prepared) -> GrowResult:
     """The result, as far as the plan determines it."""
     lineage = prepared.lineage
     grown, plans = lineage.target, lineage.plans
@@ -180,7 +180,6 @@ def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResu
         output=recipe.output,
         promise=lineage.promise,
         lost=lineage.lost or None,
-        kept=None,
         source_parameters=total_parameters(
             {n: t for n, t in source.tensors.items() if n not in plans[0].dropped}
         ),
@@ -190,34 +189,29 @@ def describe(recipe: Recipe, source: Checkpoint, prepared: Prepared) -> GrowResu
         rounded=rounded(source, recipe.dtype),
         loads_with="torch.distributed.checkpoint" if recipe.format == "dcp" else family.loads_with,
         copies=[dict(plan.copies) for plan in plans if plan.copies],
-        write_seconds=None,
         dry_run=False,
         plan=[],
         dropped={name: why for plan in plans for name, why in plan.dropped.items()},
         config=config_changes(source.config, family.named(grown.config)),
         ranks=list(prepared.ranks),
         warnings=list(prepared.warnings),
-        estimate=None,
-        updates=None,
-        verification=None,
-        optimizer=None,
     )
 
 
 def config_changes(before: Config, after: Config) -> list[ConfigChange]:
     """The keys of a config that change, with both values as JSON."""
-    shown = [
+    old, new = (
         {key: json.dumps(value, ensure_ascii=False) for key, value in config.items()}
         for config in (before, after)
+    )
+    return [
+        ConfigChange(key=key, before=old.get(key), after=new.get(key))
+        for key in old | new
+        if old.get(key) != new.get(key)
     ]
-    found = [
-        ConfigChange(key=key, before=shown[0].get(key), after=shown[1].get(key))
-        for key in {**before, **after}
-    ]
-    return [change for change in found if change["before"] != change["after"]]
 
 
-def planned_tensors(source: Checkpoint, lineage: Lineage) -> list[PlannedTensor]:
+def planned_tensors(source: Weights, lineage: Lineage) -> list[PlannedTensor]:
     """Every tensor of the output, traced back through all steps to the files."""
     lines = []
     for rule in lineage.plans[-1].rules:

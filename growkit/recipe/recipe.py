@@ -134,12 +134,6 @@ FORMATS = ("safetensors", "dcp")
 
 MOST_STEPS = 100
 
-WRITTEN = (
-    *("source", "steps", "output", "seed", "shard_size", "dtype", "base_model"),
-    *("family", "optimizer", "format", "verify"),
-)
-"""The order in which a manifest lists the fields of a recipe."""
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -278,7 +272,7 @@ class Recipe:
     def as_dict(self) -> dict[str, Any]:
         """The recipe as YAML holds it."""
         verify = self.verify and {k: v for k, v in vars(self.verify).items() if v is not None}
-        recipe = {name: getattr(self, name) for name in WRITTEN} | {
+        recipe = vars(self) | {
             "steps": [step.as_dict() for step in self.steps],
             "format": None if self.format == FORMATS[0] else self.format,
             "verify": verify or False,

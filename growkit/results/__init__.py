@@ -1,4 +1,4 @@
-"""What every result is: an object with typed fields, which is also the mapping that JSON holds."""
+"""Results: objects with typed fields that are also the mappings that JSON holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from growkit.version import __version__
 
 
 def versions() -> dict[str, str]:
-    """What figures are measured with, and files made with."""
+    """Versions of everything that figures and files depend on."""
     packages = ("torch", "transformers", "safetensors")
     own = {"python": platform.python_version(), "growkit": __version__}
     return own | {name: version(name) for name in packages}
@@ -30,10 +30,19 @@ class Result(dict[str, Any]):
     """A result, whose fields are those that its class declares.
 
     ``result.kept`` and ``result["kept"]`` are the same. It is a dict, so that it can be compared,
-    copied and written as JSON like any other.
+    copied and written as JSON like any other. A field that is declared with None may be left out.
     """
 
     if not TYPE_CHECKING:  # which knows the fields from their declarations
+
+        def __init_subclass__(cls) -> None:
+            cls._optional = {name for name in cls.__annotations__ if name in vars(cls)}
+            for name in cls._optional:
+                delattr(cls, name)  # it would hide the value
+
+        def __init__(self, **values: Any) -> None:
+            names = (n for n in self.__annotations__ if n in values or n in self._optional)
+            super().__init__({name: values.get(name) for name in names})
 
         def __getattr__(self, name: str) -> Any:
             if name in self:

@@ -203,11 +203,11 @@ class Difference(Result):
 
     file: str
     what: str
-    why: str | None
-    recorded_bytes: int | None
-    found_bytes: int | None
-    recorded_sha256: str | None
-    found_sha256: str | None
+    why: str | None = None
+    recorded_bytes: int | None = None
+    found_bytes: int | None = None
+    recorded_sha256: str | None = None
+    found_sha256: str | None = None
 
 
 class CheckResult(Result):
@@ -232,31 +232,11 @@ class CheckResult(Result):
     differences: list[Difference]
 
 
-def difference(
-    file: str,
-    what: str,
-    why: str | None = None,
-    sizes: tuple[int, int] | None = None,
-    hashes: tuple[str, str] | None = None,
-) -> Difference:
-    """A difference; sizes and hashes as they were recorded and as they were found."""
-    return Difference(
-        file=file,
-        what=what,
-        why=why,
-        recorded_bytes=sizes and sizes[0],
-        found_bytes=sizes and sizes[1],
-        recorded_sha256=hashes and hashes[0],
-        found_sha256=hashes and hashes[1],
-    )
-
-
 def difference_sentence(found: Difference) -> str:
     """A difference on one line."""
+    why = found.why
     if found.recorded_sha256 is not None:
-        more = f" (SHA-256 {found.recorded_sha256} was recorded, {found.found_sha256} found)"
+        why = f"SHA-256 {found.recorded_sha256} was recorded, {found.found_sha256} found"
     elif found.recorded_bytes is not None:
-        more = f" ({found.recorded_bytes:,} bytes were recorded, {found.found_bytes:,} found)"
-    else:
-        more = f" ({found.why})" if found.why else ""
-    return f"{found.what}: {found.file}{more}"
+        why = f"{found.recorded_bytes:,} bytes were recorded, {found.found_bytes:,} found"
+    return f"{found.what}: {found.file}" + (f" ({why})" if why else "")

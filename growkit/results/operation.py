@@ -223,7 +223,7 @@ class GrowResult(Result):
     output: str
     promise: str
     lost: str | None
-    kept: bool | None
+    kept: bool | None = None
     source_parameters: int
     parameters: int
     bytes: int
@@ -231,17 +231,17 @@ class GrowResult(Result):
     rounded: str | None
     loads_with: str | None
     copies: list[dict[str, int]]
-    write_seconds: float | None
+    write_seconds: float | None = None
     dry_run: bool
     plan: list[PlannedTensor]
     dropped: dict[str, str]
     config: list[ConfigChange]
     ranks: list[RankTried]
     warnings: list[str]
-    estimate: Estimate | None
-    updates: Updates | None
-    verification: VerifyResult | None
-    optimizer: OptimizerResult | None
+    estimate: Estimate | None = None
+    updates: Updates | None = None
+    verification: VerifyResult | None = None
+    optimizer: OptimizerResult | None = None
 
 
 class Story(Result):
