@@ -1,15 +1,12 @@
 """The catalogue of ``growkit families`` in ``docs/families.md``, and what it says put to the proof.
 
-``python -m tests.catalogue`` writes it into the file; with ``--prove`` it does all that it says to
-a random model of every family, with ``--prove phi`` to some.
+``python -m tests.catalogue`` writes it into the file; ``tests.test_catalogue`` does what it says to
+random models.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,42 +114,6 @@ def difference(source: Path, out: Path) -> float:
     return float((expected - found).abs().max() / expected.square().mean().sqrt())
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*")
-    parser.add_argument("--prove", action="store_true")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    rows = catalogue()
-    if not arguments.prove:
-        before, _, rest = FILE.read_text("utf-8").partition(BEGIN)
-        FILE.write_text(before + as_markdown(rows) + rest.partition(END)[2], encoding="utf-8")
-        return
-    wrong = 0
-    for kind in arguments.kinds or list(KINDS):
-        row = next(row for row in rows if kind in row["model_types"])
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder)
-            source, tied = random_model(kind, arguments.seed, place / "source")
-            asked = [("grow", each) for each in row["grow"] if each["tied"] == tied]
-            asked += [("convert", each) for each in row["convert"]]
-            for number, (verb, answer) in enumerate(asked):
-                of = source
-                if answer["only"]:
-                    place_of = place / f"source of {number}"
-                    of, _ = random_model(kind, arguments.seed, place_of, answer["only"])
-                try:
-                    found: Outcome | Exception = outcome(verb, answer, of, place / str(number))
-                except Exception as problem:
-                    found = problem
-                if not isinstance(found, Outcome) or not keeps(answer["promise"], found):
-                    sys.stdout.write(f"{kind}, tied {tied}: {answer}, but {found!r}\n")
-                    wrong += 1
-        sys.stdout.write(f"{kind}: {len(asked)} answers\n")
-        sys.stdout.flush()
-    sys.exit(bool(wrong))
-
-
 if __name__ == "__main__":
-    main()
+    before, _, rest = FILE.read_text("utf-8").partition(BEGIN)
+    FILE.write_text(before + as_markdown(catalogue()) + rest.partition(END)[2], encoding="utf-8")

@@ -2,18 +2,14 @@
 
 A sound folder of any family is altered, and everything that its manifest records is recorded again,
 as growkit would write it. ``tests.behaviour`` says whether the model now behaves otherwise.
-``python -m tests.manifests --count 300`` draws as many by seed; the suite takes a sample.
+``tests.test_manifests`` draws pairs and lies by seed.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
-import sys
-import tempfile
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +25,6 @@ from tests.behaviour import difference, rounding
 from tests.conftest import CONFIGS, edit_json, edit_weights, save_random, seeded
 from tests.families import FAMILIES, Case, windows
 from tests.infer import random_model
-from tests.sweeping import say
 from tests.tampering import (
     TAMPERINGS,
     add_tokenizer,
@@ -300,35 +295,3 @@ def tried(pair: Pair, tell: Lie, seed: int, scratch: Path) -> Outcome:
         return Outcome("named", said)
     found = difference(pair.source, target, rounding(pair.source, pair.target))
     return Outcome("believed", f"{found} | {said}") if found else Outcome("harmless", said)
-
-
-def main() -> int:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    choose, known, counts = random.Random(asked.seed), ways(), Counter[str]()
-    choose.shuffle(known)
-    with tempfile.TemporaryDirectory() as name:
-        for number in range(asked.count):
-            kind, way = known[number % len(known)]
-            folder, scratch = Path(name) / f"{kind}-{way}", Path(name) / str(number)
-            tell, seed = choose.choice(LIES), choose.randrange(2**32)
-            scratch.mkdir()
-            try:
-                pair = make_pair(kind, way, folder)
-                outcome = tried(pair, tell, seed, scratch)
-            except Exception as error:
-                outcome = Outcome("crash", f"{type(error).__name__}: {error}")
-            shutil.rmtree(scratch)
-            shutil.rmtree(folder, ignore_errors=True)
-            counts[outcome.what] += 1
-            if outcome.what in ("believed", "crash"):
-                say(f"{number} {kind} {way} {tell} {seed}: {outcome.said}")
-    say(str(counts))
-    return 1 if counts["believed"] or counts["crash"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

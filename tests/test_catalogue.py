@@ -20,6 +20,7 @@ from growkit.recipe.recipe import GrowStep, operations
 from growkit.results.inspection import Abilities, Answer
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import load_strict, save_model, seeded
+from tests.depth import KINDS
 
 COMMAND = """
 import sys
@@ -94,7 +95,8 @@ def test_inspect_shows_what_can_be_done_next(kind: str, tmp_path: Path) -> None:
         assert CliRunner().invoke(app, words).exit_code == 2, name
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "llama", "mistral", "olmo", "olmo3"])
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("kind", KINDS)
 def test_answers_come_true(kind: str, rows: list[Abilities], tmp_path: Path) -> None:
     """Some of them, with one that is a refusal; and other answers would not."""
     row = next(row for row in rows if kind in row.model_types)

@@ -12,7 +12,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-import growkit
 from growkit.cli.app import app
 from tests.conftest import folder_bytes
 
@@ -50,16 +49,6 @@ def test_headers_need_no_torch(make: Make, tmp_path: Path) -> None:
         ["grow", source, str(tmp_path / "out"), "--hidden", "x2", "--dry-run"],
     ):
         assert not imported_by(*arguments) & {"torch", "transformers"}
-
-
-def test_version() -> None:
-    result = CliRunner().invoke(app, ["--version"])
-    assert result.stdout == f"growkit {growkit.__version__}\n"
-
-
-def test_completion_can_be_installed() -> None:
-    result = CliRunner().invoke(app, ["--help"])
-    assert "--install-completion" in result.stdout
 
 
 def test_inspect(make: Make) -> None:
@@ -108,14 +97,6 @@ def test_grow_and_verify(make: Make, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["verify", str(source), str(target), "--json", *QUICK])
     assert result.exit_code == 1
     assert json.loads(result.stdout)["first_differing_layer"] == 1
-
-
-def test_without_proof_the_manifest_says_so(make: Make, tmp_path: Path) -> None:
-    arguments = ["grow", str(make("llama")), str(tmp_path / "out"), "--hidden", "x2"]
-    result = CliRunner().invoke(app, [*arguments, "--no-verify", "--json"])
-    assert result.exit_code == 0
-    assert json.loads(result.stdout)["kept"] is None
-    assert "Not verified" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_dry_run_shows_everything_and_touches_nothing(make: Make, tmp_path: Path) -> None:
@@ -168,15 +149,3 @@ def test_recipes_are_listed_shown_and_copied(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, ["recipes", "show", "hypercloning-2x"])
     assert wrong.exit_code == 2
     assert "did you mean hypercloning-x2" in wrong.stderr
-
-
-def test_demo(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["demo", str(tmp_path / "out"), "--json"])
-    assert result.exit_code == 0, result.output
-    story = json.loads(result.stdout)
-    verification = story["growth"]["verification"]
-    assert verification["kept"] is True
-    assert verification["loss_source"] == pytest.approx(verification["loss_target"], abs=1e-9)
-    assert verification["loss_source"] < 1.5  # nats per byte; an untrained model has 5.5
-    assert story["after"].strip()
-    assert growkit.inspect(tmp_path / "out")["sizes"]["hidden"] == 256

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 import shlex
 import shutil
@@ -153,7 +152,7 @@ class Workplace:
         if program == "make":
             assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), words
         elif arguments[-2:] == ["-m", "growkit"]:
-            pass  # see test_modules_of_the_current_folder
+            pass  # see tests/test_trust.py
         elif program == "hf":
             installed = Path(sys.executable).with_name("hf")
             done = subprocess.run([installed, arguments[0], "--help"], capture_output=True)
@@ -328,24 +327,6 @@ def test_what_is_printed_is_what_comes_out(
     assert alike(block.text, found), found
 
 
-def test_modules_of_the_current_folder(workplace: Workplace, tmp_path: Path) -> None:
-    """They are not imported, as docs/trust.md promises; the last command is the control."""
-    for name in sys.stdlib_module_names | {"typer", "torch", "yaml", "growkit_canary"}:
-        Path(f"{name}.py").write_text("raise SystemExit(77)")
-    command = tmp_path / "bin" / "growkit"
-    command.parent.mkdir()
-    command.write_text("from growkit.cli.app import run_app\n\nrun_app()\n")
-    safe = [["-P", "-m", "growkit"]] if sys.version_info >= (3, 11) else []
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    codes = [
-        subprocess.run(
-            [sys.executable, *start, "--version"], env=environment, stdout=subprocess.DEVNULL
-        ).returncode
-        for start in ([str(command)], *safe, ["-m", "growkit_canary"])
-    ]
-    assert codes == [0, *(0 for _ in safe), 77]
-
-
 # Names.
 
 
@@ -365,11 +346,6 @@ def unknown_options(text: str) -> set[str]:
     ours = re.sub(r"(python -m tests\.|accelerate launch |torchrun |pip |uvx )[^`\n]*", "", text)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours))
     return named - options_of(group)
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
-def test_options_that_are_named_exist(document: Path) -> None:
-    assert not unknown_options(document.read_text("utf-8"))
 
 
 def table(page: str, heading: str) -> list[str]:
@@ -405,17 +381,6 @@ def test_all_families_are_in_the_table() -> None:
     assert sorted(named) == sorted(family.name for family in families().values())
 
 
-def test_the_picture_shows_what_the_demo_prints() -> None:
-    """Its losses and sizes are those of the block, which is compared with a run."""
-    picture = (ROOT / "docs" / "growing.svg").read_text("utf-8")
-    printed = next(block.text for block in of("text") if block.document == "README.md")
-    sizes = re.findall(r"[\d,]{7,}", printed)
-    losses = re.findall(r"\d\.\d{6}", printed)
-    assert len(sizes) == len(losses) == 2
-    for number in (*sizes, *losses):
-        assert f">{number}<" in picture or f">{number} parameters<" in picture
-
-
 def words_before_the_links(text: str) -> int:
     """Number of words of text, code and tables, up to the links."""
     begin = re.sub(r"^```\w*$", "", text.split("\n## Read on")[0], flags=re.MULTILINE)
@@ -444,11 +409,6 @@ def test_all_rooms_are_in_the_table() -> None:
     assert sorted(named) == sorted(ROOMS)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
-def test_files_that_are_named_exist(document: Path) -> None:
-    assert not missing(document.read_text("utf-8"))
-
-
 def anchors(text: str) -> set[str]:
     """Anchors of all headings."""
     titles = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
@@ -468,8 +428,11 @@ def dead_links(document: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
-def test_links_lead_somewhere(document: Path) -> None:
-    assert not dead_links(document, document.read_text("utf-8"))
+def test_options_files_and_links_exist(document: Path) -> None:
+    text = document.read_text("utf-8")
+    assert not unknown_options(text)
+    assert not missing(text)
+    assert not dead_links(document, text)
 
 
 # Controls: faults are noticed.

@@ -18,8 +18,8 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 LONGEST_VALUE = 100
 """Characters of a config's value that are shown."""
 
-Indices = tuple[int, ...]
-"""The numbers in a name."""
+INDEX = re.compile("0|[1-9][0-9]*")
+"""A part of a name that is a number."""
 
 
 def growth_parts(result: Found) -> Iterator[Part]:
@@ -117,36 +117,19 @@ def group_names(named: Mapping[str, Hashable]) -> dict[str, list[str]]:
         The names of each group in the order of their first, by a name for all of them such as
         ``layers.0–2,5.experts.0–7.weight``.
     """
-    alike: dict[tuple[tuple[str | None, ...], Hashable], dict[Indices, str]] = {}
-    for name, same in named.items():
-        parts = name.split(".")
-        numbers = [re.fullmatch("0|[1-9][0-9]*", part) for part in parts]
-        form = tuple(None if n else part for n, part in zip(numbers, parts, strict=True))
-        indices = tuple(int(n[0]) for n in numbers if n)
-        alike.setdefault((form, same), {})[indices] = name
-    found: dict[str, list[str]] = {}
-    for (form, _), members in alike.items():
-        for spans, block in _blocks(sorted(members)):
-            left = iter(spans)
-            shown = ".".join(next(left) if part is None else part for part in form)
-            found[shown] = [members[indices] for indices in block]
-    return found
-
-
-def _blocks(places: Sequence[Indices]) -> Iterator[tuple[list[str], list[Indices]]]:
-    """Sorted indices as blocks, in which the numbers of all levels combine freely."""
-    if not places[0]:
-        yield [], list(places)
-        return
-    alike: dict[tuple[Indices, ...], list[int]] = {}
-    for first, members in groupby(places, lambda place: place[0]):
-        alike.setdefault(tuple(place[1:] for place in members), []).append(first)
-    for rests, firsts in alike.items():
-        for spans, inner in _blocks(rests):
-            yield (
-                [_spans(firsts), *spans],
-                [(first, *rest) for first in firsts for rest in inner],
-            )
+    groups = {(tuple(name.split(".")), same): [name] for name, same in named.items()}
+    for level in reversed(range(max((name.count(".") for name in named), default=-1) + 1)):
+        alike: dict[Any, dict[int, list[str]]] = {}
+        for (parts, same), members in groups.items():
+            number = INDEX.fullmatch(parts[level]) if level < len(parts) else None
+            key = (*parts[:level], "", *parts[level + 1 :]) if number else parts
+            alike.setdefault((key, same), {})[int(number[0]) if number else 0] = members
+        groups = {}
+        for (parts, same), found in alike.items():
+            numbers = sorted(found)
+            whole = tuple(part or _spans(numbers) for part in parts)
+            groups[whole, same] = [name for number in numbers for name in found[number]]
+    return {".".join(parts): members for (parts, _), members in groups.items()}
 
 
 def _spans(numbers: Sequence[int]) -> str:
