@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from growkit.cli.demo.story import MODEL
+from growkit.cli.demo import MODEL
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import (
     DiffTransformerForCausalLM,
