@@ -2,7 +2,7 @@
 
     python benchmarks/train_demo_model.py OUT [--steps 2400]
 
-About 0.8 million parameters, trained on Python's help topics (``growkit/cli/demo/__init__.py``) with
+About 0.8 million parameters, trained on Python's help topics (``growkit.cli.demo``) with
 AdamW. Takes under an hour on two CPU cores, and prints the loss on the held-out tenth as it goes.
 """
 
