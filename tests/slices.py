@@ -22,8 +22,8 @@ from transformers import (
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
-from growkit.families.example import Example
 from growkit.families.family import family_of
+from growkit.families.headers import Headers
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe
@@ -60,7 +60,8 @@ def any_case(seed: int) -> Case:
         settings = json.loads(config.to_json_string(use_diff=False))
         with suppress(InputError, AssertionError):  # numbers that headers do not have
             plan_recipe(
-                parse_recipe(content, "recipe"), Example(family_of(settings, kind), settings)
+                parse_recipe(content, "recipe"),
+                Headers(family_of(settings, kind), settings, "an example"),
             )
             return Case(config, chance.choice(DTYPES), taken, chance.randrange(10))
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import growkit.pipeline.catalogue
 from growkit.cli.app import app
-from growkit.families.example import example
 from growkit.families.family import families
+from growkit.families.headers import example
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep, operations
 from growkit.results.inspection import Abilities, Answer

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, DiffLlamaForCausalLM
 import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import total_parameters
-from growkit.families.example import Example
 from growkit.families.family import family_of
+from growkit.families.headers import Headers
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.recipe.planner import plan_recipe
 from tests.conftest import relative_error, save_model, seeded
@@ -149,7 +149,7 @@ def test_hypercloning_of_any_variant(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", TABLE_3)
 def test_table_3_at_full_depth(recipe: str) -> None:
     config = SMALL | {"model_type": "diffllama", "vocab_size": 128, "num_hidden_layers": 24}
-    source = Example(family_of(config, "table 3"), config)
+    source = Headers(family_of(config, "table 3"), config, "an example")
     file = Path(growkit.__file__).parents[1] / "recipes" / f"{recipe}.yaml"
     target = plan_recipe(
         growkit.load_recipe(file, "source", "target"), source

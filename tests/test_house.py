@@ -47,7 +47,7 @@ OPERATION = Unscaled()
 """
 FAMILY = """
 from dataclasses import replace
-from growkit.families.llama import FAMILY as LLAMA
+from growkit.families.llama import LLAMA
 
 FAMILY = replace(LLAMA, name="Other", model_types=("other",))
 """

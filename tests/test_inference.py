@@ -284,7 +284,7 @@ def test_windows_go_along_with_their_layers(
     assert made["layer_types"] == [kind for kind in kinds for _ in range(2)]
     assert difference(source, tmp_path / "out", 1e-7) is None
     # The control: the proof sees it where a plan leaves it to the class.
-    monkeypatch.setattr("growkit.inference.agreement.assumed_lists", lambda *_: {})
+    monkeypatch.setattr("growkit.engine.user_family.assumed_lists", lambda *_: {})
     made = growkit.grow(source, tmp_path / "other", **deeper)
     assert made["kept"] is False
     assert "self_attn.layer_type is not what growkit" in made["verification"]["reason"]

@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, AutoTokenizer
 import growkit
 from growkit.checkpoint.folder import Folder
 from growkit.engine.oracle import resolved
-from growkit.families.added import temporary_family
+from growkit.engine.user_family import temporary_family
 from growkit.proof.companions import same_ids
 from growkit.proof.config import different_settings, not_compared
 from tests.conftest import save_random

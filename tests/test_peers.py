@@ -144,7 +144,7 @@ STRANGERS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.fixture(params=STRANGERS)
-def stranger(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, str]:
+def unlisted_family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, str]:
     """A model of no family of growkit, its copy, and a part of the name of a tensor."""
     options, part = STRANGERS[request.param]
     source = save(tmp_path / "source", getattr(transformers, request.param)(**options))

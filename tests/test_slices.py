@@ -20,8 +20,8 @@ import growkit
 from growkit.algebra import law
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.weight_file import WeightFile
-from growkit.families.example import Example
 from growkit.families.family import family_of
+from growkit.families.headers import Headers
 from growkit.recipe.files import parse_recipe
 from growkit.recipe.planner import plan_recipe
 from tests.conftest import folder_bytes, seeded
@@ -147,7 +147,8 @@ def test_plans_take_time_in_proportion_to_tensors(make: Make) -> None:
     recipe = parse_recipe({"source": "a", "output": "b", "steps": steps}, "recipe")
     seconds = []
     for layers in (277, 1111):
-        source = Example(family_of(config, "here"), config | {"num_hidden_layers": layers})
+        deep = config | {"num_hidden_layers": layers}
+        source = Headers(family_of(config, "here"), deep, "an example")
         started = time.process_time()
         lineage = plan_recipe(recipe, source).lineage
         assert all(lineage.origin(name) == name for name in source.tensors)

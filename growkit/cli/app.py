@@ -40,7 +40,7 @@ from growkit.cli.options import (
     Running,
 )
 from growkit.cli.signals import heed_signals
-from growkit.families.described import load_description
+from growkit.engine.user_family import load_description
 from growkit.probing.settings import ProbeSettings
 from growkit.recipe.files import load_recipe, recipe_file, shipped_recipe, shipped_recipes
 from growkit.recipe.recipe import DEFAULT_METHOD, ConvertStep, GrowStep, Recipe, Step, operations

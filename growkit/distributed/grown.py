@@ -29,7 +29,7 @@ from growkit.checkpoint.publishing import own_hash
 from growkit.checkpoint.reading import Checkpoint, outlined
 from growkit.checkpoint.writing import sha256
 from growkit.engine.oracle import lacks_class, parsed
-from growkit.families.added import stranger, temporary_family
+from growkit.engine.user_family import temporary_family, unlisted_family
 from growkit.families.family import family_of
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned
@@ -149,7 +149,7 @@ class Grown:
         if not isinstance(recipe, Recipe):
             recipe = load_recipe(Path(recipe), chosen)
         manifest = file is not None and file.suffix == ".json"
-        family = stranger(recipe.family) if manifest else recipe.family
+        family = unlisted_family(recipe.family) if manifest else recipe.family
         self.recipe = replace(recipe, source=chosen or recipe.source, family=family)
         with temporary_family(self.recipe.family):
             self.source = find(self.recipe.source).open()

@@ -9,13 +9,20 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/bl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
 
-from growkit.base.tensors import Config
-from growkit.families.description import Multiple, Norm, Tensor
+from growkit.families.description import (
+    Multiple,
+    Norm,
+    Tensor,
+    always,
+    is_set,
+    last_layer_norm,
+    layer_norm,
+    linear,
+    untied,
+)
 from growkit.families.family import Family
-from growkit.families.llama import last_layer_norm, layer_norm, untied
 
 LAYER = "transformer.h.{layer}."
 NORM = Norm("hidden", "layer_norm_epsilon", centred=True)
@@ -32,15 +39,6 @@ def slopes(heads: int) -> list[Fraction]:
 def _places(heads: int, more: int) -> list[int | None]:
     numbers = {slope: number for number, slope in enumerate(slopes(heads))}
     return [numbers.get(slope) for slope in slopes(more)]
-
-
-def _sum_of_norms(config: Config) -> bool:
-    return bool(config["apply_residual_connection_post_layernorm"])
-
-
-def _linear(name: str, writes: str, reads: str) -> Iterator[Tensor]:
-    yield Tensor(LAYER + name + ".weight", f"{writes} <- {reads}")
-    yield Tensor(LAYER + name + ".bias", writes)
 
 
 FAMILY = Family(
@@ -74,16 +72,16 @@ FAMILY = Family(
     derived=frozenset({"intermediate_size", "head_dim"}),
     constants={"three": 3},
     places={"heads": _places},
-    normed_sums=_sum_of_norms,
+    normed_sums=is_set("apply_residual_connection_post_layernorm"),
     tensors=(
         Tensor("transformer.word_embeddings.weight", "vocab -> hidden"),
         *layer_norm("transformer.word_embeddings_layernorm", NORM),
         *layer_norm(LAYER + "input_layernorm", NORM),
-        *_linear("self_attention.query_key_value", "heads.three.head_dim", "hidden"),
-        *_linear("self_attention.dense", "hidden", "heads.head_dim"),
+        *linear(LAYER + "self_attention.query_key_value", "heads.three.head_dim <- hidden", always),
+        *linear(LAYER + "self_attention.dense", "hidden <- heads.head_dim", always),
         *layer_norm(LAYER + "post_attention_layernorm", NORM),
-        *_linear("mlp.dense_h_to_4h", "ffn", "hidden"),
-        *_linear("mlp.dense_4h_to_h", "hidden", "ffn"),
+        *linear(LAYER + "mlp.dense_h_to_4h", "ffn <- hidden", always),
+        *linear(LAYER + "mlp.dense_4h_to_h", "hidden <- ffn", always),
         *last_layer_norm("transformer.ln_f", NORM),
         Tensor("lm_head.weight", "vocab <- hidden", untied),
     ),

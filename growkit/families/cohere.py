@@ -1,40 +1,37 @@
-"""Cohere: LayerNorm without bias, one for attention and MLP, side by side.
+"""Cohere: LayerNorm without bias, one for attention and MLP, side by side; and Cohere 2.
+
+Heads of Cohere 2 are always as wide as their share of hidden.
 
 https://github.com/huggingface/transformers/tree/main/src/transformers/models/cohere
+https://github.com/huggingface/transformers/tree/main/src/transformers/models/cohere2
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from growkit.base.tensors import Config
-from growkit.families.description import Norm, Tensor
-from growkit.families.llama import ATTENTION, mlp_bias
-from growkit.families.llama import FAMILY as LLAMA
+from growkit.families.description import Norm, Tensor, except_every, is_set, windows
+from growkit.families.llama import ATTENTION, BASE
 
 NORM = Norm("hidden", "layer_norm_eps", centred=True)
 HEAD_NORM = Norm("head_dim", "layer_norm_eps", centred=True)
 
-
-def _qk_norms(config: Config) -> bool:
-    return bool(config["use_qk_norm"])
-
+_qk_norms = is_set("use_qk_norm")
 
 SIDE_BY_SIDE = tuple(
     replace(tensor, norm=NORM) if tensor.norm else tensor
-    for tensor in LLAMA.tensors
-    if tensor.when is not mlp_bias and "post_attention_layernorm" not in tensor.name
+    for tensor in BASE.tensors
+    if "post_attention_layernorm" not in tensor.name
 )
 
-FAMILY = replace(
-    LLAMA,
+COHERE = replace(
+    BASE,
     name="Cohere",
     model_types=("cohere",),
     architecture="CohereForCausalLM",
-    form=None,  # no DIFF Transformer has LayerNorm
     defaults={
-        "num_key_value_heads": LLAMA.defaults["num_key_value_heads"],
-        "head_dim": LLAMA.defaults["head_dim"],
+        "num_key_value_heads": BASE.defaults["num_key_value_heads"],
+        "head_dim": BASE.defaults["head_dim"],
         "tie_word_embeddings": True,
         "attention_bias": False,
         "use_qk_norm": False,
@@ -45,5 +42,19 @@ FAMILY = replace(
         Tensor(ATTENTION + "q_norm.weight", "heads, head_dim", _qk_norms, norm=HEAD_NORM),
         Tensor(ATTENTION + "k_norm.weight", "kv_heads, head_dim", _qk_norms, norm=HEAD_NORM),
     ),
-    multiples=LLAMA.multiples[:1],
 )
+
+COHERE2 = replace(
+    COHERE,
+    name="Cohere 2",
+    model_types=("cohere2",),
+    architecture="Cohere2ForCausalLM",
+    defaults={
+        **COHERE.defaults,
+        "layer_types": windows(except_every(4, "sliding_window_pattern")),
+    },
+    derived=frozenset({"head_dim"}),
+    tensors=SIDE_BY_SIDE,
+)
+
+FAMILIES = {"cohere": COHERE, "cohere2": COHERE2}

@@ -18,12 +18,10 @@ Patterns are those of ``growkit.algebra.axes``. ``growkit inspect --infer`` writ
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from growkit.algebra.axes import Axis, Pattern
@@ -31,10 +29,8 @@ from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.parsing import in_yaml
 from growkit.base.tensors import Config
-from growkit.checkpoint.folder import read_yaml
 from growkit.families.description import Multiple, Norm, Tensor, always
 from growkit.families.family import LISTS, Family
-from growkit.families.sizes import Axes
 
 KEYS: dict[str, type] = {
     "family": str,
@@ -75,18 +71,6 @@ KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false", 
 
 NAME = re.compile(r"[\w.\-]{1,200}")
 TIED = "tie_word_embeddings"
-
-
-def load_description(file: str | Path) -> dict[str, Any]:
-    """Read the description of a family.
-
-    Raises:
-        InputError: it is none; says where and why.
-    """
-    content = read_yaml(Path(file), "the family")
-    described(content, str(file))
-    assert isinstance(content, dict)
-    return content
 
 
 def described(content: Any, where: str) -> Family:
@@ -141,7 +125,6 @@ def described(content: Any, where: str) -> Family:
         derived=frozenset(_listed(content, "computed", where)),
         fixed=lambda config: fixed,
         lists=LISTS | lists,
-        arranged=partial(_arranged, sizes),
         grouped=frozenset({*groups, *groups.values()}),
         served={axis: (serving,) for axis, serving in groups.items()},
         multiples=tuple(
@@ -149,7 +132,7 @@ def described(content: Any, where: str) -> Family:
         ),
         recomputed=("rotary_emb.inv_freq",),
         duplicates=tied,
-        check=_once(partial(_check_config, content["family"], eps, sizes, tensors)),
+        check=partial(_check_eps, eps, content["family"]),
     )
 
 
@@ -276,41 +259,6 @@ def _tied(config: Config) -> bool:
 
 def _untied(config: Config) -> bool:
     return not _tied(config)
-
-
-def _once(check: Callable[[Config], None]) -> Callable[[Config], None]:
-    """A check that is made once of every config: it builds a model."""
-    sound: set[str] = set()
-
-    def checked(config: Config) -> None:
-        written = json.dumps(config, sort_keys=True, default=str)
-        if written not in sound:
-            check(config)
-            sound.add(written)
-
-    return checked
-
-
-def _arranged(sizes: Mapping[str, Axes], config: Config, layers: Sequence[int]) -> Config:
-    """What the class makes of each layer where a config leaves that to it."""
-    from growkit.inference.agreement import assumed_lists
-
-    key = next(key for key, axes in sizes.items() if axes == ("layers",))
-    lists = assumed_lists(config, key)
-    return {key: [values[layer] for layer in layers] for key, values in lists.items()}
-
-
-def _check_config(
-    name: str,
-    eps: set[str],
-    sizes: Mapping[str, Axes],
-    tensors: Sequence[Tensor],
-    config: Config,
-) -> None:
-    from growkit.inference.agreement import check_against_class
-
-    _check_eps(eps, name, config)
-    check_against_class(name, sizes, [(t.name, Pattern.parse(t.pattern)) for t in tensors], config)
 
 
 def _check_eps(keys: set[str], name: str, config: Config) -> None:

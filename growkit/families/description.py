@@ -1,39 +1,85 @@
-"""What a family's file says of its tensors, and of what its model class does with them."""
+"""Vocabulary of families: tensors, norms, experts, conditions on a config."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from growkit.algebra.axes import Order, Pattern, Role
 from growkit.base.tensors import Config
 
+When = Callable[[Config], bool]
+"""A condition on a (completed) config."""
+
+InLayer = Callable[[Config, int], bool]
+"""A condition on a layer of a model of a (completed) config."""
+
 
 def always(config: Config) -> bool:
-    """Every model of the family has the tensor."""
+    """Every model of the family."""
     return True
 
 
 def every_layer(config: Config, layer: int) -> bool:
-    """Every layer has the tensor."""
+    """Every layer of a model."""
     return True
 
 
+def is_set(key: str) -> When:
+    """Models whose config has a true value of this key."""
+    return lambda config: bool(config[key])
+
+
+def is_unset(key: str) -> When:
+    """Models whose config has a false value of this key."""
+    return lambda config: not config[key]
+
+
+def both(one: When, other: When) -> When:
+    """Models that meet two conditions."""
+    return lambda config: one(config) and other(config)
+
+
+tied = is_set("tie_word_embeddings")
+"""Models whose output head is the embedding."""
+
+untied = is_unset("tie_word_embeddings")
+"""Models whose output head has its own weight."""
+
+
+def windows(has: InLayer) -> Callable[[Config], list[str]]:
+    """The default of ``layer_types``, from a condition for layers with an attention window."""
+    return lambda config: [
+        "sliding_attention" if has(config, layer) else "full_attention"
+        for layer in range(config["num_hidden_layers"])
+    ]
+
+
+def except_every(count: int, key: str = "") -> InLayer:
+    """All layers except every ``count``-th; a config may set the count under ``key``."""
+    return lambda config, layer: bool((layer + 1) % config.get(key, count))
+
+
 COUNTED = {"expert": "experts", "head": "heads", "kv_head": "kv_heads"}
-"""What names of tensors may count beside layers, and the axes."""
+"""Placeholders in tensor names besides ``{layer}``, and the axes that they count."""
+
+NEW: tuple[str, ...] = ()
+"""``Tensor.dense`` of routers: no tensor of a dense model becomes this one."""
+
+EAGER_EXPERTS = 'experts_implementation="eager"'
+"""Load option for models whose experts transformers' grouped products would refuse."""
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm: what comes in, divided by the root of the mean square of its coordinates.
+    """A norm: its input, divided by the root mean square of the coordinates.
 
     Attributes:
-        over: the axis whose coordinates the mean is taken of.
-        eps: the config key of what is added to the mean; None for a number of the class.
-        centred: whether the mean of the coordinates is taken away first (LayerNorm).
-        behind: whether it stands behind attention or MLP, and what it writes is added to the hidden
-            states, instead of what these write.
+        over: the axis of the mean.
+        eps: the config key of the number added to the mean; None if the class fixes it.
+        centred: whether the mean of the coordinates is subtracted first (LayerNorm).
+        behind: whether it follows attention or MLP, and its output is added to the hidden states.
     """
 
     over: str
@@ -44,32 +90,31 @@ class Norm:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a family, or one for each layer and expert that its name asks for.
+    """One tensor of a family, repeated for each layer and expert if its name counts them.
 
     Attributes:
-        name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``; there is one
-            for each of an axis that it counts (``COUNTED``).
-        pattern: what it reads and writes, in the notation of ``growkit.algebra.axes``.
-        when: whether a model of this (completed) config has the tensor.
-        canonical: for families that are DIFF Transformers, its name there, if it is another.
-        order: how its rows are stored, if not in the order of the pattern.
-        layers: whether a layer of a model of this (completed) config has the tensor.
-        norm: what the class takes the mean over, for the weight of a norm.
-        scale: by what the class multiplies the tensor, from the sizes of its axes.
-        offset: what the class adds to the tensor, before it multiplies it.
-        component: the part of a model that it belongs to, for people who look for a fault; None
-            for the one that its name says (``component_of``).
-        dense: for families with experts, the tensors of a dense model that become this one, one
-            below the other (or ``growkit.families.experts.NEW``); None for the one of the same
-            name.
+        name: as in the checkpoint, e.g. ``model.layers.{layer}.mlp.up_proj.weight``, with the
+            placeholders ``{layer}`` and those of ``COUNTED``.
+        pattern: the axes that it reads and writes, in the notation of ``growkit.algebra.axes``.
+        when: the models that have the tensor.
+        canonical: for DIFF Transformers, its name in ``growkit.modeling``, if that differs.
+        order: the storage order of its rows, if it differs from the pattern.
+        layers: the layers that have the tensor.
+        norm: the norm, for the weight of one.
+        scale: the factor that the class applies to the tensor, from the sizes of the axes.
+        offset: the number that the class adds to the tensor before it applies the factor.
+        component: its part of the model, for users who search for a fault; None to derive it from
+            the name (``component_of``).
+        dense: for families with experts, the dense model's tensors that become this one, stacked
+            in this order, or ``NEW``; None for the tensor of the same name.
     """
 
     name: str
     pattern: str
-    when: Callable[[Config], bool] = always
+    when: When = always
     canonical: str | None = None
     order: Order | None = None
-    layers: Callable[[Config, int], bool] = every_layer
+    layers: InLayer = every_layer
     norm: Norm | None = None
     scale: Callable[[Mapping[str, int]], float] | None = None
     offset: float = 0.0
@@ -78,16 +123,15 @@ class Tensor:
 
     @property
     def counts(self) -> str | None:
-        """The axis for each of which there is a tensor of its own; None for the usual one."""
+        """The axis that the name counts; None for a single tensor."""
         return next((axis for key, axis in COUNTED.items() if f"{{{key}}}" in self.name), None)
 
 
 def component_of(tensor: Tensor) -> str:
     """The part of a model that a tensor belongs to.
 
-    In a layer that is a module of its own: a norm, a projection of the attention, or a whole MLP.
-    What an attention has beside its projections is ``attention``. Outside of the layers there are
-    the ``embedding``, the ``norm`` and the ``lm_head``.
+    In a layer: a norm, a projection of the attention, ``attention`` for its other parameters, or a
+    whole MLP. Outside of the layers: ``embedding``, ``norm`` or ``lm_head``.
     """
     if tensor.component:
         return tensor.component
@@ -106,12 +150,12 @@ def component_of(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Multiple:
-    """A demand of the family's model class: one number is a multiple of another.
+    """A requirement of the model class: one number is a multiple of another.
 
     Attributes:
         what: a config key or an axis.
         of: another.
-        why: the reason, as it ends a sentence.
+        why: the reason, as the end of a sentence.
     """
 
     what: str
@@ -121,20 +165,16 @@ class Multiple:
 
 @dataclass(frozen=True)
 class DiffForm:
-    """In what way the models of a family are DIFF Transformers, so that they can become one.
+    """How the models of a family are read as DIFF Transformers (``growkit.modeling``).
 
     Attributes:
-        switches: what the config of each as a DIFF Transformer says (``growkit.modeling``), for
-            all keys that the family cannot vary.
-        keys: the family's own names of keys, by their name there.
-        lambda_init: of a layer, counted from 0, as the family's class computes it; None where the
-            config lists it, or there is none.
-        harmless: keys of the family's own config that no DIFF Transformer has, and the values at
-            which they change nothing.
-        assumed: of these keys, what the family's class assumes where a config leaves them out, if
-            that does change something.
-        strict: whether keys that nobody named are refused; not where configs hold much that is of
-            training alone.
+        switches: values in the DIFF Transformer's config for all keys that the family fixes.
+        keys: the family's names of keys, by their names in the DIFF Transformer's config.
+        lambda_init: λ_init of a layer, counted from 0, as the class computes it; None if the
+            config lists it or the class has none.
+        harmless: keys that no DIFF Transformer has, and the values that change nothing.
+        assumed: defaults of the class for these keys, if they change something.
+        strict: whether unknown keys are refused; False for configs full of training settings.
     """
 
     switches: Mapping[str, Any]
@@ -143,3 +183,100 @@ class DiffForm:
     harmless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     assumed: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = True
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Models without experts that can become models with experts.
+
+    Attributes:
+        assumed: defaults of their class, where the class with experts has others.
+        ignored: keys that only the class with experts reads, and the values that they must have.
+        only: keys that only the dense class reads, and the values that change nothing.
+        when: the models that have no experts.
+    """
+
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    ignored: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    when: When = always
+
+
+@dataclass(frozen=True)
+class Experts:
+    """How the models of a family use their experts.
+
+    A router gives every expert a number for each token, and the ``top_k`` experts with the largest
+    are computed. The weight of an expert is its part of a softmax over all experts, or over the
+    chosen ones, or a sigmoid of its number.
+
+    Attributes:
+        width: the axis of an expert's hidden units.
+        top_k: the key of the number of experts per token.
+        alone: the models that leave router weights unnormalised; in all others the weights of all
+            experts, or of the chosen ones, sum to one.
+        scaling: the key of a factor of all weights.
+        groups: keys of the number of expert groups, and of the groups that a token may use.
+        float32: whether routers compute in float32 in every dtype.
+        dense: dense models that can become models with experts, by ``model_type``.
+        config: keys of a config with experts in every layer, whose chosen weights sum to one.
+        part: the part of a dense MLP that the chosen experts compute.
+        beside: the factor of the last matrix of the shared experts, which compute the rest.
+        sizes: sizes of the shared experts, from the width of the dense MLP and the number of
+            pieces that it is cut into.
+    """
+
+    width: str
+    top_k: str = "num_experts_per_tok"
+    alone: When = lambda config: False
+    scaling: str | None = None
+    groups: tuple[str, ...] = ()
+    float32: bool = False
+    dense: Mapping[str, Dense] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    part: float = 1.0
+    beside: float = 1.0
+    sizes: Callable[[int, int], Mapping[str, int]] = lambda width, pieces: {}
+
+
+def linear(
+    name: str,
+    pattern: str,
+    bias: When | None = None,
+    when: When = always,
+    order: Order | None = None,
+) -> tuple[Tensor, ...]:
+    """The weight of a linear layer, and its bias in models that meet ``bias``."""
+    weight = Tensor(name + ".weight", pattern, when, order=order)
+    if bias is None:
+        return (weight,)
+    written = pattern.partition(" <- ")[0]
+    return weight, Tensor(name + ".bias", written, both(when, bias), order=order)
+
+
+def layer_norm(
+    name: str, norm: Norm, when: When = always, pattern: str = "hidden"
+) -> tuple[Tensor, ...]:
+    """Weight and bias of a LayerNorm."""
+    return (
+        Tensor(name + ".weight", pattern, when, norm=norm),
+        Tensor(name + ".bias", pattern, when),
+    )
+
+
+TIED_TO_NO_NORM = (
+    "cannot grow: its head is tied to the embedding, and the norm before it has no weight that "
+    "could take back what the head reads more than once; give it a head of its own with --untie, "
+    "or write the embedding as lm_head.weight and set tie_word_embeddings to false"
+)
+"""Why hidden cannot grow where a tied head follows no norm with a weight."""
+
+
+def last_layer_norm(name: str, norm: Norm) -> tuple[Tensor, ...]:
+    """The LayerNorm before the head; see ``growkit.families.llama.skeleton`` for tied heads."""
+    return (*layer_norm(name, norm, tied, "<- hidden"), *layer_norm(name, norm, untied))
+
+
+def only(layers: InLayer, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Tensors of some layers."""
+    return tuple(replace(each, layers=layers) for each in tensors)

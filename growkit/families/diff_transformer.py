@@ -7,23 +7,31 @@ Signal heads come first in queries and keys, then noise heads; every value head 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
-from growkit.families.description import DiffForm, Multiple, Norm, Tensor, always
-from growkit.families.family import LISTS, Family
+from growkit.families.description import (
+    DiffForm,
+    Multiple,
+    Norm,
+    Tensor,
+    When,
+    always,
+    is_set,
+    linear,
+)
+from growkit.families.family import LISTS
 from growkit.families.llama import (
     ATTENTION,
+    BASE,
     MLP,
     SKELETON_AXES,
     attention_bias,
     gated_mlp,
-    mlp_bias,
     skeleton,
 )
-from growkit.families.llama import FAMILY as LLAMA
 from growkit.families.sizes import Axes
 from growkit.modeling import (
     ARCHITECTURE,
@@ -193,26 +201,6 @@ def has_gamma_gate(config: Config) -> bool:
     return bool(config["integral"] != "none" and config["gamma"] == "gated")
 
 
-def has_head_norm_weight(config: Config) -> bool:
-    """The head norm has a weight."""
-    return bool(config["head_norm"] == "affine")
-
-
-def has_poly_norm(config: Config) -> bool:
-    """The MLP's activation has parameters."""
-    return bool(config["hidden_act"] == "poly_norm")
-
-
-def has_output_bias(config: Config) -> bool:
-    """What follows the heads has a bias."""
-    return bool(config["attention_output_bias"])
-
-
-def has_qk_norm(config: Config) -> bool:
-    """Queries and keys go through norms."""
-    return bool(config["qk_norm"])
-
-
 def shared_queries(config: Config) -> bool:
     """Queries are shared bases and low-rank updates."""
     return has_noise_heads(config) and config["qk_projection"] == "shared"
@@ -259,26 +247,24 @@ def _projection(name: str, heads: str, group: str, plain: Any, shared: Any) -> t
     rows = " + ".join(f"{head}.head_dim" for head in heads.split(" + "))
     updates = " + ".join(f"{head}.rank_{{layer}}" for head in heads.split(" + "))
     return (
-        Tensor(f"{prefix}.weight", f"{rows} <- hidden", plain),
-        Tensor(f"{prefix}.bias", rows, lambda config: plain(config) and attention_bias(config)),
+        *linear(prefix, f"{rows} <- hidden", attention_bias, plain),
         Tensor(f"{prefix}.base.weight", f"{group}.head_dim <- hidden", scope("head", "layer")),
         Tensor(f"{prefix}.base.weight", "head_dim <- hidden", scope("all_heads")),
         Tensor(f"{prefix}.down.weight", f"{updates} <- hidden", scope("head", "all_heads")),
         Tensor(f"{prefix}.down.weight", "pair.rank_{layer} <- hidden", scope("layer")),
-        Tensor(f"{prefix}.up.weight", f"{rows} <- rank_{{layer}}", shared),
-        Tensor(f"{prefix}.up.bias", rows, lambda c: shared(c) and attention_bias(c)),
+        *linear(f"{prefix}.up", f"{rows} <- rank_{{layer}}", attention_bias, shared),
     )
 
 
 LAMBDA = tuple(f"lambda_{vector}" for vector in ("q1", "k1", "q2", "k2"))
 
 
-def lambda_vectors(when: Callable[[Config], bool] = always) -> tuple[Tensor, ...]:
+def lambda_vectors(when: When = always) -> tuple[Tensor, ...]:
     """The four vectors behind λ."""
     return tuple(Tensor(ATTENTION + name, "head_dim", when) for name in LAMBDA)
 
 
-def lambda_projection(when: Callable[[Config], bool] = always) -> Tensor:
+def lambda_projection(when: When = always) -> Tensor:
     """What λ is projected with from every token."""
     name = ATTENTION + "lambda_proj.weight"
     return Tensor(name, "signal_heads <- hidden", when, component="attention")
@@ -293,13 +279,25 @@ def head_norm_weight(name: str) -> Tensor:
 
 def poly_norm() -> tuple[Tensor, ...]:
     """The parameters of PolyNorm, for models that have it."""
+
+    def has_poly_norm(config: Config) -> bool:
+        return bool(config["hidden_act"] == "poly_norm")
+
     return (
         Tensor(MLP + "act_fn.weight", "powers", has_poly_norm, norm=Norm("ffn", None)),
         Tensor(MLP + "act_fn.bias", "one", has_poly_norm),
     )
 
 
-FAMILY = Family(
+DIFF_BASE = replace(
+    BASE,
+    grouped=frozenset({"signal_heads", "noise_heads", "kv_heads"}),
+    served={"signal_heads": ("noise_heads", "kv_heads"), "noise_heads": ("kv_heads",)},
+)
+"""Common part of all families of differential attention; no family itself."""
+
+FAMILY = replace(
+    DIFF_BASE,
     name="DIFF Transformer",
     model_types=(MODEL_TYPE,),
     architecture=ARCHITECTURE,
@@ -343,23 +341,25 @@ FAMILY = Family(
                 lambda config: not has_noise_keys(config),
                 lambda config: False,
             ),
-            Tensor(ATTENTION + "v_proj.weight", "kv_heads.value_head_dim <- hidden"),
-            Tensor(ATTENTION + "v_proj.bias", "kv_heads.value_head_dim", attention_bias),
-            Tensor(ATTENTION + "o_proj.weight", "hidden <- signal_heads.value_head_dim"),
-            Tensor(ATTENTION + "o_proj.bias", "hidden", has_output_bias),
-            Tensor(ATTENTION + "q_norm.weight", "head_dim", has_qk_norm, norm=QK_NORM),
-            Tensor(ATTENTION + "k_norm.weight", "head_dim", has_qk_norm, norm=QK_NORM),
+            *linear(ATTENTION + "v_proj", "kv_heads.value_head_dim <- hidden", attention_bias),
+            *linear(
+                ATTENTION + "o_proj",
+                "hidden <- signal_heads.value_head_dim",
+                is_set("attention_output_bias"),
+            ),
+            Tensor(ATTENTION + "q_norm.weight", "head_dim", is_set("qk_norm"), norm=QK_NORM),
+            Tensor(ATTENTION + "k_norm.weight", "head_dim", is_set("qk_norm"), norm=QK_NORM),
             *lambda_vectors(has_lambda_vectors),
             lambda_projection(has_lambda_projection),
             Tensor(ATTENTION + "gamma_gate", "one", has_gamma_gate),
             Tensor(
                 ATTENTION + "head_norm.weight",
                 "value_head_dim",
-                has_head_norm_weight,
+                lambda config: bool(config["head_norm"] == "affine"),
                 norm=HEAD_NORM,
             ),
         ),
-        (*gated_mlp(mlp_bias), *poly_norm()),
+        (*gated_mlp(is_set("mlp_bias")), *poly_norm()),
     ),
     constants={"one": 1, "pair": 2, "powers": 3},
     norms=(HEAD_NORM,),  # where it has no weight
@@ -367,8 +367,6 @@ FAMILY = Family(
     may_be_zero=frozenset({"num_noise_heads"}),
     per_layer=frozenset({"shared_rank"}),
     lists=LISTS | {"lambda_init"},
-    grouped=frozenset({"signal_heads", "noise_heads", "kv_heads"}),
-    served={"signal_heads": ("noise_heads", "kv_heads"), "noise_heads": ("kv_heads",)},
     multiples=(
         SIGNAL_HEADS_SHARE_NOISE,
         Multiple("signal_heads", "kv_heads", HEADS_SHARE_KEYS),
@@ -376,11 +374,9 @@ FAMILY = Family(
     ),
     choices=CHOICES,
     check=check_config,
-    recomputed=LLAMA.recomputed,
-    duplicates=LLAMA.duplicates,
     loads_with=(
-        f"transformers {OLDEST_TRANSFORMERS} or later with trust_remote_code=True (the code lies "
-        "beside the weights)"
+        f"transformers {OLDEST_TRANSFORMERS} or later with trust_remote_code=True (the code is "
+        "next to the weights)"
     ),
     form=DiffForm(switches={}),
     auto_map=AUTO_MAP,

@@ -1,29 +1,31 @@
-"""Model families: tensor names and axes as data, one file each.
+"""Model families: tensor names and axes as data.
 
-A family's file defines ``FAMILY``; being in this package is what registers it.
+A file of this package registers the family ``FAMILY``, or several, ``FAMILIES``, by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
 from growkit.algebra.axes import Pattern, Role
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 from growkit.base.registry import members
 from growkit.base.tensors import Config, Weights
-from growkit.families.added import added_family
 from growkit.families.description import (
     COUNTED,
     DiffForm,
+    Experts,
     Norm,
     Tensor,
     component_of,
 )
-from growkit.families.experts import Experts
 from growkit.families.sizes import Axes, HasSizes, MultipleError
 
 MOST_ROWS = 1 << 22
@@ -236,18 +238,99 @@ class Family(HasSizes):
                     found.append((tensor.name.format(layer=layer, **numbers), described, layer))
         return found
 
+    def writers(self, config: Config) -> frozenset[str]:
+        """Names of the tensors of a layer that write its contribution to the hidden states.
+
+        These are the last matrices of attention and MLP with their biases, or the norms behind
+        them. If all of them are zero, as the class has them, the layer returns its input.
+        """
+        inside = [tensor for _, tensor, layer in self.members(config) if layer is not None]
+        norms = {_module(each) for each in inside if each.norm}
+        behind = {_module(each) for each in inside if each.norm and each.norm.behind}
+        return frozenset(
+            each.name
+            for each in inside
+            if any(
+                dimension.role is Role.WRITTEN and dimension.axes == {"hidden"}
+                for dimension in Pattern.parse(each.pattern).dimensions
+            )
+            and (_module(each) in behind if behind else _module(each) not in norms)
+        )
+
+    def relayered(self, config: Config, layers: Sequence[int], where: str) -> Config:
+        """The config of a model that has these layers of another one, in this order.
+
+        Args:
+            config: of the other model.
+            layers: numbers of its layers; some may occur more than once.
+            where: the other model's name in messages.
+
+        Raises:
+            InputError: a list does not have one entry per layer, or its meaning is unknown.
+        """
+        before = dict(self.complete(config))
+        count = self.sizes(config)["layers"]
+        key_of_count = next(key for key, axes in self.axes.items() if axes == ("layers",))
+        lists = {}
+        for key in self.lists | self.per_layer:
+            values = before.get(key)
+            if values is None or (key in self.per_layer and not isinstance(values, list)):
+                continue
+            if not isinstance(values, list) or len(values) < count:
+                raise InputError(
+                    f"config.json in {where} has {key} {values!r}; a list of {count} was expected, "
+                    "one entry for each layer, correct it"
+                )
+            lists[key] = [values[layer] for layer in layers]
+        for key, values in config.items():
+            per_layer = isinstance(values, list) and len(values) == count and "layer" in key
+            if per_layer and key not in lists and key not in self.defaults:
+                raise InputError(
+                    f"config.json in {where} has {key} with {count} entries, which growkit does "
+                    f"not know in a {self.name} model; remove it, if it says nothing of the layers"
+                )
+        deeper = {**config, key_of_count: len(layers)}
+        complete = before | deeper | lists
+        for key, values in lists.items():
+            default = self.defaults.get(key)
+            assumed = default(complete) if callable(default) else default
+            if config.get(key) is not None or values != assumed:
+                deeper[key] = values
+        arranged = self.arranged(before, layers)
+        after = self.complete(deeper)
+        return deeper | {key: value for key, value in arranged.items() if value != after.get(key)}
+
+
+def _module(tensor: Tensor) -> str:
+    return tensor.name.rpartition(".")[0]
+
+
+_TEMPORARY: ContextVar[Family | None] = ContextVar("temporary family", default=None)
+
+
+@contextmanager
+def knowing(family: Family | None) -> Iterator[None]:
+    """Know a user's family in addition to those of the package; None for these alone."""
+    token = _TEMPORARY.set(family)
+    try:
+        yield
+    finally:
+        _TEMPORARY.reset(token)
+
 
 def families() -> dict[str, Family]:
-    """All families, by the name of their file, and last the one that somebody added."""
-    added = added_family()
+    """All families by name; a user's comes last, and so takes precedence."""
+    temporary = _TEMPORARY.get()
     own = own_families()
-    return own | {f"{added.name}, as described": added} if added else own
+    return own | {f"{temporary.name}, as described": temporary} if temporary else own
 
 
 def own_families() -> dict[str, Family]:
-    """The families of the package, by the name of their file."""
-    found = members("growkit.families", "FAMILY")
-    return {name: family for name, family in found.items() if isinstance(family, Family)}
+    """The families of the package by name, in alphabetical order."""
+    found = dict(members("growkit.families", "FAMILY"))
+    for several in members("growkit.families", "FAMILIES").values():
+        found |= cast("dict[str, Family]", several)
+    return {name: family for name, family in sorted(found.items()) if isinstance(family, Family)}
 
 
 def family_of(config: Config, where: str) -> Family:

@@ -8,25 +8,19 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/gp
 
 from __future__ import annotations
 
-from growkit.base.tensors import Config
-from growkit.families.description import Multiple, Norm, Tensor
+from growkit.families.description import (
+    Multiple,
+    Norm,
+    Tensor,
+    last_layer_norm,
+    layer_norm,
+    untied,
+)
 from growkit.families.family import Family
 
 LAYER = "transformer.h.{layer}."
 NORM = Norm("hidden", "layer_norm_epsilon", centred=True)
-
-
-def _tied(config: Config) -> bool:
-    return bool(config["tie_word_embeddings"])
-
-
-def _numbered(config: Config) -> str | None:
-    key = "scale_attn_by_inverse_layer_idx"
-    return key if config[key] else None
-
-
-def _untied(config: Config) -> bool:
-    return not _tied(config)
+SCALED_BY_NUMBER = "scale_attn_by_inverse_layer_idx"
 
 
 FAMILY = Family(
@@ -51,32 +45,26 @@ FAMILY = Family(
         "n_inner": lambda config: 4 * config["n_embd"],
         "head_dim": lambda config: config["n_embd"] // config["n_head"],
         "tie_word_embeddings": True,
-        "scale_attn_by_inverse_layer_idx": False,
+        SCALED_BY_NUMBER: False,
     },
-    numbered=_numbered,
+    numbered=lambda config: SCALED_BY_NUMBER if config[SCALED_BY_NUMBER] else None,
     derived=frozenset({"head_dim"}),
     constants={"three": 3},
     tensors=(
         Tensor("transformer.wte.weight", "vocab -> hidden"),
         Tensor("transformer.wpe.weight", "positions -> hidden"),
-        Tensor(LAYER + "ln_1.weight", "hidden", norm=NORM),
-        Tensor(LAYER + "ln_1.bias", "hidden"),
+        *layer_norm(LAYER + "ln_1", NORM),
         Tensor(LAYER + "attn.c_attn.weight", "hidden -> three.heads.head_dim"),
         Tensor(LAYER + "attn.c_attn.bias", "three.heads.head_dim"),
         Tensor(LAYER + "attn.c_proj.weight", "heads.head_dim -> hidden"),
         Tensor(LAYER + "attn.c_proj.bias", "hidden"),
-        Tensor(LAYER + "ln_2.weight", "hidden", norm=NORM),
-        Tensor(LAYER + "ln_2.bias", "hidden"),
+        *layer_norm(LAYER + "ln_2", NORM),
         Tensor(LAYER + "mlp.c_fc.weight", "hidden -> ffn"),
         Tensor(LAYER + "mlp.c_fc.bias", "ffn"),
         Tensor(LAYER + "mlp.c_proj.weight", "ffn -> hidden"),
         Tensor(LAYER + "mlp.c_proj.bias", "hidden"),
-        # What a tied head reads is shared out one step earlier, in the norm before it.
-        Tensor("transformer.ln_f.weight", "<- hidden", _tied, norm=NORM),
-        Tensor("transformer.ln_f.bias", "<- hidden", _tied),
-        Tensor("transformer.ln_f.weight", "hidden", _untied, norm=NORM),
-        Tensor("transformer.ln_f.bias", "hidden", _untied),
-        Tensor("lm_head.weight", "vocab <- hidden", _untied),
+        *last_layer_norm("transformer.ln_f", NORM),
+        Tensor("lm_head.weight", "vocab <- hidden", untied),
     ),
     grouped=frozenset({"heads"}),
     multiples=(Multiple("n_embd", "n_head", "because each head has its share of hidden"),),

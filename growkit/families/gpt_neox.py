@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: LayerNorm; queries, keys and values of a head stand side by side.
+"""GPT-NeoX and Pythia: LayerNorm; queries, keys and values of a head are neighbours.
 
 Files call the head ``embed_out``, the class ``lm_head``; both forms exist.
 
@@ -7,15 +7,18 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/gp
 
 from __future__ import annotations
 
-from growkit.families.description import Multiple, Norm, Tensor
-from growkit.families.family import Family
-from growkit.families.llama import (
-    SKELETON_AXES,
-    attention_bias,
+from growkit.families.description import (
+    Multiple,
+    Norm,
+    Tensor,
+    always,
     last_layer_norm,
     layer_norm,
+    linear,
     untied,
 )
+from growkit.families.family import Family
+from growkit.families.llama import SKELETON_AXES, attention_bias
 
 LAYER = "gpt_neox.layers.{layer}."
 NORM = Norm("hidden", "layer_norm_eps", centred=True)
@@ -25,15 +28,13 @@ def _tensors(head: str) -> tuple[Tensor, ...]:
     return (
         Tensor("gpt_neox.embed_in.weight", "vocab -> hidden"),
         *layer_norm(LAYER + "input_layernorm", NORM),
-        Tensor(LAYER + "attention.query_key_value.weight", "heads.three.head_dim <- hidden"),
-        Tensor(LAYER + "attention.query_key_value.bias", "heads.three.head_dim", attention_bias),
-        Tensor(LAYER + "attention.dense.weight", "hidden <- heads.head_dim"),
-        Tensor(LAYER + "attention.dense.bias", "hidden", attention_bias),
+        *linear(
+            LAYER + "attention.query_key_value", "heads.three.head_dim <- hidden", attention_bias
+        ),
+        *linear(LAYER + "attention.dense", "hidden <- heads.head_dim", attention_bias),
         *layer_norm(LAYER + "post_attention_layernorm", NORM),
-        Tensor(LAYER + "mlp.dense_h_to_4h.weight", "ffn <- hidden"),
-        Tensor(LAYER + "mlp.dense_h_to_4h.bias", "ffn"),
-        Tensor(LAYER + "mlp.dense_4h_to_h.weight", "hidden <- ffn"),
-        Tensor(LAYER + "mlp.dense_4h_to_h.bias", "hidden"),
+        *linear(LAYER + "mlp.dense_h_to_4h", "ffn <- hidden", always),
+        *linear(LAYER + "mlp.dense_4h_to_h", "hidden <- ffn", always),
         *last_layer_norm("gpt_neox.final_layer_norm", NORM),
         Tensor(f"{head}.weight", "vocab <- hidden", untied),
     )

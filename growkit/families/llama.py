@@ -1,39 +1,34 @@
-"""Llama: RMSNorm before each block, rotary grouped-query attention, gated MLP.
+"""Llama: RMSNorm before each block, rotary grouped-query attention, gated MLP; and SmolLM3.
+
+SmolLM3 has no rotary embedding in every fourth layer, which shows in no tensor.
 
 https://github.com/huggingface/transformers/tree/main/src/transformers/models/llama
+https://github.com/huggingface/transformers/tree/main/src/transformers/models/smollm3
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 from growkit.base.tensors import Config
-from growkit.families.description import DiffForm, Multiple, Norm, Tensor, always
-from growkit.families.family import Family
+from growkit.families.description import (
+    DiffForm,
+    Multiple,
+    Norm,
+    Tensor,
+    When,
+    is_set,
+    linear,
+    tied,
+    untied,
+)
+from growkit.families.family import LISTS, Family
 
+attention_bias = is_set("attention_bias")
 
-def tied(config: Config) -> bool:
-    """The output head is the embedding."""
-    return bool(config["tie_word_embeddings"])
-
-
-def untied(config: Config) -> bool:
-    """The output head has a weight of its own."""
-    return not tied(config)
-
-
-def attention_bias(config: Config) -> bool:
-    """q, k, v and o have biases."""
-    return bool(config["attention_bias"])
-
-
-def mlp_bias(config: Config) -> bool:
-    """gate, up and down have biases."""
-    return bool(config["mlp_bias"])
-
-
-ATTENTION = "model.layers.{layer}.self_attn."
-MLP = "model.layers.{layer}.mlp."
+LAYER = "model.layers.{layer}."
+ATTENTION = LAYER + "self_attn."
+MLP = LAYER + "mlp."
 
 SKELETON_AXES = {
     "vocab_size": ("vocab",),
@@ -41,59 +36,53 @@ SKELETON_AXES = {
     "intermediate_size": ("ffn",),
     "num_hidden_layers": ("layers",),
 }
-"""The sizes of whatever has Llama's tensors around its attention."""
+"""Sizes of the skeleton, without those of the attention."""
+
+HIDDEN_NORM = Norm("hidden", "rms_norm_eps")
 
 
-def gated_mlp(bias: Callable[[Config], bool]) -> tuple[Tensor, ...]:
-    """The tensors of the MLP."""
+def attention(
+    bias: When | None = None, output_bias: When | None = None, output: str = "o_proj"
+) -> tuple[Tensor, ...]:
+    """The projections of grouped-query attention."""
     return (
-        Tensor(MLP + "gate_proj.weight", "ffn <- hidden"),
-        Tensor(MLP + "gate_proj.bias", "ffn", bias),
-        Tensor(MLP + "up_proj.weight", "ffn <- hidden"),
-        Tensor(MLP + "up_proj.bias", "ffn", bias),
-        Tensor(MLP + "down_proj.weight", "hidden <- ffn"),
-        Tensor(MLP + "down_proj.bias", "hidden", bias),
+        *linear(ATTENTION + "q_proj", "heads.head_dim <- hidden", bias),
+        *linear(ATTENTION + "k_proj", "kv_heads.head_dim <- hidden", bias),
+        *linear(ATTENTION + "v_proj", "kv_heads.head_dim <- hidden", bias),
+        *linear(ATTENTION + output, "hidden <- heads.head_dim", output_bias),
     )
 
 
-MLP_WITHOUT_BIAS = tuple(tensor for tensor in gated_mlp(mlp_bias) if tensor.when is always)
+def gated_mlp(bias: When | None = None) -> tuple[Tensor, ...]:
+    """The tensors of the MLP."""
+    return (
+        *linear(MLP + "gate_proj", "ffn <- hidden", bias),
+        *linear(MLP + "up_proj", "ffn <- hidden", bias),
+        *linear(MLP + "down_proj", "hidden <- ffn", bias),
+    )
 
 
-HIDDEN_NORM = Norm("hidden", "rms_norm_eps")
+def qk_norms(norm: Norm, offset: float = 0.0) -> tuple[Tensor, ...]:
+    """Norms of each query and key head, with one weight for all."""
+    return tuple(
+        Tensor(f"{ATTENTION}{each}_norm.weight", "head_dim", norm=norm, offset=offset)
+        for each in "qk"
+    )
 
 
 def skeleton(attention: tuple[Tensor, ...], mlp: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Llama's tensors around an attention and an MLP."""
     return (
         Tensor("model.embed_tokens.weight", "vocab -> hidden"),
-        Tensor("model.layers.{layer}.input_layernorm.weight", "hidden", norm=HIDDEN_NORM),
+        Tensor(LAYER + "input_layernorm.weight", "hidden", norm=HIDDEN_NORM),
         *attention,
-        Tensor("model.layers.{layer}.post_attention_layernorm.weight", "hidden", norm=HIDDEN_NORM),
+        Tensor(LAYER + "post_attention_layernorm.weight", "hidden", norm=HIDDEN_NORM),
         *mlp,
-        # A tied output head is the embedding, whose columns are copied. What is read from the
-        # copies must then be shared out one step earlier: logits = Σ_c E (α_c · g ⊙ x̂).
+        # A tied head is the embedding, whose columns are copied, not split. The norm before it
+        # splits what the head reads instead: logits = Σ_c E (α_c · g ⊙ x̂).
         Tensor("model.norm.weight", "<- hidden", tied, norm=HIDDEN_NORM),
         Tensor("model.norm.weight", "hidden", untied, norm=HIDDEN_NORM),
         Tensor("lm_head.weight", "vocab <- hidden", untied),
-    )
-
-
-def layer_norm(
-    name: str, norm: Norm, when: Callable[[Config], bool] = always
-) -> tuple[Tensor, ...]:
-    """Weight and bias of a LayerNorm over hidden, for families that have these instead."""
-    return (
-        Tensor(name + ".weight", "hidden", when, norm=norm),
-        Tensor(name + ".bias", "hidden", when),
-    )
-
-
-def last_layer_norm(name: str, norm: Norm) -> tuple[Tensor, ...]:
-    """Likewise of the one before the head: what a tied head reads is shared out in it."""
-    return (
-        Tensor(name + ".weight", "<- hidden", tied, norm=norm),
-        Tensor(name + ".bias", "<- hidden", tied),
-        *layer_norm(name, norm, untied),
     )
 
 
@@ -106,13 +95,11 @@ SOFTMAX = DiffForm(
         "qk_projection": "full",
     }
 )
-"""Softmax attention is that of a DIFF Transformer without noise heads."""
+"""Softmax attention as a DIFF Transformer without noise heads."""
 
-FAMILY = Family(
-    name="Llama",
-    model_types=("llama",),
-    architecture="LlamaForCausalLM",
-    form=SOFTMAX,
+BASE = Family(
+    name="Llama-like",
+    model_types=(),
     axes={
         **SKELETON_AXES,
         "num_attention_heads": ("heads",),
@@ -128,19 +115,7 @@ FAMILY = Family(
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
     },
-    tensors=skeleton(
-        (
-            Tensor(ATTENTION + "q_proj.weight", "heads.head_dim <- hidden"),
-            Tensor(ATTENTION + "q_proj.bias", "heads.head_dim", attention_bias),
-            Tensor(ATTENTION + "k_proj.weight", "kv_heads.head_dim <- hidden"),
-            Tensor(ATTENTION + "k_proj.bias", "kv_heads.head_dim", attention_bias),
-            Tensor(ATTENTION + "v_proj.weight", "kv_heads.head_dim <- hidden"),
-            Tensor(ATTENTION + "v_proj.bias", "kv_heads.head_dim", attention_bias),
-            Tensor(ATTENTION + "o_proj.weight", "hidden <- heads.head_dim"),
-            Tensor(ATTENTION + "o_proj.bias", "hidden", attention_bias),
-        ),
-        gated_mlp(mlp_bias),
-    ),
+    tensors=skeleton(attention(attention_bias, attention_bias), gated_mlp()),
     grouped=frozenset({"heads", "kv_heads"}),
     served={"heads": ("kv_heads",)},
     multiples=(
@@ -149,8 +124,57 @@ FAMILY = Family(
             "num_key_value_heads",
             "because each key-value head serves a whole group of query heads",
         ),
-        Multiple("hidden_size", "num_attention_heads", "because LlamaConfig accepts nothing else"),
     ),
     recomputed=("rotary_emb.inv_freq",),
     duplicates={"lm_head.weight": "model.embed_tokens.weight"},
 )
+"""Common part of families with Llama's attention; no family itself."""
+
+BASE_WITH_MLP_BIAS = replace(
+    BASE,
+    tensors=skeleton(attention(attention_bias, attention_bias), gated_mlp(is_set("mlp_bias"))),
+)
+
+LLAMA = replace(
+    BASE_WITH_MLP_BIAS,
+    name="Llama",
+    model_types=("llama",),
+    architecture="LlamaForCausalLM",
+    form=SOFTMAX,
+    multiples=(
+        *BASE.multiples,
+        Multiple("hidden_size", "num_attention_heads", "because LlamaConfig accepts nothing else"),
+    ),
+)
+
+
+def _rotated(config: Config) -> list[int]:
+    """Which layers have a rotary embedding by default: all except every fourth."""
+    interval = config.get("no_rope_layer_interval", 4)
+    return [int((layer + 1) % interval != 0) for layer in range(config["num_hidden_layers"])]
+
+
+def _layer_types(config: Config) -> list[str]:
+    windows = config.get("use_sliding_window") and config.get("sliding_window") is not None
+    return [
+        "full_attention" if rotated or not windows else "sliding_attention"
+        for rotated in config["no_rope_layers"][: config["num_hidden_layers"]]
+    ]
+
+
+SMOLLM3 = replace(
+    BASE_WITH_MLP_BIAS,
+    name="SmolLM3",
+    model_types=("smollm3",),
+    architecture="SmolLM3ForCausalLM",
+    defaults={
+        **BASE.defaults,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "no_rope_layers": _rotated,
+        "layer_types": _layer_types,
+    },
+    lists=LISTS | {"no_rope_layers"},
+)
+
+FAMILIES = {"llama": LLAMA, "smollm3": SMOLLM3}

@@ -5,23 +5,15 @@ https://github.com/huggingface/transformers/tree/main/src/transformers/models/ma
 
 from __future__ import annotations
 
-from growkit.base.tensors import Config
-from growkit.families.description import Norm, Tensor
+from growkit.families.description import Norm, Tensor, always, is_set, linear, tied, untied
 from growkit.families.family import Family
-from growkit.families.llama import tied, untied
 
 LAYER = "backbone.layers.{layer}."
 MIXER = LAYER + "mixer."
 NORM = Norm("hidden", "layer_norm_epsilon")
 
 
-def _bias(config: Config) -> bool:
-    return bool(config["use_bias"])
-
-
-def _conv_bias(config: Config) -> bool:
-    return bool(config["use_conv_bias"])
-
+_bias = is_set("use_bias")
 
 FAMILY = Family(
     name="Mamba",
@@ -54,18 +46,14 @@ FAMILY = Family(
     tensors=(
         Tensor("backbone.embeddings.weight", "vocab -> hidden"),
         Tensor(LAYER + "norm.weight", "hidden", norm=NORM, component="input_layernorm"),
-        Tensor(MIXER + "in_proj.weight", "two.inner <- hidden"),
-        Tensor(MIXER + "in_proj.bias", "two.inner", _bias),
+        *linear(MIXER + "in_proj", "two.inner <- hidden", _bias),
         Tensor(MIXER + "conv1d.weight", "inner, one, kernel"),
-        Tensor(MIXER + "conv1d.bias", "inner", _conv_bias),
+        Tensor(MIXER + "conv1d.bias", "inner", is_set("use_conv_bias")),
         Tensor(MIXER + "x_proj.weight", "rank + state + state <- inner"),
-        Tensor(MIXER + "dt_proj.weight", "inner <- rank"),
-        Tensor(MIXER + "dt_proj.bias", "inner"),
+        *linear(MIXER + "dt_proj", "inner <- rank", always),
         Tensor(MIXER + "A_log", "inner, state"),
         Tensor(MIXER + "D", "inner"),
-        Tensor(MIXER + "out_proj.weight", "hidden <- inner"),
-        Tensor(MIXER + "out_proj.bias", "hidden", _bias),
-        # What a tied head reads is shared out one step earlier, in the norm before it.
+        *linear(MIXER + "out_proj", "hidden <- inner", _bias),
         Tensor("backbone.norm_f.weight", "<- hidden", tied, norm=NORM),
         Tensor("backbone.norm_f.weight", "hidden", untied, norm=NORM),
         Tensor("lm_head.weight", "vocab <- hidden", untied),

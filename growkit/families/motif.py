@@ -1,19 +1,21 @@
 """Motif: differential attention, grouped or not, in a Llama skeleton with PolyNorm.
 
 Motif-2.6B has as many noise as signal heads and no ``num_noise_heads``; Motif-2-12.7B is grouped
-(arXiv 2510.06949). Query heads stand in groups, each noise head after its signal heads, keys are
-striped, λ_init counts layers from -1. As read from vLLM's and other public ports; the model's own
-code is no part of transformers.
+(arXiv 2510.06949). Query heads form groups, each noise head after its signal heads; keys are
+striped; λ_init counts layers from -1. Source: vLLM's and other public ports, as transformers does
+not have the model.
 
 https://huggingface.co/Motif-Technologies/Motif-2-12.7B-Base
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from growkit.algebra.axes import in_groups
-from growkit.base.tensors import Config
-from growkit.families.description import DiffForm, Multiple, Tensor
+from growkit.families.description import DiffForm, Multiple, is_set, linear
 from growkit.families.diff_transformer import (
+    DIFF_BASE,
     HEADS_SHARE_KEYS,
     SIGNAL_HEADS_SHARE_NOISE,
     head_norm_weight,
@@ -21,22 +23,12 @@ from growkit.families.diff_transformer import (
     paper_lambda_init,
     poly_norm,
 )
-from growkit.families.family import Family
-from growkit.families.llama import ATTENTION, SKELETON_AXES, gated_mlp, skeleton
-from growkit.families.llama import FAMILY as LLAMA
+from growkit.families.llama import ATTENTION, BASE, SKELETON_AXES, gated_mlp, skeleton
 
-QUERIES = "signal_heads.head_dim + noise_heads.head_dim"
-KEYS = "kv_heads.head_dim + kv_heads.head_dim"
-IN_GROUPS = in_groups("signal_heads", "noise_heads", "head_dim")
-STRIPED_KEYS = in_groups("kv_heads", "kv_heads", "head_dim")
+use_bias = is_set("use_bias")
 
-
-def use_bias(config: Config) -> bool:
-    """Attention and MLP have biases."""
-    return bool(config["use_bias"])
-
-
-FAMILY = Family(
+FAMILY = replace(
+    DIFF_BASE,
     name="Motif",
     model_types=("Motif", "motif"),
     architecture="MotifForCausalLM",
@@ -51,8 +43,8 @@ FAMILY = Family(
     },
     defaults={
         "num_noise_heads": lambda config: config["num_attention_heads"] // 2,
-        "num_key_value_heads": lambda config: config["num_attention_heads"],
-        "head_dim": lambda config: config["hidden_size"] // config["num_attention_heads"],
+        "num_key_value_heads": BASE.defaults["num_key_value_heads"],
+        "head_dim": BASE.defaults["head_dim"],
         "tie_word_embeddings": False,
         "use_bias": False,
         "rms_norm_eps": 1e-6,
@@ -61,28 +53,30 @@ FAMILY = Family(
     },
     tensors=skeleton(
         (
-            Tensor(ATTENTION + "q_proj.weight", f"{QUERIES} <- hidden", order=IN_GROUPS),
-            Tensor(ATTENTION + "q_proj.bias", QUERIES, use_bias, order=IN_GROUPS),
-            Tensor(ATTENTION + "k_proj.weight", f"{KEYS} <- hidden", order=STRIPED_KEYS),
-            Tensor(ATTENTION + "k_proj.bias", KEYS, use_bias, order=STRIPED_KEYS),
-            Tensor(ATTENTION + "v_proj.weight", "kv_heads.half.head_dim <- hidden"),
-            Tensor(ATTENTION + "v_proj.bias", "kv_heads.half.head_dim", use_bias),
-            Tensor(ATTENTION + "o_proj.weight", "hidden <- signal_heads.half.head_dim"),
-            Tensor(ATTENTION + "o_proj.bias", "hidden", use_bias),
+            *linear(
+                ATTENTION + "q_proj",
+                "signal_heads.head_dim + noise_heads.head_dim <- hidden",
+                use_bias,
+                order=in_groups("signal_heads", "noise_heads", "head_dim"),
+            ),
+            *linear(
+                ATTENTION + "k_proj",
+                "kv_heads.head_dim + kv_heads.head_dim <- hidden",
+                use_bias,
+                order=in_groups("kv_heads", "kv_heads", "head_dim"),
+            ),
+            *linear(ATTENTION + "v_proj", "kv_heads.half.head_dim <- hidden", use_bias),
+            *linear(ATTENTION + "o_proj", "hidden <- signal_heads.half.head_dim", use_bias),
             *lambda_vectors(),
             head_norm_weight("subln"),
         ),
         (*gated_mlp(use_bias), *poly_norm()),
     ),
     constants={"half": 2, "one": 1, "powers": 3},
-    grouped=frozenset({"signal_heads", "noise_heads", "kv_heads"}),
-    served={"signal_heads": ("noise_heads", "kv_heads"), "noise_heads": ("kv_heads",)},
     multiples=(
         SIGNAL_HEADS_SHARE_NOISE,
         Multiple("noise_heads", "kv_heads", HEADS_SHARE_KEYS),
     ),
-    recomputed=LLAMA.recomputed,
-    duplicates=LLAMA.duplicates,
     form=DiffForm(
         switches={
             "lambda_type": "vectors",

@@ -18,7 +18,6 @@ from fractions import Fraction
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, stored_family
-from growkit.families.layers import relayered, writers
 from growkit.families.sizes import MOST_LAYERS
 from growkit.planning.operation import Change, Operation, Option, SizeOption, parse_size
 from growkit.planning.plan import Plan, Rule, unused_tensors
@@ -94,7 +93,7 @@ class Depth(Operation):
         unused = unused_tensors(source, family)
         order = arrangement(family.sizes(source.config)["layers"], options)
         _check(family, family.complete(source.config), order, source.where())
-        config = relayered(family, source.config, [layer.of for layer in order], source.where())
+        config = family.relayered(source.config, [layer.of for layer in order], source.where())
         family.check_bounds(config, "the deeper model")
         rules = _rules(family, source, config, order)
         layers = tuple(None if layer.idle else layer.of for layer in order)
@@ -238,7 +237,7 @@ def _rules(family: Family, source: Weights, config: Config, order: Sequence[Laye
         for place, names in after.items()
         for inside, name in names.items()
     }
-    writing = writers(family, source.config)
+    writing = family.writers(source.config)
     rules = []
     for name, described, number in family.members(config):
         of = sources.get(name, name)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
-from growkit.families.experts import NEW, Dense, Experts
+from growkit.families.description import NEW, Dense, Experts
 from growkit.families.family import Family, families, stored_family
 from growkit.growth.experts import (
     EXPERTS,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -15,24 +13,8 @@ from torch import nn
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
 from growkit.engine.oracle import parsed, quiet
+from growkit.engine.user_family import ALSO, NAMED, Shapes, without_logs
 from growkit.families.sizes import MOST_LAYERS
-
-NAMED = {
-    "vocab_size": "vocab",
-    "hidden_size": "hidden",
-    "intermediate_size": "ffn",
-    "num_hidden_layers": "layers",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "head_dim": "head_dim",
-    "max_position_embeddings": "positions",
-}
-"""What transformers calls sizes in every class, and their axes here."""
-
-ALSO = {"num_kv_heads": "kv_heads"} | dict.fromkeys(
-    ("ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "inner_dim"), "ffn"
-)
-"""Other names of the same, where a class has none of these."""
 
 SMALL = {
     "vocab": 61,
@@ -51,8 +33,6 @@ MOST_PARAMETERS = 1 << 24
 
 OTHERS = (6, 10, 14, 18, 26, 34)
 """Sizes of whatever else a config counts."""
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ModelClass:
@@ -181,7 +161,7 @@ class ModelClass:
         asked = json.dumps([dict(sizes), more], sort_keys=True, default=str)
         if asked not in self._built:
             try:
-                with quiet(), unheard():
+                with quiet(), without_logs():
                     config = self.config(sizes, **more)
                 model = self.model(config, "meta")
                 self._built[asked] = {n: tuple(t.shape) for n, t in model.state_dict().items()}
@@ -329,17 +309,6 @@ class ModelClass:
         ):
             self.model(self.config(self.small), "meta")
         raise AssertionError("there is a small model after all")
-
-
-@contextmanager
-def unheard() -> Iterator[None]:
-    """Without what transformers logs of configs that cannot be."""
-    level = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(level)
 
 
 def _length(config: Any, key: str) -> int:

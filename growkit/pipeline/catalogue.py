@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean
 from growkit.base.tensors import Weights
-from growkit.families.example import Example, example
 from growkit.families.family import Family, families, family_of
-from growkit.families.headers import Headers
+from growkit.families.headers import Headers, example
 from growkit.planning.operation import PROMISES, Operation, SizeOption, Value
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import STEPS, operations
@@ -115,7 +114,7 @@ def _with_few_experts(model: Weights) -> Weights:
 
 
 def _conversion(
-    operation: Operation, family: Family, model: Example, switches: Mapping[str, object]
+    operation: Operation, family: Family, model: Headers, switches: Mapping[str, object]
 ) -> Answer:
     """A conversion, of a model with more config keys if it is refused without them."""
     answer = _answer("convert", operation, _needed(operation), model)

@@ -23,7 +23,7 @@ from growkit.base.tensors import (
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import carried_bytes
 from growkit.checkpoint.writing import WORKERS, parse_bytes, shards_of
-from growkit.families.added import temporary_family
+from growkit.engine.user_family import temporary_family
 from growkit.planning.plan import SMALL as SMALL_TENSOR
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.planner import describe, plan_recipe

@@ -16,8 +16,7 @@ from growkit.base.tensors import (
 )
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.inside import Inside
-from growkit.families.added import temporary_family
-from growkit.families.described import load_description
+from growkit.engine.user_family import load_description, temporary_family
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_lambda_vectors, variant
 from growkit.families.family import Family, stored_family

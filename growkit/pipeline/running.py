@@ -23,8 +23,7 @@ from growkit.checkpoint.distributed_file import distributed_shards, write_list
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
-from growkit.families.added import stranger, temporary_family
-from growkit.families.described import load_description
+from growkit.engine.user_family import load_description, temporary_family, unlisted_family
 from growkit.families.family import family_of
 from growkit.pipeline.estimate import disk_needed, estimate
 from growkit.planning.operation import Value
@@ -193,7 +192,7 @@ def _run(
     proof_only: bool,
     dry_run: bool,
 ) -> GrowResult:
-    if recipe.verify is not None and recipe.family and not stranger(recipe.family):
+    if recipe.verify is not None and recipe.family and not unlisted_family(recipe.family):
         raise InputError(
             f"the family describes model_type {recipe.family['model_type']!r}, for which growkit "
             "has one of its own, and the proof uses that; leave out the family, or the proof"

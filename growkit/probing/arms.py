@@ -22,7 +22,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import lacks_class, load_model, longest_context
 from growkit.engine.prompts import ids_of, load_tokenizer
 from growkit.engine.texts import documents, read_text
-from growkit.families.added import temporary_family
+from growkit.engine.user_family import temporary_family
 from growkit.pipeline.running import run
 from growkit.probing import training as harness
 from growkit.probing.lines import Work

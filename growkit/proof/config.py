@@ -14,8 +14,8 @@ from growkit.base.tensors import TORCH_NAMES, Config
 from growkit.checkpoint.reading import Checkpoint, rounds
 from growkit.engine.loader import LAYERS
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved
+from growkit.families.description import Experts
 from growkit.families.diff_transformer import FAMILY as DIFF
-from growkit.families.experts import Experts
 from growkit.families.family import LISTS, Family, own_families
 
 SHARED = frozenset(

@@ -20,7 +20,7 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import choose_device, device_name, reproducible
-from growkit.families.added import stranger, temporary_family
+from growkit.engine.user_family import temporary_family, unlisted_family
 from growkit.proof.findings import judge_function, judge_training, reason_of, verdict_of
 from growkit.proof.fingerprint import question
 from growkit.proof.folder import compare_folders
@@ -148,7 +148,7 @@ def prove(
     check_vocabularies(before, after)
     place = choose_device(settings.device)
     started = time.perf_counter()
-    described = stranger(recipe.family) if recipe else None
+    described = unlisted_family(recipe.family) if recipe else None
     with temporary_family(described), reproducible(place):
         origin = origin_of(before, after, recipe)
     # A recipe that does not fit must not decide what is compared.
@@ -187,7 +187,7 @@ def _proved(
     proof = ProofParts(
         before, after, place, origin, advance, known, trainability=settings.trainability
     )
-    unused = [UNUSED] if recipe and recipe.family and not stranger(recipe.family) else []
+    unused = [UNUSED] if recipe and recipe.family and not unlisted_family(recipe.family) else []
     layer_settings = proof.changed_layer_settings()
     files = replace(
         files,

@@ -26,7 +26,7 @@ from growkit.base.errors import InputError, plain, reason
 from growkit.base.tensors import TensorInfo, Weights, parts
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
-from growkit.families.added import stranger, temporary_family
+from growkit.engine.user_family import temporary_family, unlisted_family
 from growkit.growth.copying import GROUPS
 from growkit.planning.lineage import Lineage, LostError
 from growkit.planning.operation import SizeOption
@@ -111,7 +111,7 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
 
 def _explains(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> bool:
     """Whether a recipe makes tensors of the names and shapes of one model of those of another."""
-    with temporary_family(stranger(recipe.family) if recipe else None):
+    with temporary_family(unlisted_family(recipe.family) if recipe else None):
         plans = origin_of(before, after, recipe).lineage.plans
     if not plans:
         return False

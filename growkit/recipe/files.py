@@ -28,7 +28,8 @@ from growkit.base.parsing import in_yaml
 from growkit.base.settings import Settings
 from growkit.checkpoint.folder import Folder, read_yaml
 from growkit.checkpoint.publishing import MANIFEST
-from growkit.families.described import described, load_description
+from growkit.engine.user_family import load_description
+from growkit.families.described import described
 from growkit.recipe.recipe import STEPS, Recipe, Step
 
 NEEDED = ("source", "steps", "output")

@@ -18,7 +18,7 @@ from growkit.base.tensors import (
     total_parameters,
 )
 from growkit.checkpoint.reading import Widened, rounded
-from growkit.families.experts import EAGER_EXPERTS
+from growkit.families.description import EAGER_EXPERTS
 from growkit.families.family import family_of, stored_family
 from growkit.planning.layouts import read_layout
 from growkit.planning.lineage import Lineage

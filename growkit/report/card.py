@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from growkit.base.errors import plain
 from growkit.base.units import size
-from growkit.families.experts import EAGER_EXPERTS
+from growkit.families.description import EAGER_EXPERTS
 from growkit.modeling import OLDEST_TRANSFORMERS
 from growkit.report.proof import glance, losses, mode_table, numbers, predictions, text_name
 from growkit.report.view import Found, Grid, figure, render

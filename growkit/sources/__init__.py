@@ -13,9 +13,10 @@ from growkit.base.errors import InputError
 from growkit.base.tensors import Weights
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import check_names, weight_files
-from growkit.checkpoint.reading import Checkpoint
+from growkit.checkpoint.reading import MOST_DIGITS, Checkpoint
 from growkit.engine.inside import alone
-from growkit.families.headers import headers_of
+from growkit.families.family import family_of
+from growkit.families.headers import Headers
 from growkit.sources.hub import address_of, fetch
 
 
@@ -53,15 +54,16 @@ class Source:
         """The checkpoint, for a plan; without weights, the headers that its config implies.
 
         Raises:
-            InputError: see ``Checkpoint``, or ``headers_of``.
+            InputError: see ``Checkpoint``; or no family knows the model.
         """
         folder = Folder(self.folder)
-        config = folder.json("config.json")
+        config = folder.json("config.json", MOST_DIGITS)
         check_names(str(folder), os.listdir(folder.path))
         try:
             weight_files(folder, config)
         except InputError:
-            return headers_of(folder)
+            where = str(folder.path / "config.json")
+            return Headers(family_of(config, where), config, where)
         return self.whole()
 
 

@@ -1,0 +1,231 @@
+"""Families that users describe: read, known for a while, and held against the model's class.
+
+Every logit shows a wrong matrix, but none need show a wrong window, number of tokens or row of a
+table. So a config key is a size only if the shape of a tensor of the class depends on it, and
+tables that the class looks up by number keep their rows where they are.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from growkit.algebra.axes import Axis, Pattern
+from growkit.base.errors import InputError
+from growkit.base.registry import members
+from growkit.base.tensors import Config
+from growkit.checkpoint.folder import read_yaml
+from growkit.families.described import described
+from growkit.families.family import Family, knowing, own_families
+from growkit.planning.operation import Operation, SizeOption
+
+VOCABULARY = "vocab_size"
+CONTEXT = "max_position_embeddings"
+
+NAMED = {
+    VOCABULARY: "vocab",
+    "hidden_size": "hidden",
+    "intermediate_size": "ffn",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    CONTEXT: "positions",
+}
+"""Axes of the keys that transformers uses for sizes in every class."""
+
+ALSO = {"num_kv_heads": "kv_heads"} | dict.fromkeys(
+    ("ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "inner_dim"), "ffn"
+)
+"""Alternative keys, for classes without some of these."""
+
+ALWAYS_SIZES = {*NAMED, *ALSO} - {CONTEXT}
+"""Keys of sizes in every class; where heads split hidden, no shape shows their number."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def load_description(file: str | Path) -> dict[str, Any]:
+    """Read the description of a family.
+
+    Raises:
+        InputError: the file or the description is invalid; names the place.
+    """
+    content = read_yaml(Path(file), "the family")
+    described(content, str(file))
+    assert isinstance(content, dict)
+    return content
+
+
+@contextmanager
+def temporary_family(description: Mapping[str, Any] | None) -> Iterator[None]:
+    """Know a described family in addition to those of the package; None for these alone.
+
+    Args:
+        description: see ``growkit.families.described``.
+
+    Raises:
+        InputError: the description is invalid.
+    """
+    family = None
+    if description is not None:
+        plain = described(description, "the description of the family")
+        sound: set[str] = set()
+
+        def check(config: Config) -> None:
+            plain.check(config)
+            written = json.dumps(config, sort_keys=True, default=str)
+            if written not in sound:  # the check builds models
+                check_against_class(plain, config)
+                sound.add(written)
+
+        def arranged(config: Config, layers: Sequence[int]) -> Config:
+            lists = assumed_lists(plain, config)
+            return {key: [values[layer] for layer in layers] for key, values in lists.items()}
+
+        family = replace(plain, check=check, arranged=arranged)
+    with knowing(family):
+        yield
+
+
+def unlisted_family(description: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The description that comes with a folder, if the package has no family for its type.
+
+    Raises:
+        InputError: the description is invalid.
+    """
+    if description is None:
+        return None
+    (kind,) = described(description, "the description of the family").model_types
+    known = any(kind in family.model_types for family in own_families().values())
+    return None if known else description
+
+
+def check_against_class(family: Family, config: Config) -> None:
+    """Refuse a description that takes settings for sizes, or rows of a table for another axis.
+
+    A model without a class in transformers passes; nothing can be proved of it either.
+
+    Args:
+        family: as described.
+        config: of a model, complete.
+
+    Raises:
+        InputError: names the key or the tensor.
+    """
+    built = _empty(config)
+    if built is None:  # reported when the model is loaded
+        return
+    read, model = built
+    cls = type(model).__name__
+    own = {short: common for common, short in read.attribute_map.items()}
+    shapes = _shapes(model)
+    grown = _grown_axes()
+    for key, axes in family.axes.items():
+        assert isinstance(axes, tuple)
+        common = own.get(key, key)
+        as_described = f"the description of {family.name} has sizes {key}: {' + '.join(axes)}, but"
+        if axes != ("vocab",) if common == VOCABULARY else "vocab" in axes:
+            raise InputError(
+                f"{as_described} vocab is the number of tokens and nothing else; correct the "
+                "description"
+            )
+        if common == CONTEXT and grown & {*axes}:
+            raise InputError(
+                f"{as_described} the length of the context does not grow with anything; give it "
+                "an axis of its own, positions"
+            )
+        if common not in ALWAYS_SIZES and not _changes_shapes(key, config, shapes):
+            raise InputError(
+                f"the description of {family.name} has {key} among its sizes, but no tensor of "
+                f"{cls} has another shape with another {key}, so it is a setting; remove it from "
+                "sizes"
+            )
+    for table in _tables(model):
+        for tensor in family.tensors:
+            template = re.escape(tensor.name).replace(re.escape("{layer}"), r"\d+")
+            names = (f"{table}.weight", f"{table}.weight".partition(".")[2])
+            if not any(re.fullmatch(template, name) for name in names):
+                continue
+            form = Pattern.parse(tensor.pattern).dimensions[0].form
+            if form != Axis("vocab") and grown & {*form.axes()}:
+                raise InputError(
+                    f"the description of {family.name} has {form} as the rows of tensor "
+                    f"{table}.weight, which {cls} takes by number; correct it, vocab for tokens "
+                    "or an axis that does not grow"
+                )
+
+
+def assumed_lists(family: Family, config: Config) -> dict[str, list[Any]]:
+    """Lists with one entry per layer that a config leaves to its class."""
+    from growkit.engine.oracle import parsed, quiet
+
+    layers = next(key for key, axes in family.axes.items() if axes == ("layers",))
+    count = config[layers]
+    bare = {key: value for key, value in config.items() if not isinstance(value, list)}
+    found = []
+    for config_of, number in ((config, count), (bare | {layers: count + 1}, count + 1)):
+        with suppress(Exception), quiet(), without_logs():
+            lists = parsed(config_of).to_dict().items()
+            found.append({k: v for k, v in lists if isinstance(v, list) and len(v) == number})
+    given = {key for key, value in config.items() if value is not None}
+    here, deeper = found if len(found) == 2 else ({}, {})
+    return {key: here[key] for key in (here.keys() & deeper.keys()) - given}
+
+
+@contextmanager
+def without_logs() -> Iterator[None]:
+    """Without transformers' logs of impossible configs."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(level)
+
+
+def _empty(config: Config) -> tuple[Any, Any] | None:
+    """A config as its class reads it, and its model without numbers; None without a class."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from growkit.engine.oracle import parsed, quiet, uninitialised
+
+    with suppress(Exception), quiet(), without_logs(), torch.device("meta"), uninitialised():
+        read = parsed(config)
+        return read, AutoModelForCausalLM.from_config(read, trust_remote_code=False)
+    return None
+
+
+def _shapes(model: Any) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _changes_shapes(key: str, config: Config, shapes: Shapes) -> bool:
+    """Whether another value of a key changes the tensors or their shapes."""
+    value = config[key]
+    others = (_empty({**config, key: other}) for other in (2 * value, value + 1, value - 1, 1))
+    return any(built is not None and _shapes(built[1]) != shapes for built in others)
+
+
+def _grown_axes() -> set[str]:
+    """Axes that some method grows."""
+    methods = cast("list[Operation]", list(members("growkit.growth", "OPERATION").values()))
+    options = (each for method in methods for each in method.options)
+    return {axis for each in options if isinstance(each, SizeOption) for axis in each.axes}
+
+
+def _tables(model: Any) -> Iterator[str]:
+    """Modules that look rows up by number, and the head, whose rows are the tokens' logits."""
+    from torch import nn
+
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) or module is head:
+            yield name
