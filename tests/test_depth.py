@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, GPT2Config
 import growkit
 from growkit import ConvertStep, GrowStep, Recipe
 from growkit.base.errors import InputError
-from growkit.families.family import families
+from growkit.families.family import Family, families
 from growkit.growth import depth
 from growkit.growth.depth import arrangement
 from growkit.results.sentences import trainability_sentence
@@ -55,15 +55,15 @@ def test_a_new_layer_that_writes_is_no_identity(
 ) -> None:
     """The control: everything that writes must be zero."""
     case = Case(kind, 1)
-    found = depth.writers
+    found = Family.writers
 
-    def all_but_one(*args: Any) -> frozenset[str]:
-        names = found(*args)
+    def all_but_one(family: Family, config: dict[str, Any]) -> frozenset[str]:
+        names = found(family, config)
         kept = frozenset(name for name in names if forgotten not in name)
         assert kept != names
         return kept
 
-    monkeypatch.setattr(depth, "writers", all_but_one)
+    monkeypatch.setattr(Family, "writers", all_but_one)
     source, out = case.grow(tmp_path, layers="x1.5", place="even")
     assert relative_error(source, out) > 1e-3
 

@@ -141,9 +141,9 @@ def test_faults_are_found(fault: str, worker: Worker, monkeypatch: pytest.Monkey
     do, kind = FAULTS[fault]
     sound = inspection.inspect
 
-    def broken(folder: Path) -> Any:
+    def broken(folder: Path, **more: Any) -> Any:
         do(folder.absolute())
-        return sound(folder)
+        return sound(folder, **more)
 
     case = Case("llama", ("inspect", "source"), {"source/config.json": b"{}"})
     assert not worker.run(lambda number: ("", case), 0, 1).found
