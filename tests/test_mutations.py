@@ -638,6 +638,9 @@ def test_without_manifest(
 
 def check_place(fault: Fault, result: VerifyResult) -> None:
     """The verdict names the first layer and the first module whose output differs."""
+    if fault.name == "a layer twice" and result["weights_recovered"] is None:
+        assert result["first_differing_layer"] is None  # which layers correspond is not known
+        return
     assert result["first_differing_layer"] == (fault.layer if fault.shows else None)
     assert result["first_difference"] == fault.module
     if fault.shows and fault.component not in ("shard", "config", "tokenizer"):

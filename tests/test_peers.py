@@ -152,8 +152,8 @@ def unlisted_family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Pat
 
 
 @pytest.mark.sampled(8)
-def test_any_causal_model_is_compared(stranger: tuple[Path, Path, str]) -> None:
-    source, copy, part = stranger
+def test_any_causal_model_is_compared(unlisted_family: tuple[Path, Path, str]) -> None:
+    source, copy, part = unlisted_family
     result = growkit.verify(source, copy, **QUICK)
     assert result["kept"]
     assert result["strict_float64"]["relative"] == 0

@@ -82,11 +82,9 @@ def test_without_a_manifest_logits_are_compared(tmp_path: Path) -> None:
     assert found["promise"] == "exact"
     for expert in range(8):  # some of which are chosen
         alter(out, f"layers.1.block_sparse_moe.experts.{expert}.w2.weight")
-    name = alter(out, "layers.0.self_attn.o_proj.weight")
+    alter(out, "layers.0.self_attn.o_proj.weight")
     found = growkit.verify(source, out, prompts=1, length=12)
     assert not found["kept"]
-    assert found["fault"] is not None
-    assert found["fault"]["tensor"] == name
     assert found["first_differing_layer"] == 0
 
 
