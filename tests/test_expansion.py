@@ -27,7 +27,7 @@ from growkit.algebra.expansion import (
     uneven,
 )
 from growkit.algebra.law import copies_in, grow_slice, undo
-from growkit.algebra.shares import Shares
+from growkit.algebra.splits import Shares
 from growkit.base.tensors import cut
 from tests.conftest import seeded
 

@@ -32,7 +32,7 @@ from growkit.algebra.expansion import (
     side_by_side,
     uneven,
 )
-from growkit.algebra.shares import Shares
+from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, stored_family

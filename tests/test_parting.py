@@ -14,7 +14,7 @@ import growkit
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, in_blocks
 from growkit.algebra.law import grow_slice, undo
-from growkit.algebra.shares import Shares
+from growkit.algebra.splits import Shares
 from growkit.engine.strict import strict_float64
 from growkit.training import param_groups, rewarming
 from tests.conftest import load_strict

@@ -12,8 +12,7 @@ from torch import Tensor
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import IndexMap, in_blocks
 from growkit.algebra.law import grow_slice
-from growkit.algebra.shares import LEAST_SNR_DB, Shares
-from growkit.algebra.splits import Draw, noise, split
+from growkit.algebra.splits import LEAST_SNR_DB, Draw, Shares, noise, split
 from growkit.base.tensors import cut
 
 AMPLITUDES = [0.0, 0.01, Shares(10.0).amplitude, 0.5]

@@ -6,25 +6,28 @@ and placement by hand are all this one thing; growing, undoing, and comparing co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from growkit.algebra.axes import Axis, Dimension, Form, Role
-from growkit.algebra.shares import even_shares, uneven_shares
+from growkit.algebra.splits import even_shares, uneven_shares
+from growkit.base.lazy import np
 
-Index = NDArray[np.int64]
-Factors = NDArray[np.float64]
-Mask = NDArray[np.bool_]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Index: TypeAlias = "NDArray[np.int64]"
+Factors: TypeAlias = "NDArray[np.float64]"
+Mask: TypeAlias = "NDArray[np.bool_]"
 
 NOTHING = -1
 """The source coordinate of what copies none: zero."""
 
-SPLIT = np.nan
+SPLIT = math.nan
 """The share of a copy that reads a part of the weight: the parts of all such copies sum to it."""
 
 
@@ -148,7 +151,7 @@ class IndexMap:
         share: as in ``Expansion``.
         fresh: where weights are copied for what is still zero; None for nowhere.
         uneven: whether the parts of a weight are unequal on purpose, all alike
-            (``growkit.algebra.shares.uneven_shares``).
+            (``growkit.algebra.splits.uneven_shares``).
     """
 
     role: Role

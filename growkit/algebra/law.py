@@ -14,14 +14,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from growkit.algebra.axes import Role
 from growkit.algebra.expansion import NOTHING, Group, Index, IndexMap
-from growkit.algebra.shares import Shares, uneven_first
-from growkit.algebra.splits import join, noise, split, split_apart
+from growkit.algebra.splits import Shares, join, noise, split, split_apart, uneven_first
+from growkit.base.lazy import Tensor, np, torch
 
 Rows = Callable[[slice], Tensor]
 """Reads some rows of a tensor."""
@@ -121,7 +117,10 @@ def grow_slice(
     """
     slices = [_slice(m, w.start, w.stop) for m, w in zip(maps, where, strict=True)]
     narrow = len(slices) > 1 and not slices[1].whole
-    rows = partial(_columns, read, slices[1].needed) if narrow else read
+
+    def rows(some: slice) -> Tensor:
+        return _joined(partial(read, some), slices[1].needed, 1) if narrow else read(some)
+
     tensor = _joined(rows, slices[0].needed, 0)
     for position, each in enumerate(slices):
         if position > 1 and not each.whole:
@@ -136,11 +135,6 @@ def grow_slice(
     if split_at is None:
         return tensor
     return _spread(tensor, split_at, maps, slices, name, shares)
-
-
-def _columns(read: Read, needed: Index, rows: slice) -> Tensor:
-    """Some columns of rows of the source."""
-    return _joined(partial(read, rows), needed, 1)
 
 
 def _joined(read: Rows, needed: Index, position: int) -> Tensor:
@@ -196,60 +190,47 @@ def _spread(
     shares: Shares,
 ) -> Tensor:
     """Split a read dimension over its copies (L_in): the parts of a weight sum to it exactly."""
-    begin = slices[position].begin
-    reading = _reading(maps[position], begin, begin + len(slices[position].place))
+    here = slices[position]
+    reading = _reading(maps[position], here.begin, here.begin + len(here.place))
+    places = [np.arange(each.begin, each.begin + len(each.place)) for each in slices]
+    # Noise has a number for each coordinate of the target, but of the split dimension for each
+    # coordinate of the source.
+    lengths = [len(each) for each in maps]
+    lengths[position] = maps[position].size
+    split_weight = split_apart if len(maps) == 1 and shares.amplitude else split
     pieces: list[Tensor] = []
     for columns, count, factors in reading.kinds:
-        weight = tensor
+        weight, places[position] = tensor, here.needed
         if columns is not None:
             weight = tensor.index_select(position, torch.from_numpy(columns))
+            places[position] = here.needed[columns]
         if not count:
             pieces += [_multiplied(weight, factor) for factor in factors]
             continue
-        draw = partial(_share, maps, slices, position, name, shares, columns, count)
-        apart = len(maps) == 1 and shares.amplitude
-        pieces += (split_apart if apart else split)(weight, count, draw)
+
+        def draw(node: int, number: int = 0, count: int = count) -> Tensor | None:
+            shape = [len(each) for each in places]
+            if maps[position].uneven:
+                return torch.full(shape, uneven_first(count, node))
+            if not shares.amplitude:
+                return None
+            return _noisy(places, lengths, shares, shares.key(name, node, number)).view(shape)
+
+        pieces += split_weight(weight, count, draw)
     return reading.arrangement(pieces or [tensor], position)
 
 
-def _share(
-    maps: Sequence[IndexMap],
-    slices: Sequence[Slice],
-    position: int,
-    name: str,
-    shares: Shares,
-    columns: Index | None,
-    count: int,
-    node: int,
-    number: int = 0,
-) -> Tensor | None:
-    """The share of first parts at one node of the tree of splits; see ``Draw``.
-
-    Random shares come from a field of noise, with a number for each coordinate of the target, but
-    of the split dimension for each coordinate of the source.
-    """
-    coordinates, lengths = [], []
-    for dimension, (mapped, each) in enumerate(zip(maps, slices, strict=True)):
-        if dimension == position:
-            coordinates.append(each.needed if columns is None else each.needed[columns])
-            lengths.append(mapped.size)
-        else:
-            coordinates.append(np.arange(each.begin, each.begin + len(each.place)))
-            lengths.append(len(mapped))
-    shape = [len(each) for each in coordinates]
-    if maps[position].uneven:
-        return torch.full(shape, uneven_first(count, node))
-    if not shares.amplitude:
-        return None
-    *leading, last = coordinates
+def _noisy(places: Sequence[Index], lengths: Sequence[int], shares: Shares, key: str) -> Tensor:
+    """Random shares of first parts, for these places of a tensor of these lengths."""
+    *leading, last = places
     rows = np.zeros(1, np.int64)
-    for coordinate, length in zip(leading, lengths, strict=False):
-        rows = (rows[:, None] * length + coordinate).ravel()
-    field = noise(shares.key(name, node, number), rows, lengths[-1])
+    for place, length in zip(leading, lengths, strict=False):
+        rows = (rows[:, None] * length + place).ravel()
+    field = noise(key, rows, lengths[-1])
     if len(last) < lengths[-1]:
         field = field[:, last]
     numbers, step = torch.from_numpy(np.ascontiguousarray(field)), shares.step
-    return torch.add(torch.tensor(0.5 + step / 2), numbers, alpha=step).view(shape)
+    return torch.add(torch.tensor(0.5 + step / 2), numbers, alpha=step)
 
 
 def grow_moments(
@@ -272,17 +253,11 @@ def grow_moments(
         where: see ``grow_slice``.
         resets: whether copies begin with none, and only the first of each has its source's.
     """
-    copied = [
-        replace(
-            each,
-            role=Role.WRITTEN,
-            # Where nothing was so far, no gradients were gathered.
-            source=each.source
-            if each.fresh is None
-            else np.where(each.fresh, NOTHING, each.source),
-        )
-        for each in maps
-    ]
+    copied = [replace(each, role=Role.WRITTEN) for each in maps]
+    for number, mapped in enumerate(maps):
+        if mapped.fresh is not None:  # nothing was there so far, so no gradients were gathered
+            source = np.where(mapped.fresh, NOTHING, mapped.source)
+            copied[number] = replace(copied[number], source=source)
     grown = grow_slice(read, copied, "", Shares(None), where)
     for position, (mapped, each) in enumerate(zip(maps, where, strict=True)):
         if mapped.role is Role.WRITTEN:

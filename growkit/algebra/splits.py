@@ -1,5 +1,7 @@
 """Exact splits: several numbers of a storage format that sum to a given one, bit for bit.
 
+``Shares`` says how the weights of a reader are shared out among the copies of what it reads.
+
 Two parts of w come from three rounded operations, with any u in [-½, ½]:
 
     first = w · (½ + u)        between 0 and w, because rounding is monotone
@@ -16,15 +18,105 @@ w/2 has no representation. More parts come from splitting the parts again: three
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import torch
-from numpy.random import Philox
-from numpy.typing import NDArray
-from torch import Tensor
+from growkit.base.lazy import Tensor, np, torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LEAST_SNR_DB = 10 * math.log10(3)
+"""Signal-to-noise ratio in dB at which a split takes anything from none to all of a weight: no
+exact split is noisier."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The shares of a split: halves, with or without noise, or uneven.
+
+    Attributes:
+        snr_db: signal-to-noise ratio of the random part in dB, where the signal is an equal half
+            and the noise is uniform; None for plain halves (HyperCloning as published).
+        seed: with the tensor's name, seeds the noise, so that a tensor's split depends neither on
+            the order in which tensors are made nor on their number.
+        uneven: whether shares are those of ``uneven_shares``, without noise.
+    """
+
+    snr_db: float | None
+    seed: int = 0
+    uneven: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.snr_db is None or (self.snr_db >= LEAST_SNR_DB and not self.uneven)
+
+    @property
+    def parting(self) -> bool:
+        """Whether copies are read with shares that let them part in training."""
+        return self.uneven or self.snr_db is not None
+
+    @property
+    def amplitude(self) -> float:
+        """Largest |u|. The noise is w·u with u uniform in [-U, U], so SNR = ¼ / (U²/3)."""
+        if self.snr_db is None:
+            return 0.0
+        return min(0.5, math.sqrt(0.75) * 10 ** (-self.snr_db / 20))
+
+    @property
+    def step(self) -> float:
+        """Between two of the 2¹⁶ values of u.
+
+        It has nine bits: times a number of 15 bits that is exact in float32, so that it makes no
+        difference whether a machine rounds products before it adds to them.
+        """
+        mantissa, exponent = math.frexp(self.amplitude / 2**15)
+        return math.ldexp(round(mantissa * 2**9), exponent - 9)
+
+    def key(self, name: str, node: int, number: int) -> str:
+        """The key of the noise of one node of a tensor's splits.
+
+        Args:
+            name: of the tensor.
+            node: of the tree of splits.
+            number: of the draw, where elements are drawn again.
+        """
+        return f"{self.seed}:{name}:{node}:{number}"
+
+
+def even_shares(parts: int) -> tuple[float, ...]:
+    """The shares of parts without noise: halves of halves."""
+    if parts <= 1:
+        return (1.0,)
+    left = (parts + 1) // 2
+    return tuple(each / 2 for count in (left, parts - left) for each in even_shares(count))
+
+
+def uneven_shares(parts: int) -> tuple[float, ...]:
+    """Shares that all differ: the first odd numbers, whose sum is a square.
+
+    Two parts have ¼ and ¾, four 1/16, 3/16, 5/16 and 7/16.
+    """
+    return tuple((2 * part + 1) / parts**2 for part in range(parts))
+
+
+def uneven_first(parts: int, node: int) -> float:
+    """The share that the first half of a node's parts takes of it, where shares are uneven.
+
+    Args:
+        parts: of the whole tree of splits.
+        node: of the tree (``Draw``).
+    """
+    before, count = 0, parts
+    for half in f"{node:b}"[1:]:
+        left = (count + 1) // 2
+        before, count = (before + left, count - left) if half == "1" else (before, left)
+    left = (count + 1) // 2
+    return left * (2 * before + left) / (count * (2 * before + count))
+
 
 IN_CACHE = 1 << 17
 """Elements that are added at a time: intermediate results stay in a processor's cache."""
@@ -35,7 +127,7 @@ LANES = 16
 DRAWS = 32
 """How often an element is drawn again whose parts are equal."""
 
-Draw = Callable[..., Tensor | None]
+Draw: TypeAlias = "Callable[..., Tensor | None]"
 """For a node of the tree of splits (1 is the root, 2n and 2n + 1 are the halves of n) the share of
 the first part of every element, in [0, 1] and float32; None for plain halves."""
 
@@ -185,7 +277,7 @@ def noise(key: str, rows: NDArray[np.int64], columns: int) -> NDArray[np.int16]:
     words = np.frombuffer(digest[:16], "<u8").astype(np.uint64)
     drawn = []
     for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
-        generator = Philox(key=words)
+        generator = np.random.Philox(key=words)
         generator.advance(int(run[0]) * steps if len(run) else 0)
         raw = generator.random_raw(len(run) * steps * 4)
         # Little-endian words, so that the four numbers of a word have their places everywhere.

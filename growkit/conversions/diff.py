@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
-from growkit.algebra.shares import Shares
-from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights
+from growkit.algebra.splits import Shares, noise
+from growkit.base.lazy import Tensor, np, torch
+from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.conversions.diff_v2 import differential, doubled, noise_like_signal
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
 from growkit.conversions.shared_diff import multiplied_out
@@ -32,9 +32,6 @@ from growkit.growth.group_diff import OPERATION as GROUP_DIFF
 from growkit.planning.operation import Change, Option, Row
 from growkit.planning.plan import Plan, Planned, Rule
 from growkit.planning.transforms import Computed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LAMBDA_INIT = 0.5
 """λ_init of every layer; λ is the same, and what is left of a head is ½."""
@@ -162,9 +159,7 @@ def _size(norm: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
 
 
 def _size_everywhere(info: TensorInfo, *values: Tensor) -> Tensor:
-    import torch
-
-    return _size(*values).expand(info.shape).to(getattr(torch, TORCH_NAMES[info.dtype]))
+    return _size(*values).expand(info.shape).to(info.torch_dtype)
 
 
 def _sized(output: Tensor, *values: Tensor) -> Tensor:
@@ -172,15 +167,11 @@ def _sized(output: Tensor, *values: Tensor) -> Tensor:
 
 
 def _vector(name: str, info: TensorInfo) -> Tensor:
-    import numpy as np
-    import torch
-
-    from growkit.algebra.splits import noise
 
     (length,) = info.shape
     numbers = noise(Shares(None).key(name, 1, 0), np.zeros(1, np.int64), length)
     vector = torch.from_numpy(numbers[0]).double() * (0.2 / 2**15)
-    return vector.to(getattr(torch, TORCH_NAMES[info.dtype]))
+    return vector.to(info.torch_dtype)
 
 
 OPERATION = Diff()

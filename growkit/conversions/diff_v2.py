@@ -11,6 +11,7 @@ https://github.com/microsoft/unilm/tree/master/Diff-Transformer/Diff-Transformer
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, refuse, rewrite
@@ -18,7 +19,7 @@ from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.diff_transformer import has_noise_heads
 from growkit.planning.operation import Change, Row
 from growkit.planning.plan import Rule
-from growkit.planning.transforms import Constant, Kept, twice
+from growkit.planning.transforms import Constant, Kept, Mapped, row_maps
 
 
 class DiffV2(OnDiffTransformer):
@@ -53,7 +54,8 @@ def differential(config: Config, switches: Mapping[str, object]) -> Config:
 def doubled(name: str, info: TensorInfo, why: str) -> Rule:
     """The rule of a tensor whose rows come twice."""
     rows, *others = info.shape
-    return Rule(name, info, twice(name, (rows // 2, *others), why))
+    maps = partial(row_maps, (rows // 2, *others), (*range(rows // 2),) * 2)
+    return Rule(name, info, Mapped(name, maps, why, alike=False))
 
 
 def noise_like_signal(name: str, info: TensorInfo, layer: int | None) -> Rule | None:

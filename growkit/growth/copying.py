@@ -14,11 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern, Role
-from growkit.algebra.shares import LEAST_SNR_DB, Shares
+from growkit.algebra.expansion import NOTHING
+from growkit.algebra.law import Rows
+from growkit.algebra.splits import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.families.family import Family, stored_family
 from growkit.families.sizes import MOST_SIZE
@@ -36,11 +38,6 @@ from growkit.planning.operation import (
 )
 from growkit.planning.plan import Plan, Planned, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Kept, Mapped, Slices, row_maps
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from growkit.algebra.law import Rows
 
 AT_A_TIME = 1024
 """Rows that are added up at a time; another number may give other last bits."""
@@ -298,8 +295,6 @@ def _with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None
         raise InputError(f"vocab {new:,} is more than {MOST_SIZE:,}; choose a smaller size")
     if new == old:
         return None
-    from growkit.algebra.expansion import NOTHING
-
     rows = (*range(old), *[NOTHING] * (new - old))
     unused = unused_tensors(source, family)
     grown = {**sizes, "vocab": new}
@@ -365,8 +360,6 @@ class MoreRows(Mapped):
 
 def _mean(rows: Rows, count: int) -> Tensor:
     """The mean of rows, with the same bits on every machine."""
-    import torch
-
     total, dtype = None, None
     for begin in range(0, count, AT_A_TIME):
         some = rows(slice(begin, min(begin + AT_A_TIME, count)))

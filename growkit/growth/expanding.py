@@ -24,19 +24,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Dimension, Order, Pattern, Role
-from growkit.algebra.shares import Shares
+from growkit.algebra.expansion import (
+    NOTHING,
+    Expansion,
+    IndexMap,
+    filled_up,
+    following,
+    in_blocks,
+    in_places,
+    index_map,
+    side_by_side,
+    uneven,
+)
+from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
+from growkit.base.lazy import np
 from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.families.description import Norm, Tensor
 from growkit.families.family import Family
 from growkit.planning.plan import Plan, Rule, unused_tensors
-from growkit.planning.transforms import Kept, Mapped
-
-if TYPE_CHECKING:
-    from growkit.algebra.expansion import Expansion, IndexMap
+from growkit.planning.transforms import Kept, Mapped, Rounded
 
 BOUNDED = "--promise bounded"
 """The option that allows tensors to be rounded once."""
@@ -134,10 +143,6 @@ class _Growth:
         Raises:
             InputError: copies of members would be served by copies of what did not serve them.
         """
-        import numpy as np
-
-        from growkit.algebra.expansion import NOTHING, in_blocks
-
         apart = ""
         for axis, serving in _pairs(self.family, self.old):
             if not self.made.keys() & {axis, serving}:
@@ -222,7 +227,7 @@ class _Growth:
         if wholes is None and (factor != 1 or rounds):
             why += f", times {factor:.6g}" if factor != 1 else ""
             why += ", rounded once" if rounds else ""
-        made = Mapped(
+        made = (Rounded if rounds else Mapped)(
             of,
             partial(self._maps, tensor, wholes),
             why,
@@ -231,7 +236,6 @@ class _Growth:
             factor if wholes is None else 1.0,
             offset=tensor.offset,
             resets=self.resets,
-            rounds=rounds,
         )
         return Rule(name, info, made)
 
@@ -291,8 +295,6 @@ class _Growth:
         return f"×{copies}" if copies else f"{self.old[axis]} → {self.new[axis]}"
 
     def _maps(self, tensor: Tensor, wholes: int | None) -> tuple[IndexMap, ...]:
-        from growkit.algebra.expansion import index_map
-
         found = []
         for number, dimension in enumerate(Pattern.parse(tensor.pattern).dimensions):
             order, weighs = tensor.order if number == 0 else None, tensor.norm is not None
@@ -331,8 +333,6 @@ def placed_copies(
     Raises:
         InputError: groups have no room for copies of all their members.
     """
-    from growkit.algebra.expansion import filled_up, in_blocks, in_places, side_by_side, uneven
-
     normed = {norm.over for norm in _norms(family, family.complete(config))}
     apart = _apart(family, old, new)
     if whole_groups:
@@ -413,8 +413,6 @@ def _beside(
     old: Mapping[str, int], axis: str, size: int, servant: str, groups: Expansion
 ) -> Expansion:
     """Copies of the members of groups next to copies of what serves them; see ``placed_copies``."""
-    from growkit.algebra.expansion import following
-
     if size % len(groups.source):
         raise InputError(_no_multiple(axis, size, servant, groups))
     members = old[axis] // old[servant]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from growkit.algebra.axes import Pattern, Role
-from growkit.algebra.shares import Shares
+from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.families.description import Tensor

@@ -26,7 +26,9 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
+from growkit.algebra.splits import noise
 from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
 from growkit.families.description import NEW, Dense, Experts
 from growkit.families.family import Family, families, stored_family
@@ -44,9 +46,7 @@ from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed, Constant, Kept, Section, Stacked, Transform
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
 SPREAD = 0.02
 """Standard deviation of a new router's numbers: what classes of transformers begin with."""
@@ -309,15 +309,10 @@ class _Upcycling:
 
 def _router(key: str, info: TensorInfo, pieces: int) -> Tensor:
     """New rows, [experts, hidden]."""
-    import numpy as np
-    import torch
-
-    from growkit.algebra.splits import noise
-
     experts, hidden = info.shape
     numbers = noise(key, np.arange(experts // pieces), hidden).astype(np.float64) + 0.5
     rows = torch.from_numpy(numbers * (SPREAD * 12**0.5 / 2**16))
-    return rows.repeat_interleave(pieces, 0).to(getattr(torch, TORCH_NAMES[info.dtype]))
+    return rows.repeat_interleave(pieces, 0).to(info.torch_dtype)
 
 
 def _dropped(
@@ -333,9 +328,6 @@ def _dropped(
         times: factor of the matrix.
         weight: of the dense MLP.
     """
-    import numpy as np
-    import torch
-
     count = weight.shape[dimension]
     order = np.argsort(_numbers(units, (count,)), kind="stable")
     chosen = torch.from_numpy(np.sort(order[: max(1, round(part * count))]))
@@ -348,10 +340,6 @@ def _dropped(
 
 def _numbers(key: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
     """Whole numbers from 0 to 2⁴⁸ - 1, by counter."""
-    import numpy as np
-
-    from growkit.algebra.splits import noise
-
     rows = np.arange(prod(shape[:-1]))
     parts = noise(key, rows, 3 * shape[-1]).astype(np.int64).reshape(*shape, 3) + 2**15
     return np.asarray(parts @ np.array([2**32, 2**16, 1]), np.int64)

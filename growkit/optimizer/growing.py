@@ -22,8 +22,7 @@ from growkit.optimizer.groups import Factors, ParamGroup, split_groups
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.state import ORDERS, STEP, State
 from growkit.planning.layouts import read_layout
-from growkit.planning.lineage import Lineage
-from growkit.planning.plan import Plan, Planned, Rule
+from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Constant
 
 if TYPE_CHECKING:

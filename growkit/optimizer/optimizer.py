@@ -18,7 +18,7 @@ from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters, check_trainable, parameters_of
 from growkit.optimizer.schedule import grown_schedule, holds_schedule
 from growkit.optimizer.state import MUON, Format, State, check_state
-from growkit.planning.lineage import Lineage
+from growkit.planning.plan import Lineage
 from growkit.planning.updates import Law, law_of
 from growkit.results.operation import OptimizerResult
 

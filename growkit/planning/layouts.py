@@ -16,23 +16,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern
 from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
-from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.base.tensors import Config, TensorInfo, Weights, main_dtype
 from growkit.families.description import DiffForm
 from growkit.families.description import Tensor as Described
 from growkit.families.diff_transformer import DEFAULTS, OF_SOME
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.families.family import Family, families, family_of, stored_family
 from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
-from growkit.planning.transforms import Computed, reordered
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from growkit.planning.transforms import Computed, Mapped, row_maps
 
 OF_THE_FOLDER = ("architectures", "auto_map", "model_type", "transformers_version")
 HEAD_NORM = "head_norm.weight"
@@ -332,7 +328,8 @@ def _reordered(target: str, of: str, info: TensorInfo, order: Sequence[int]) -> 
     """Rows of the source in other places; ``order`` gives the old number of each, if it changes."""
     if list(order) == list(range(len(order))):
         return taken_over(target, info, of)
-    return Rule(target, info, reordered(of, info.shape, order))
+    rows = partial(row_maps, info.shape, tuple(order))
+    return Rule(target, info, Mapped(of, rows, "rows in another order"))
 
 
 def _solved(which: int, was: float, will_be: float, where: str, *vectors: Tensor) -> Tensor:
@@ -354,15 +351,11 @@ def _solved(which: int, was: float, will_be: float, where: str, *vectors: Tensor
 
 
 def _scaled(factor: float, info: TensorInfo, *weight: Tensor) -> Tensor:
-    import torch
-
     scaled = weight[0].double() if weight else torch.ones(info.shape, dtype=torch.float64)
-    return (scaled * factor).to(getattr(torch, TORCH_NAMES[info.dtype]))
+    return (scaled * factor).to(info.torch_dtype)
 
 
 def _folded(factor: float, where: str, name: str, matrix: Tensor, *norm: Tensor) -> Tensor:
-    import torch
-
     columns = matrix.shape[1]
     weight = torch.full((columns,), factor, dtype=torch.float64)
     if norm:
@@ -421,7 +414,6 @@ def _with_dot(query: Tensor, key: Tensor, dot: float) -> tuple[Tensor, Tensor]:
     for it: each takes what is still missing, divided by its key, and leaves an error that is
     smaller by the precision of the dtype.
     """
-    import torch
 
     def error(query: Tensor) -> float:
         return abs(float(query.double() @ key) - dot)

@@ -1,5 +1,7 @@
 """The plan: which target tensor is made from which source tensors, and why; from headers alone.
 
+The lineage of a target is the plans of all steps.
+
 A plan is checked before anything is computed: every source tensor is used or dropped by name, and
 every target tensor is written exactly once, with the shape that its pattern predicts.
 """
@@ -9,11 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from growkit.algebra.axes import Pattern
+from growkit.algebra.expansion import NOTHING, Index
+from growkit.algebra.law import Rows
 from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, np, torch
 from growkit.base.tensors import (
     ANYWHERE,
     AT_A_TIME,
@@ -21,16 +27,15 @@ from growkit.base.tensors import (
     Config,
     TensorInfo,
     Weights,
+    Where,
     cut,
     full,
     parts,
 )
 from growkit.families.family import Family
-from growkit.planning.transforms import Kept, Transform
+from growkit.planning.transforms import Kept, Mapped, Transform
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from growkit.results.proof import Spectrum
 
 
@@ -202,28 +207,23 @@ class Planned(Weights):
         rule = self.plan.by_target[name]
         self.check_duplicates(rule.sources)
         rows, *others = rule.info.shape or (1,)
-        step = max(1, AT_A_TIME // max(1, prod(others))) if rule.transform.local else max(rows, 1)
-        source = _Once(self._source)
         period = rule.transform.period or rows
         if rows % max(period, 1) or rule.info.bytes // max(1, rows) * period > SMALL:
             period = rows
-        made = []
+        step = max(1, AT_A_TIME // max(1, prod(others))) if rule.transform.local else max(rows, 1)
+        source, again = _Once(self._source), []
         for begin in range(0, max(period, 1), step):
-            where = full(rule.info.shape, [slice(begin, min(begin + step, period))])
-            block = rule.transform.part(source, where)
+            block = _made(rule, source, [slice(begin, min(begin + step, period))])
             if period < rows:
-                made.append(block)
+                again.append(block)
             yield block
         for _ in range(1, rows // max(period, 1)):
-            yield from made
+            yield from again
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """Make a part of a tensor."""
         if any(where):
-            rule = self.plan.by_target[name]
-            return rule.transform.part(self._source, full(rule.info.shape, where))
-        import torch
-
+            return _made(self.plan.by_target[name], self._source, where)
         made = list(self.blocks(name))
         return made[0] if len(made) == 1 else torch.cat(made)
 
@@ -247,6 +247,15 @@ class Planned(Weights):
                         f"{self._source.where(name)} differs from the embedding; set "
                         "tie_word_embeddings to false, or remove it"
                     )
+
+
+def _made(rule: Rule, source: Weights, where: Where) -> Tensor:
+    """A part of a rule's target; an empty one needs no source."""
+    slices = full(rule.info.shape, where)
+    sizes = [each.stop - each.start for each in slices]
+    if 0 in sizes:
+        return torch.empty(sizes, dtype=rule.info.torch_dtype)
+    return rule.transform.part(source, slices)
 
 
 class _Once(Weights):
@@ -291,29 +300,7 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
         )
     patterns = family.patterns(source.config)
     for name, pattern in patterns.items():
-        expected = pattern.shape(sizes)
-        if name not in source.tensors:
-            alias = next((a for a, of in family.duplicates.items() if of == name), None)
-            remedy = _unless_quantised(
-                source, "copy the checkpoint again, or correct its config.json"
-            )
-            if alias in source.tensors:
-                remedy = f"rename {alias}, which is tied to it"
-            raise InputError(
-                f"tensor {name} is missing from {source.where()}; a {family.name} model with its "
-                f"config.json has it, with shape {list(expected)}; {remedy}"
-            )
-        info = source.tensors[name]
-        if info.dtype not in FLOAT_BYTES:
-            raise InputError(
-                f"tensor {name} in {source.where(name)} has dtype {info.dtype}; growkit works on "
-                f"float weights ({', '.join(FLOAT_BYTES)}), dequantise the model first"
-            )
-        if info.shape != expected:
-            raise InputError(
-                f"tensor {name} in {source.where(name)} has shape {list(info.shape)}; config.json "
-                f"predicts {list(expected)} ({pattern.notation}), correct whichever is wrong"
-            )
+        _check_header(source, family, name, pattern, pattern.shape(sizes))
     unknown = "remove it, or correct model_type, the number of layers or the bias switches"
     dropped: dict[str, str] = {}
     duplicates: dict[str, str] = {}
@@ -331,9 +318,185 @@ def unused_tensors(source: Weights, family: Family) -> tuple[dict[str, str], dic
     return dropped, duplicates
 
 
+def _check_header(
+    source: Weights, family: Family, name: str, pattern: Pattern, expected: tuple[int, ...]
+) -> None:
+    info = source.tensors.get(name)
+    if info is None:
+        remedy = "copy the checkpoint again, or correct its config.json"
+        remedy = _unless_quantised(source, remedy)
+        for alias, of in family.duplicates.items():
+            if of == name and alias in source.tensors:
+                remedy = f"rename {alias}, which is tied to it"
+        raise InputError(
+            f"tensor {name} is missing from {source.where()}; a {family.name} model with its "
+            f"config.json has it, with shape {list(expected)}; {remedy}"
+        )
+    if info.dtype not in FLOAT_BYTES:
+        raise InputError(
+            f"tensor {name} in {source.where(name)} has dtype {info.dtype}; growkit works on "
+            f"float weights ({', '.join(FLOAT_BYTES)}), dequantise the model first"
+        )
+    if info.shape != expected:
+        raise InputError(
+            f"tensor {name} in {source.where(name)} has shape {list(info.shape)}; config.json "
+            f"predicts {list(expected)} ({pattern.notation}), correct whichever is wrong"
+        )
+
+
 def _unless_quantised(source: Weights, remedy: str) -> str:
     """What to do about tensors that do not fit."""
     if any(map(ADAPTED.search, source.tensors)):
         return "the model has an adapter, merge that into it first"
     quantised = any(map(QUANTISED.search, source.tensors))
     return "the model is quantised, dequantise it first" if quantised else remedy
+
+
+class LostError(Exception):
+    """A tensor does not give back what it was made from."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the coordinates of one dimension of a tensor come from.
+
+    Attributes:
+        tensor: the name of the one that they come from.
+        source: for each coordinate the one that it copies, or ``NOTHING``; None for the same.
+        factor: what the tensor is multiplied by.
+    """
+
+    tensor: str
+    source: Index | None = None
+    factor: float = 1.0
+
+
+def traced(
+    plans: Sequence[Plan], name: str, dimension: int, behind: Places | None = None
+) -> Places | None:
+    """Where the coordinates of a dimension come from, through all steps.
+
+    Args:
+        plans: of the steps, in order.
+        name: of a tensor that the last one makes.
+        dimension: of the tensor.
+        behind: what became of that tensor.
+
+    Returns:
+        None if some of it was computed, or is new.
+    """
+    source, factor = (behind.source, behind.factor) if behind else (None, 1.0)
+    for plan in reversed(plans):
+        rule = plan.by_target.get(name)
+        if rule is None or not isinstance(rule.transform, Kept | Mapped):
+            return None
+        if isinstance(rule.transform, Mapped):
+            here = rule.transform.maps[dimension].source
+            source = here if source is None else np.where(source == NOTHING, NOTHING, here[source])
+        factor *= rule.transform.factor
+        name = rule.transform.source
+    return Places(name, source, factor)
+
+
+@dataclass(frozen=True, eq=False)
+class Lineage:
+    """All steps from a source to a target.
+
+    Attributes:
+        source: what the first plan was made for.
+        plans: of all steps, in order.
+        promise: the weakest of what the steps promise of the function.
+        lost: what is lost, in one line; empty if nothing is.
+        by_rounding: whether nothing is lost but by rounding.
+    """
+
+    source: Weights
+    plans: Sequence[Plan]
+    promise: str = "exact"
+    lost: str = ""
+    by_rounding: bool = field(default=False, kw_only=True)
+
+    @cached_property
+    def stages(self) -> tuple[Weights, ...]:
+        """The source, and what every step makes, computed when it is read."""
+        stages = [self.source]
+        for plan in self.plans:
+            stages.append(Planned(stages[-1], plan))
+        return tuple(stages)
+
+    @property
+    def target(self) -> Weights:
+        """What the last step makes."""
+        return self.stages[-1]
+
+    @cached_property
+    def layers(self) -> tuple[int | None, ...] | None:
+        """Which layers of the source those of the target compute; see ``Plan.layers``."""
+        found: tuple[int | None, ...] | None = None
+        for plan in self.plans:
+            if plan.layers is not None and found is not None:
+                before = found
+                found = tuple(None if each is None else before[each] for each in plan.layers)
+            else:
+                found = plan.layers or found
+        return found
+
+    def check_duplicates(self) -> None:
+        """Compare tensors that must be equal, in every step.
+
+        Raises:
+            InputError: one differs.
+        """
+        for stage in self.stages[1:]:
+            assert isinstance(stage, Planned)
+            stage.check_duplicates(stage.plan.duplicates.values())
+
+    def steps(self, target: str) -> list[list[Rule]]:
+        """The rules on the way to a tensor, the last step first."""
+        names, found = {target: None}, []  # a dictionary keeps its order
+        for plan in reversed(self.plans):
+            rules = [plan.by_target[name] for name in names]
+            found.append(rules)
+            names = {name: None for rule in rules for name in rule.sources}
+        return found
+
+    def origin(self, target: str) -> str | None:
+        """The source's tensor that a tensor holds; None if it holds none."""
+        for plan in reversed(self.plans):
+            rule = plan.by_target[target]
+            if not rule.transform.holds:
+                return None
+            (target,) = rule.sources
+        return target
+
+    def repeatable(self, target: str) -> bool:
+        """Whether everything on the way to a tensor gives the same bits when computed again."""
+        return all(rule.transform.repeatable for rules in self.steps(target) for rule in rules)
+
+    def recovered(self, written: Weights, target: str) -> Rows:
+        """Rows of the source's tensor that a tensor holds, read out of the written one.
+
+        Args:
+            written: a checkpoint of the target.
+            target: name of a tensor.
+
+        Returns:
+            A function of rows, which raises ``LostError`` where they are lost.
+
+        Raises:
+            LostError: the tensor holds nothing of a source.
+        """
+        rows: Rows = partial(written.read, target)
+        for plan in reversed(self.plans):
+            rule = plan.by_target[target]
+            if not rule.transform.holds:
+                raise LostError
+            rows, (target,) = partial(_undo, rule.transform, rows), rule.sources
+        return rows
+
+
+def _undo(transform: Transform, rows: Rows, of: slice) -> Tensor:
+    back = transform.undo(rows, of)
+    if back is None:
+        raise LostError
+    return back

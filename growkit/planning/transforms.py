@@ -10,19 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Role
-from growkit.algebra.shares import Shares
+from growkit.algebra.expansion import IndexMap, in_blocks, placed
+from growkit.algebra.law import Read, Rows, copies_in, grow_moments, grow_slice, undo
+from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
-from growkit.base.tensors import TORCH_NAMES, TensorInfo, Weights
+from growkit.base.lazy import Tensor, torch
+from growkit.base.tensors import TensorInfo, Weights
 from growkit.planning.updates import Update
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from growkit.algebra.expansion import IndexMap
-    from growkit.algebra.law import Rows
 
 Slices = Sequence[slice]
 """Begin and end in every dimension of a tensor."""
@@ -37,9 +33,17 @@ AT_RANDOM = "it is split at random"
 
 
 class Transform(ABC):
-    """How one tensor is made. ``why`` is one phrase for users."""
+    """How one tensor is made.
+
+    Attributes:
+        why: one phrase for users.
+        holds: whether it gives its source back, bit for bit.
+        among: number of tensors that copy this source, each with an equal part of its gradient.
+    """
 
     why: str
+    holds: bool = False
+    among: int = 1
 
     @property
     def parts(self) -> Sequence[Transform]:
@@ -57,11 +61,6 @@ class Transform(ABC):
         return all(part.local for part in self.parts)
 
     @property
-    def holds(self) -> bool:
-        """Whether it gives its source back, bit for bit."""
-        return False
-
-    @property
     def repeatable(self) -> bool:
         """Whether computing it again gives the same bits on every machine.
 
@@ -73,11 +72,6 @@ class Transform(ABC):
     def period(self) -> int | None:
         """The number of rows after which the same bits come again; None where they do not."""
         return None
-
-    @property
-    def among(self) -> int:
-        """Number of tensors that copy this source, each with an equal part of its gradient."""
-        return 1
 
     @abstractmethod
     def part(self, source: Weights, where: Slices) -> Tensor:
@@ -131,9 +125,7 @@ class _OfOne(Transform):
 
     source: str
 
-    @property
-    def holds(self) -> bool:
-        return True
+    holds = True
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -183,11 +175,10 @@ class Mapped(_OfOne):
         why: one phrase for users.
         name: seeds the random splits.
         shares: how read weights are split.
-        factor: what everything is multiplied by: a power of two, unless it ``rounds``.
+        factor: what everything is multiplied by: a power of two, unless it is ``Rounded``.
         alike: whether written copies serve one purpose, and are read with the shares of the maps.
         offset: what the class adds to a vector, so that zeros are stored as its negative.
         resets: whether an optimizer's moments of copies, of all but the first, begin anew.
-        rounds: whether every element is rounded once, so that the source is not given back.
         alone: whether the copies must part by themselves, rather than with other tensors.
     """
 
@@ -199,18 +190,12 @@ class Mapped(_OfOne):
     alike: bool = True
     offset: float = 0.0
     resets: bool = False
-    rounds: bool = False
     alone: bool = True
 
     @property
     def maps(self) -> tuple[IndexMap, ...]:
         """The maps of every dimension."""
         return self.make()
-
-    @property
-    def holds(self) -> bool:
-        """See ``Transform``."""
-        return not self.rounds
 
     @property
     def period(self) -> int | None:
@@ -222,49 +207,30 @@ class Mapped(_OfOne):
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
-        import torch
-
-        from growkit.algebra.law import grow_slice
-
-        if self.rounds:
-            dtype: torch.dtype = getattr(torch, TORCH_NAMES[source.tensors[self.source].dtype])
-            wide = dtype if dtype.itemsize >= torch.float32.itemsize else torch.float32
-
-            def read(rows: slice, columns: slice | None = None) -> Tensor:
-                return source.read(self.source, rows, columns).to(wide) + self.offset
-
-            grown = grow_slice(read, self.maps, self.name, self.shares, where)
-            return (grown.double() * self.factor - self.offset).to(dtype)
-        grown = grow_slice(
-            partial(source.read, self.source), self.maps, self.name, self.shares, where
-        )
+        grown = self._grown(partial(source.read, self.source), where)
         if self.offset:
             grown = grown.masked_fill(self._nothing(where[0]), -self.offset)
         return _multiplied(grown, self.factor, source.where(self.source))
 
-    def _nothing(self, rows: slice) -> Tensor:
-        import torch
+    def _grown(self, read: Read, where: Slices) -> Tensor:
+        return grow_slice(read, self.maps, self.name, self.shares, where)
 
+    def _nothing(self, rows: slice) -> Tensor:
         (mapped,) = self.maps
         return torch.from_numpy(mapped.nothing[rows])
 
     def undo(self, rows: Rows, of: slice) -> Tensor | None:
         """See ``Transform``."""
-        from growkit.algebra.law import undo
 
         def without_offset(of: slice) -> Tensor:
             found = rows(of)
             return found.where(~self._nothing(of), found + self.offset)
 
-        if self.rounds:
-            return None
         back = undo(without_offset if self.offset else rows, self.maps, of)
         return None if back is None else _divided(back, self.factor)
 
     def copies(self, tensor: Tensor) -> Iterator[list[Tensor]]:
         """See ``Transform``."""
-        from growkit.algebra.law import copies_in
-
         return copies_in(tensor, self.maps) if self.alone else iter(())
 
     def update(self, before: Sequence[Update]) -> Update:
@@ -277,13 +243,38 @@ class Mapped(_OfOne):
             made = made.because(AT_RANDOM)
         elif self.resets and any(each.later.any() for each in self.maps):
             made = made.because("moments of its copies begin anew")
-        return made.because("it is rounded") if self.rounds else made
+        return made
 
     def moments(self, order: int) -> Transform | None:
         """Copies have a part of the gradient, as they are read; see ``Transform``."""
         if not self.alike:
             return None
         return Moments(self.source, self.make, self.factor, order, self.resets)
+
+
+@dataclass(frozen=True, eq=False)
+class Rounded(Mapped):
+    """The same with any factor: every element is rounded once, so that the source is lost."""
+
+    holds = False
+
+    def part(self, source: Weights, where: Slices) -> Tensor:
+        """See ``Transform``."""
+        dtype = source.tensors[self.source].torch_dtype
+        wide = torch.promote_types(dtype, torch.float32)
+
+        def read(rows: slice, columns: slice | None = None) -> Tensor:
+            return source.read(self.source, rows, columns).to(wide) + self.offset
+
+        return (self._grown(read, where).double() * self.factor - self.offset).to(dtype)
+
+    def undo(self, rows: Rows, of: slice) -> Tensor | None:
+        """See ``Transform``."""
+        return None
+
+    def update(self, before: Sequence[Update]) -> Update:
+        """See ``Transform``."""
+        return super().update(before).because("it is rounded")
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,8 +298,6 @@ class Moments(_OfOne):
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
-        from growkit.algebra.law import grow_moments
-
         read = partial(source.read, self.source)
         grown = grow_moments(read, self.make(), self.order, where, resets=self.resets)
         return grown if self.factor == 1 else grown * self.factor**-self.order
@@ -362,10 +351,8 @@ class Constant(Transform):
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
-        import torch
-
         shape = [each.stop - each.start for each in where]
-        return torch.full(shape, self.value, dtype=getattr(torch, TORCH_NAMES[self.info.dtype]))
+        return torch.full(shape, self.value, dtype=self.info.torch_dtype)
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
@@ -431,24 +418,17 @@ class Stacked(Transform):
 
     def part(self, source: Weights, where: Slices) -> Tensor:
         """See ``Transform``."""
-        import torch
-
         numbers, rows, columns = where
-
-        def matrix(parts: Sequence[tuple[Transform, int]], rows: slice) -> Tensor:
+        made = []
+        for parts in self.matrices[numbers]:
             found, end = [], 0
             for part, count in parts:
                 begin, end = end, end + count
                 inside = slice(max(rows.start, begin) - begin, min(rows.stop, end) - begin)
                 if inside.start < inside.stop:
                     found.append(part.part(source, (inside, columns)))
-            return torch.cat(found) if found else parts[0][0].part(source, (slice(0, 0), columns))
-
-        made = [matrix(parts, rows) for parts in self.matrices[numbers]]
-        if made:
-            return torch.stack(made)
-        nothing = matrix(self.matrices[0], slice(0, 0))
-        return nothing.new_empty(0, rows.stop - rows.start, columns.stop - columns.start)
+            made.append(torch.cat(found))
+        return torch.stack(made)
 
     def update(self, before: Sequence[Update]) -> Update:
         """See ``Transform``."""
@@ -486,17 +466,6 @@ def _divided(tensor: Tensor, factor: float) -> Tensor:
     return tensor if factor == 1 else (tensor.double() / factor).to(tensor.dtype)
 
 
-def reordered(source: str, shape: Sequence[int], order: Sequence[int]) -> Mapped:
-    """A tensor with its rows in another order; ``order`` gives the old number of every row."""
-    return Mapped(source, partial(row_maps, tuple(shape), tuple(order)), "rows in another order")
-
-
-def twice(source: str, shape: Sequence[int], why: str) -> Mapped:
-    """A tensor whose rows come twice, for two purposes; ``shape`` is that of the source."""
-    rows = partial(row_maps, tuple(shape), (*range(shape[0]),) * 2)
-    return Mapped(source, rows, why, alike=False)
-
-
 @lru_cache(maxsize=64)  # layers are alike
 def row_maps(
     shape: tuple[int, ...],
@@ -513,8 +482,6 @@ def row_maps(
         role: whether copies of rows are written, or parts of a row that is read.
         uneven: see ``IndexMap``.
     """
-    from growkit.algebra.expansion import IndexMap, in_blocks, placed
-
     first, *others = (placed(shape[0], order), *(in_blocks(size, 1) for size in shape[1:]))
     rows = IndexMap(role, first.size, first.source, first.share, uneven=uneven)
     return (rows, *(IndexMap(Role.WRITTEN, e.size, e.source, e.share) for e in others))

@@ -16,18 +16,18 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Role
+from growkit.algebra.expansion import NOTHING, IndexMap
+from growkit.algebra.expansion import Factors as Numbers
+from growkit.base.lazy import np
 from growkit.base.tensors import TensorInfo
 from growkit.results.operation import UpdateGroup, Updates
 
 if TYPE_CHECKING:
-    from growkit.algebra.expansion import Factors as Numbers
-    from growkit.algebra.expansion import IndexMap
-    from growkit.planning.lineage import Lineage
-    from growkit.planning.plan import Plan
+    from growkit.planning.plan import Lineage, Plan
 
 APART = "what is made of one tensor becomes several, which train apart"
 INDEX = re.compile(r"(?<=\.)[0-9]+(?=\.)")
@@ -38,15 +38,6 @@ MUON_ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
 }
 """What ``torch.optim.Muon`` multiplies the rate of a matrix with, by ``adjust_lr_fn``."""
-
-
-@cache
-def _one() -> Numbers:
-    import numpy as np
-
-    one = np.ones(())
-    one.setflags(write=False)
-    return one
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +54,7 @@ class Update:
     """
 
     n_in: float = 1.0
-    n_out: Numbers = field(default_factory=_one)
+    n_out: Numbers = field(default_factory=lambda: np.ones(()))
     factor: float = 1.0
     new: bool = False
     why: str = ""
@@ -81,8 +72,6 @@ class Update:
     @property
     def gradient(self) -> Numbers:
         """Factor of gradients, and so of Adam's eps; see ``n_out`` for its shape."""
-        import numpy as np
-
         return np.asarray(1 / (self.n_out * self.factor))
 
     @property
@@ -112,8 +101,6 @@ class Update:
 
     def mapped(self, maps: Sequence[IndexMap]) -> Update:
         """The update of a tensor that is copied and split by these maps."""
-        import numpy as np
-
         n_in, n_out, why = self.n_in, self.n_out, ""
         if not n_out.ndim:
             n_out = n_out.reshape((1,) * len(maps))
@@ -135,8 +122,6 @@ class Update:
 
     def whole(self) -> Update:
         """The update of any part of the tensor."""
-        import numpy as np
-
         if self.n_out.size == 1:
             return self
         mean = np.full((1,) * self.n_out.ndim, 1 / self.eps / self.factor)
@@ -151,10 +136,6 @@ def _shares(mapped: IndexMap) -> tuple[Numbers, float, str]:
         The share of every coordinate (1 for one that copies nothing), the mean of all that are
         read, and what keeps the law from holding, if anything does.
     """
-    import numpy as np
-
-    from growkit.algebra.expansion import NOTHING
-
     copies = mapped.source != NOTHING
     shares = np.where(copies, mapped.shares, 1.0)
     held, sources = shares[copies], mapped.source[copies]
@@ -233,18 +214,16 @@ def summary(law: Law, tensors: Mapping[str, TensorInfo]) -> Updates:
         tensors: of the target.
     """
     groups: dict[tuple[object, ...], list[str]] = {}
+    of_kind: dict[str, set[tuple[object, ...]]] = {}
+    kinds = {name: INDEX.sub("*", name) for name in law.updates}
     for name, each in law.updates.items():
         key = (each.n_in, each.factor, each.new, *sorted(set(each.n_out.flat)))
         groups.setdefault(key, []).append(name)
-    kinds = {name: INDEX.sub("*", name) for name in law.updates}
-    by_kind: dict[str, set[tuple[object, ...]]] = {}
-    for key, names in groups.items():
-        for name in names:
-            by_kind.setdefault(kinds[name], set()).add(key)
+        of_kind.setdefault(kinds[name], set()).add(key)
     listed = []
     for names in groups.values():
         update = law.updates[names[0]]
-        shown = (kinds[name] if len(by_kind[kinds[name]]) == 1 else name for name in names)
+        shown = (kinds[name] if len(of_kind[kinds[name]]) == 1 else name for name in names)
         listed.append(
             UpdateGroup(
                 tensors=list(dict.fromkeys(shown)),

@@ -21,7 +21,7 @@ from growkit.engine.loader import loading
 from growkit.engine.metrics import Distance, Head, distance_of, error_of, logits_in_pieces
 from growkit.engine.oracle import lacks_class
 from growkit.planning.layouts import read_layout
-from growkit.planning.lineage import Lineage, Places, traced
+from growkit.planning.plan import Lineage, Places, traced
 from growkit.proof.fingerprint import Question
 from growkit.proof.modes import PREFILL, Mode, NotAskedError
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from growkit.base.limits import within
 from growkit.engine.metrics import finite
-from growkit.planning.lineage import Lineage
+from growkit.planning.plan import Lineage
 from growkit.proof.folder import FolderDifferences
 from growkit.proof.modes import PREFILL
 from growkit.proof.parts import Native, Strict

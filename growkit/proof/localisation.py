@@ -15,7 +15,7 @@ from growkit.engine.layerwise import Layerwise
 from growkit.engine.metrics import error_of
 from growkit.families.description import component_of
 from growkit.families.family import stored_family
-from growkit.planning.lineage import Lineage
+from growkit.planning.plan import Lineage
 from growkit.proof.comparison import Copied, copied_states
 from growkit.results.proof import Fault
 

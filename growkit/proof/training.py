@@ -36,7 +36,7 @@ from growkit.optimizer.growing import grown_moments
 from growkit.optimizer.optimizer import Optimizer, open_state, written_in
 from growkit.optimizer.parameters import parameters_of
 from growkit.optimizer.state import MUON, STEP, State
-from growkit.planning.lineage import Lineage
+from growkit.planning.plan import Lineage
 from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.updates import Law, Update, law_of
 from growkit.proof.fingerprint import widest

@@ -28,9 +28,8 @@ from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint, Widened
 from growkit.engine.user_family import temporary_family, unlisted_family
 from growkit.growth.copying import GROUPS
-from growkit.planning.lineage import Lineage, LostError
 from growkit.planning.operation import SizeOption
-from growkit.planning.plan import Plan, Rule
+from growkit.planning.plan import Lineage, LostError, Plan, Rule
 from growkit.recipe.manifest import read_record
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, Step

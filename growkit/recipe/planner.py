@@ -21,9 +21,8 @@ from growkit.checkpoint.reading import Widened, rounded
 from growkit.families.description import EAGER_EXPERTS
 from growkit.families.family import family_of, stored_family
 from growkit.planning.layouts import read_layout
-from growkit.planning.lineage import Lineage
 from growkit.planning.operation import PROMISES, Change, complete
-from growkit.planning.plan import Plan, Planned
+from growkit.planning.plan import Lineage, Plan, Planned
 from growkit.planning.transforms import AS_IT_IS
 from growkit.recipe.recipe import Recipe, Step, operations
 from growkit.results.operation import ConfigChange, GrowResult, PlannedTensor, RankTried

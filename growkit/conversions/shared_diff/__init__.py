@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights
+from growkit.base.lazy import Tensor
+from growkit.base.tensors import Config, TensorInfo, Weights
 from growkit.conversions.rewriting import OnDiffTransformer, Special, refuse, rewrite
 from growkit.conversions.shared_diff.search import Heads, Search, Way, projections, weight_of
 from growkit.families.diff_transformer import FAMILY as DIFF
@@ -22,10 +23,6 @@ from growkit.planning.operation import Change, Option, Row, Value, is_within
 from growkit.planning.plan import Check, Judged, Plan, Rule, taken_over, unused_tensors
 from growkit.planning.transforms import Computed
 from growkit.results.operation import RankTried
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 PARTS = ("base.weight", "down.weight", "up.weight")
 
@@ -209,11 +206,9 @@ class _Factors:
             info: shape and dtype of the part; all three have the same dtype.
             weight: the full projection, [(signal + noise) · head_dim, hidden].
         """
-        import torch
-
         with self._lock:
             if which not in self._parts:
-                dtype = getattr(torch, TORCH_NAMES[info.dtype])
+                dtype = info.torch_dtype
                 moment = self._moment()
                 parts = self._heads.factorise(weight.double(), self._rank, moment, dtype)
                 self._parts = dict(enumerate(parts))
@@ -237,10 +232,8 @@ def multiplied_out(config: Config) -> Special:
 
 
 def _product(info: TensorInfo, heads: Heads, base: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    import torch
-
     weight = heads.multiplied_out(base.double(), down.double(), up.double())
-    return weight.to(getattr(torch, TORCH_NAMES[info.dtype]))
+    return weight.to(info.torch_dtype)
 
 
 OPERATION = SharedDiff()

@@ -19,9 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from growkit.base.lazy import Tensor, torch
 from growkit.planning.plan import Judged
 from growkit.results.proof import MOST_VALUES, Spectrum
 

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
 from growkit.base.limits import within
 from growkit.base.progress import Advance, current, nothing
 from growkit.base.settings import Settings
@@ -26,7 +27,6 @@ from growkit.families.llama import ATTENTION
 from growkit.results.operation import RankTried
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from growkit.engine.calls import Spool
@@ -118,8 +118,6 @@ class Heads:
         Args:
             weight: [(signal + noise) · head_dim, hidden].
         """
-        import torch
-
         hidden = weight.shape[1]
         if self.scope == "layer":
             return weight.view(1, 2, -1, hidden).transpose(-1, -2)
@@ -190,8 +188,6 @@ class Heads:
 
         All in float64, the same bits on every machine.
         """
-        import torch
-
         hidden = base.shape[1]
         bases = base.view(-1, up.shape[0] // (self.signal + self.noise), hidden)
         counts = (self.signal, self.noise)
@@ -204,8 +200,6 @@ class Heads:
         Products are rounded, then added in the order of the rank. A product of matrices would be
         summed in another order, with other last bits, by every library and number of threads.
         """
-        import torch
-
         counts = (self.signal, self.noise)
         updated = weight.clone()
         heads = updated.view(sum(counts), -1, weight.shape[1])
@@ -220,8 +214,6 @@ class Heads:
 
     def _by_head(self, parts: Tensor) -> Tensor:
         """[groups, members, …] to [heads, …], signal heads first."""
-        import torch
-
         if self.scope != "head":
             return parts[0]
         return torch.cat([parts[:, :-1].flatten(0, 1), parts[:, -1]])
@@ -326,8 +318,6 @@ class Search:
 
     def _costs(self, ways: Sequence[Way]) -> Mapping[Way, float]:
         """The cost of ways on the text, in nats per token."""
-        import torch
-
         dtype = getattr(torch, TORCH_NAMES[main_dtype(self._source.tensors)])  # of the parts
 
         def rewritten(projection: str, layer: int, weight: Tensor, way: Way) -> Tensor:
@@ -413,8 +403,6 @@ class Calibration:
         Raises:
             InputError: the model cannot be run, or there is no room for temporary files.
         """
-        import torch
-
         with self._lock:
             while len(self._moments) <= layer:
                 next(self._running)
@@ -425,8 +413,6 @@ class Calibration:
 
 def _run(source: Weights, windows: Sequence[Tensor], moments: Spool) -> Iterator[None]:
     """Run a model, and keep the moment of one layer at a time."""
-    import torch
-
     from growkit.engine.calls import Call
 
     model = _layerwise(source)
@@ -506,8 +492,6 @@ def _replaced(modules: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iter
 
 
 def _layerwise(source: Weights) -> Layerwise:
-    import torch
-
     from growkit.engine.layerwise import Layerwise
 
     dtype = torch.float64 if main_dtype(source.tensors) == "F64" else torch.float32
