@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
+from growkit.checkpoint import writing
 from growkit.cli.app import app
 from growkit.training import hidden_matrices, param_groups
 from tests.conftest import folder_bytes, save_model, save_random
@@ -52,6 +53,26 @@ def test_training_continues_as_the_source_would(
     kind, config = model
     way = {"hidden": f"x{times}", "ffn": f"x{times}"}
     assert goes_on(tmp_path, kind, {**config, "num_hidden_layers": 1}, way, engine, times) < 1e-11
+
+
+@pytest.mark.parametrize("engine", FORMATS)
+def test_hashes_of_states_follow_their_writing(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No large file is read again at the end."""
+    source = save_model(tmp_path / "source", "llama", **LLAMA)
+    state = FORMATS[engine][0](*trained(source, 1), tmp_path / "state")
+    followed, real = set[Path](), writing.Hashes.add
+
+    def add(self: Any, *files: Path, **how: Any) -> None:
+        followed.update(files if how.get("written") else ())
+        real(self, *files, **how)
+
+    monkeypatch.setattr(writing.Hashes, "add", add)
+    grown(source, state, tmp_path / "out")
+    assert growkit.check(tmp_path / "out")["whole"]
+    written = {"torch": "optimizer.pt", "distributed": "__0_0.distcp"}[engine]
+    assert {file.name for file in followed} == {"model.safetensors", written}
 
 
 def doubled(folder: Path) -> None:

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from growkit.base.errors import InputError
@@ -52,6 +53,9 @@ MOST_CUT = 6
 """Dimensions, at most, in which a tensor is cut into parts."""
 
 REMEDY = "copy the checkpoint again, or save it again with torch.distributed.checkpoint"
+VALUES = "__0_values.distcp"
+"""The file of what is no large tensor."""
+
 PART = TorchFile("a part of a distributed checkpoint", "copy the checkpoint again")
 PATHS = {"Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"}
 
@@ -446,36 +450,57 @@ def distributed_shards(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> l
     return made
 
 
-def write_list(shards: Sequence[Shard], folder: Path, names: Mapping[str, str]) -> None:
-    """Write the list of entries.
+def write_list(
+    shards: Sequence[Shard],
+    folder: Path,
+    names: Mapping[str, str],
+    values: Mapping[str, Any] = MappingProxyType({}),
+    state: str = "",
+) -> None:
+    """Write the list of entries, and those of them that are in no shard.
 
     Args:
-        shards: all files.
+        shards: all files of tensors.
         folder: where they are.
-        names: further names under which tensors are loaded, and those of the tensors.
+        names: those of tensors, by the names under which they are loaded.
+        values: all other entries, plain values or small tensors, by name.
+        state: name of the state that entries are of whose names begin with it.
     """
     import torch
     from torch.distributed.checkpoint import metadata
     from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 
-    entries: dict[str, metadata.TensorStorageMetadata] = {}
-    places: dict[str, _StorageInfo] = {}
+    def tensor(size: torch.Size, dtype: torch.dtype) -> metadata.TensorStorageMetadata:
+        whole = metadata.ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+        return metadata.TensorStorageMetadata(metadata.TensorProperties(dtype), size, [whole])
+
+    stored: dict[str, tuple[Any, _StorageInfo]] = {}
     for shard in shards:
         for name, info in shard.tensors.items():
-            size, (before, behind) = torch.Size(info.shape), map(len, _around(info))
-            whole = metadata.ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-            properties = metadata.TensorProperties(info.torch_dtype)
-            entries[name] = metadata.TensorStorageMetadata(properties, size, [whole])
+            before, behind = map(len, _around(info))
             begin, length = shard.offsets[name] - before, before + info.bytes + behind
-            places[name] = _StorageInfo(shard.name, begin, length)
-    for name, stored in names.items():
-        entries[name], places[name] = entries[stored], places[stored]
+            kind = tensor(torch.Size(info.shape), info.torch_dtype)
+            stored[name] = kind, _StorageInfo(shard.name, begin, length)
+    found = {name: stored[each] for name, each in names.items()}
+    if values:
+        with (folder / VALUES).open("wb") as stream:
+            for name, value in values.items():
+                is_tensor, begin = isinstance(value, torch.Tensor), stream.tell()
+                torch.save(value.clone() if is_tensor else value, stream)
+                plain = metadata.BytesStorageMetadata()
+                what = tensor(value.size(), value.dtype) if is_tensor else plain
+                found[name] = what, _StorageInfo(VALUES, begin, stream.tell() - begin)
     listed = metadata.Metadata(
-        {**entries},
-        planner_data={name: (name,) for name in entries},
+        {name: kind for name, (kind, _) in found.items()},
+        planner_data={
+            name: (state, name.removeprefix(f"{state}."))
+            if state and name.startswith(f"{state}.")
+            else (name,)
+            for name in found
+        },
         storage_data={
-            metadata.MetadataIndex(name, [0] * len(entries[name].size)): place
-            for name, place in places.items()
+            metadata.MetadataIndex(name, getattr(kind, "size", None) and [0] * len(kind.size)): each
+            for name, (kind, each) in found.items()
         },
         storage_meta=metadata.StorageMeta(),
         version=CURRENT_DCP_VERSION,

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition, Event, Lock
+from typing import NamedTuple
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import (
@@ -38,7 +39,7 @@ KEPT = 48 << 20
 """Bytes that are kept for the next blocks."""
 
 LARGE_PART = 32
-"""A tensor that is a larger part of its shard is begun first: none is left to one worker alone."""
+"""A tensor that is a larger part of its shard comes first: none is left to one worker alone."""
 
 SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -74,7 +75,7 @@ class Shard:
     Attributes:
         name: of the file.
         tensors: the header of every tensor, in their order in the file.
-        frame: what is in the file apart from the tensors, by its offset.
+        frame: what is to be in the file apart from the tensors, by its offset.
         offsets: where every tensor begins in the file, in bytes.
     """
 
@@ -110,11 +111,21 @@ def divided(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[dict[st
             used = 0
         shards[-1][name] = info
         used += info.bytes
-    # The widest dtypes first: then every tensor begins at a multiple of its element size.
-    return [
-        dict(sorted(shard.items(), key=lambda item: -FLOAT_BYTES[item[1].dtype]))
-        for shard in shards
-    ]
+    return [_ordered(shard) for shard in shards]
+
+
+def _ordered(shard: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The order in the file, in which tensors are also written, so that its hash can follow.
+
+    The widest dtypes come first: then every tensor begins at a multiple of its element size. Of
+    these, large tensors come first.
+    """
+    least = total_bytes(shard) // LARGE_PART
+
+    def rank(item: tuple[str, TensorInfo]) -> tuple[int, int]:
+        return -FLOAT_BYTES[item[1].dtype], -max(item[1].bytes, least)
+
+    return dict(sorted(shard.items(), key=rank))
 
 
 def header_of(tensors: Mapping[str, TensorInfo]) -> bytes:
@@ -144,10 +155,6 @@ def write_index(shards: Sequence[Shard], folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-Place = tuple[str, Path, int, Callable[[int], None]]
-"""A tensor, its file and offset there, and what is called with the number of bytes written."""
-
-
 def write_shards(
     weights: Weights,
     folder: Path,
@@ -168,45 +175,9 @@ def write_shards(
         advance: called with the number of bytes written, after each block.
         hashes: of the files, which are computed while they are written.
     """
-
-    def places() -> Iterator[Place]:
-        for shard in shards:
-            file, written = folder / shard.name, _Written(shard)
-            with file.open("wb") as stream:
-                for offset, text in shard.frame.items():
-                    stream.seek(offset)
-                    stream.write(text)
-            hashes.add(file, flushed=True, written=written)
-            for name in _in_order(shard.tensors):
-                yield name, file, shard.offsets[name], written.counting(name, advance)
-
-    _fill(weights, places())
-
-
-def fill(
-    weights: Weights, places: Mapping[str, tuple[Path, int]], advance: Callable[[int], None]
-) -> None:
-    """Write tensors to where they belong, several at a time, each block as soon as it exists.
-
-    Args:
-        weights: has the tensors; each is computed exactly once.
-        places: of every tensor the file, which exists, and the offset of its first byte there.
-        advance: called with the number of bytes written, after each block.
-    """
-    order = _in_order({name: weights.tensors[name] for name in places})
-    _fill(weights, ((name, *places[name], advance) for name in order))
-
-
-def _in_order(tensors: Mapping[str, TensorInfo]) -> list[str]:
-    """Large tensors first, then in the order of the file, so that its hash can follow."""
-    least = total_bytes(tensors) // LARGE_PART
-    return sorted(tensors, key=lambda name: -max(tensors[name].bytes, least))
-
-
-def _fill(weights: Weights, places: Iterator[Place]) -> None:
     import torch
 
-    stop, lock = Event(), Lock()
+    stop, lock, places = Event(), Lock(), _begun(folder, shards, hashes)
 
     def one_thread() -> None:
         """One core per tensor: several tensors are made at the same time instead."""
@@ -219,7 +190,7 @@ def _fill(weights: Weights, places: Iterator[Place]) -> None:
                 place = next(places, None)
             if place is None:
                 return
-            _write_tensor(weights, *place, stop)
+            _write_tensor(weights, place, advance, stop)
 
     threads = torch.get_num_threads()
     try:
@@ -235,21 +206,36 @@ def _fill(weights: Weights, places: Iterator[Place]) -> None:
         job.result()
 
 
+class _Place(NamedTuple):
+    """Where a tensor is to be written, and what else is of its file."""
+
+    tensor: str
+    file: Path
+    offset: int
+    written: _Written
+
+
+def _begun(folder: Path, shards: Iterable[Shard], hashes: Hashes) -> Iterator[_Place]:
+    """Begin one file after the other, and give the places of its tensors."""
+    for shard in shards:
+        file, written = folder / shard.name, _Written(shard)
+        with file.open("r+b" if file.exists() else "wb") as stream:
+            for offset, text in shard.frame.items():
+                stream.seek(offset)
+                stream.write(text)
+        hashes.add(file, flushed=True, written=written)
+        for name in shard.tensors:
+            yield _Place(name, file, shard.offsets[name], written)
+
+
 def _write_tensor(
-    weights: Weights,
-    name: str,
-    file: Path,
-    offset: int,
-    advance: Callable[[int], None],
-    stop: Event,
+    weights: Weights, place: _Place, advance: Callable[[int], None], stop: Event
 ) -> None:
     import torch
 
-    if stop.is_set():
-        return
-    begin = offset
-    with file.open("r+b", buffering=0) as stream:
-        for block in weights.blocks(name):
+    offset = place.offset
+    with place.file.open("r+b", buffering=0) as stream:
+        for block in weights.blocks(place.tensor):
             data = memoryview(block.contiguous().flatten().view(torch.uint8).numpy().data)
             while data:  # a write may be partial
                 if stop.is_set():
@@ -257,8 +243,9 @@ def _write_tensor(
                 count = os.pwrite(stream.fileno(), data, offset)
                 data = data[count:]
                 offset += count
+                place.written.add(place.tensor, count)
                 advance(count)
-    assert offset - begin == weights.tensors[name].bytes, name
+    assert offset - place.offset == weights.tensors[place.tensor].bytes, place.tensor
 
 
 def keep_freed(most: int) -> None:
@@ -291,35 +278,28 @@ class _Written:
     """How far a shard is written, from its beginning on."""
 
     def __init__(self, shard: Shard) -> None:
-        self._shard, self._next = shard, dict(shard.offsets)
-        self._open = list(shard.offsets)[::-1]  # of these the last one is not complete
+        self._left = {name: info.bytes for name, info in shard.tensors.items() if info.bytes}
+        self._ends = {name: shard.offsets[name] + count for name, count in self._left.items()}
         self._changed = Condition()
 
-    def counting(self, tensor: str, advance: Callable[[int], None]) -> Callable[[int], None]:
-        """What is to be called with the number of bytes of a tensor that have been written."""
-
-        def written(count: int) -> None:
-            with self._changed:
-                self._next[tensor] += count
-                self._changed.notify_all()
-            advance(count)
-
-        return written
+    def add(self, tensor: str, count: int) -> None:
+        """Count bytes of a tensor that have been written."""
+        with self._changed:
+            self._left[tensor] -= count
+            if not self._left[tensor]:
+                del self._left[tensor]
+            self._changed.notify_all()
 
     def beyond(self, position: int, stop: Event) -> int:
         """How many bytes there are, once there are more than so many; all, if that is all."""
         with self._changed:
             while not stop.is_set():
-                while self._open and self._complete(self._open[-1]):
-                    self._open.pop()
-                found = self._next[self._open[-1]] if self._open else sys.maxsize
+                first = next(iter(self._left), None)  # of those that are not complete
+                found = sys.maxsize if first is None else self._ends[first] - self._left[first]
                 if found > position:
                     return found
                 self._changed.wait(0.1)
         return position
-
-    def _complete(self, name: str) -> bool:
-        return self._next[name] == self._shard.offsets[name] + self._shard.tensors[name].bytes
 
 
 def sha256(

@@ -13,6 +13,7 @@ from growkit.base.progress import Progress
 from growkit.base.registry import members
 from growkit.base.tensors import FLOAT_BYTES, total_bytes, total_parameters
 from growkit.checkpoint.reading import Checkpoint, outlined
+from growkit.checkpoint.writing import Hashes
 from growkit.optimizer.groups import Factors, class_updates
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters, check_trainable, parameters_of
@@ -125,20 +126,21 @@ class Optimizer:
         for where, each in state.schedules.items():
             grown_schedule(each, where, len(state.groups), grown.groups)
 
-    def write(self, folder: Path, law: Law, progress: Progress) -> OptimizerResult:
+    def write(self, folder: Path, law: Law, progress: Progress, hashes: Hashes) -> OptimizerResult:
         """Write the grown state into a folder that holds the target already.
 
         Args:
             folder: of the target.
             law: how the target is to be updated.
             progress: where progress is shown.
+            hashes: of the files, which are computed while they are written.
 
         Raises:
             InputError: the state cannot be read, or transformers has no class for the target.
         """
         grown = self.grown(Checkpoint(folder), law)
         with progress.bytes("optimizer", total_bytes(grown.tensors)) as advance:
-            self.state.format.write(self.state, grown, folder, advance)
+            self.state.format.write(self.state, grown, folder, advance, hashes)
         return self.result(grown)
 
     def result(self, grown: GrownState | None = None) -> OptimizerResult:

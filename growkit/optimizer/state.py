@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Weights
+from growkit.checkpoint.writing import Hashes
 from growkit.optimizer.groups import RATES, ParamGroup
 from growkit.optimizer.parameters import Parameters
 
@@ -134,15 +135,21 @@ class Format(Protocol):
         ...
 
     def write(
-        self, state: State, grown: GrownState, folder: Path, advance: Callable[[int], None]
+        self,
+        state: State,
+        grown: GrownState,
+        folder: Path,
+        advance: Callable[[int], None],
+        hashes: Hashes,
     ) -> None:
-        """Write a grown state into the folder of a model, one tensor after the other.
+        """Write a grown state into the folder of a model, block by block.
 
         Args:
             state: as it was read.
             grown: what became of it.
             folder: of the grown model.
             advance: called with the number of bytes written.
+            hashes: of the files, which are computed while they are written.
         """
         ...
 

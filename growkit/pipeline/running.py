@@ -314,7 +314,7 @@ class _Run:
         result["updates"] = summary(law, self.target.tensors)
         if self.optimizer:
             with publishing.writing(self.output):
-                result["optimizer"] = self.optimizer.write(folder, law, self.progress)
+                result["optimizer"] = self.optimizer.write(folder, law, self.progress, hashes)
 
     def _prove_and_describe(self, folder: Path, hashes: writing.Hashes, proof_only: bool) -> None:
         """Prove what was written; write the model card and, last of all, the manifest."""
@@ -376,7 +376,7 @@ def _write_weights(
         of_class = class_names(target, dict(family.named(target.config)))
         distributed = distributed_shards(target.tensors, limit)
         writing.write_shards(target, folder, distributed, advance, hashes)
-        write_list(distributed, folder, of_class)
+        write_list(distributed, folder, {name: name for name in target.tensors} | of_class)
     else:
         shards = writing.shards_of(target.tensors, limit)
         writing.write_shards(target, folder, shards, advance, hashes)

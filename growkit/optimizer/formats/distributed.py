@@ -1,37 +1,36 @@
 """A folder of torch.distributed.checkpoint, with an entry for every parameter, by its name.
 
 ``optimizer.state.NAME.exp_avg`` and ``optimizer.param_groups.NAME.lr`` are what transformers,
-torchtitan and everything else writes that asks torch to flatten an optimizer's state. Tensors may
-lie in any number of parts. torch writes them; the list of all entries, which is a pickle, and the
-parts are read as those of weights are (``growkit.checkpoint.distributed_file``).
+torchtitan and everything else writes that asks torch to flatten an optimizer's state. Such folders
+are read and written as those of weights are (``growkit.checkpoint.distributed_file``).
 """
 
 from __future__ import annotations
 
 import io
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from growkit.base.errors import InputError
-from growkit.base.tensors import STORED_NAMES
-from growkit.checkpoint.distributed_file import REMEDY, DistributedFile, Listed, read_list, refusing
+from growkit.checkpoint.distributed_file import (
+    REMEDY,
+    DistributedFile,
+    Listed,
+    distributed_shards,
+    read_list,
+    refusing,
+    write_list,
+)
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import LIST
+from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters
@@ -46,6 +45,9 @@ WEIGHTS = "weights"
 
 ENTRY = re.compile(r"(?P<before>(?:\w+\.)?)(?P<part>state|param_groups)\.(?P<of>.+)\.(?P<key>\w+)")
 """What an entry of an optimizer is called."""
+
+SHARD_BYTES = 5 * 10**9
+"""Size of a written file, at most; a larger tensor has one by itself."""
 
 MOST_VALUE = 1 << 20
 """Bytes of an entry that is no tensor."""
@@ -111,35 +113,30 @@ class _Distributed:
         return State(self, path, entries.files, groups, steps, numbers, rest, beside, of_path)
 
     def write(
-        self, state: State, grown: GrownState, folder: Path, advance: Callable[[int], None]
+        self,
+        state: State,
+        grown: GrownState,
+        folder: Path,
+        advance: Callable[[int], None],
+        hashes: Hashes,
     ) -> None:
         """See ``Format``."""
         rest: _Rest = state.rest
-        entries: dict[str, Any] = {}
-        keys: dict[str, str] = {}
-        for key, info in grown.tensors.items():
-            dtype = getattr(torch, STORED_NAMES[info.dtype])
-            keys[f"{rest.before}state.{key}"] = key
-            entries[f"state.{key}"] = torch.empty(info.shape, dtype=dtype, device="meta")
+        made = folder / FOLDER
+        made.mkdir()
+        shards = distributed_shards(grown.tensors, SHARD_BYTES)
+        write_shards(grown, made, shards, advance, hashes)
+        names = {f"{rest.before}state.{key}": key for key in grown.tensors}
+        values = dict(rest.carried)
         for group in grown.groups:
             for name in group.parameters:
-                options = group.options.items()
-                entries |= {f"param_groups.{name}.{key}": value for key, value in options}
-        before = rest.before.removesuffix(".")
-        content: dict[str, Any] = {before: entries} if before else entries
-        content |= rest.carried
+                for key, value in group.options.items():
+                    values[f"{rest.before}param_groups.{name}.{key}"] = value
         for where, schedules in state.schedules.items():
             for parent, kept in schedules.items():
-                made = grown_schedule(kept, where, len(state.groups), grown.groups)
-                content |= {f"{parent}{key}": value for key, value in made.items()}
-        planner, writer = _Planner(grown, keys, advance), _Writer(folder / FOLDER, sync_files=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it runs in one process
-            try:
-                save(content, storage_writer=writer, planner=planner, no_dist=True)
-            except CheckpointException as error:
-                for failure, _ in error.failures.values():
-                    raise failure from None
+                schedule = grown_schedule(kept, where, len(state.groups), grown.groups)
+                values |= {f"{parent}{key}": value for key, value in schedule.items()}
+        write_list(shards, made, names, values, rest.before.removesuffix("."))
 
 
 FORMAT = _Distributed()
@@ -212,55 +209,6 @@ class _Entries:
             except InputError:
                 becomes[first] = "left: it holds more than plain values"
         return values, becomes
-
-
-class _Planner(DefaultSavePlanner):
-    """Makes every tensor when it is written."""
-
-    def __init__(
-        self, grown: GrownState, keys: Mapping[str, str], advance: Callable[[int], None]
-    ) -> None:
-        super().__init__()
-        self._grown, self._of, self._advance = grown, keys, advance
-
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        """The value of an entry."""
-        key = self._of.get(index.fqn)
-        if key is None:
-            return super().lookup_object(index)
-        info = self._grown.tensors[key]
-        made = torch.empty(info.shape, dtype=getattr(torch, STORED_NAMES[info.dtype]))
-        begin = 0
-        for block in self._grown.blocks(key):
-            rows = block.shape[0] if block.dim() else 0
-            (made[begin : begin + rows] if made.dim() else made).copy_(block)
-            begin += rows
-            self._advance(block.nbytes)
-        return made
-
-
-class _Writer(FileSystemWriter):
-    """Writes every large tensor into a file of its own, and nothing of where and when it wrote.
-
-    torch keeps all tensors of a file until the file is complete.
-    """
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
-        """Write all entries; see ``StorageWriter``."""
-        small: list[WriteItem] = []
-        alone: list[WriteItem] = []
-        for item in plan.items:
-            large = item.tensor_data is not None and item.tensor_data.size.numel() > 1
-            (alone if large else small).append(item)
-        files: Queue[Any] = Queue()
-        for number, items in enumerate([small, *([each] for each in alone)]):
-            name = f"{plan.storage_data.prefix}{number}.distcp"
-            files.put((self.fs.concat_path(self.path, name), name, items))
-        return self._write_data(planner, files)
-
-    def storage_meta(self) -> StorageMeta:
-        """Of the checkpoint."""
-        return StorageMeta()
 
 
 def _parent(entry: str) -> str:

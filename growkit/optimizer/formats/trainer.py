@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.weight_file import TorchFile, WeightFile, open_saved, room
-from growkit.checkpoint.writing import fill
+from growkit.checkpoint.writing import Hashes, Shard, write_shards
 from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters
@@ -123,7 +123,12 @@ class _Trainer:
         return State(self, file, files, groups, steps, numbers, rest, beside, schedules, assumed)
 
     def write(
-        self, state: State, grown: GrownState, folder: Path, advance: Callable[[int], None]
+        self,
+        state: State,
+        grown: GrownState,
+        folder: Path,
+        advance: Callable[[int], None],
+        hashes: Hashes,
     ) -> None:
         """See ``Format``."""
         import torch
@@ -159,8 +164,10 @@ class _Trainer:
         with skip_data(materialize_fake_tensors=True):  # room for the numbers
             torch.save(content, folder / rest.file)
         _, written = _open(Folder(folder), rest.file, tensors)
-        places = {key: (folder / rest.file, p.begin) for key, p in written.places.items()}
-        fill(grown, places, advance)
+        offsets = {key: place.begin for key, place in written.places.items()}
+        in_order = {key: grown.tensors[key] for key in sorted(offsets, key=offsets.__getitem__)}
+        shard = Shard(rest.file, in_order, {}, offsets)
+        write_shards(grown, folder, [shard], advance, hashes)
 
 
 FORMAT = _Trainer()
