@@ -14,16 +14,11 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import growkit
 from tests.conftest import relative_error, save_random, seeded
-from tests.families import FAMILIES, MOE, SIZES, coin, softmax
+from tests.families import FAMILIES, MOE, coin, gpt2, softmax
 
 Config = dict[str, Any]
 
 FULL, WINDOW = "full_attention", "sliding_attention"
-
-
-def gpt2(choose: Random) -> Config:
-    sizes = SIZES | {"n_embd": 16, "n_head": 2, "n_positions": 64}
-    return sizes | {"tie_word_embeddings": coin(choose)}
 
 
 def diff(choose: Random, **more: Any) -> Config:
@@ -55,8 +50,7 @@ KINDS: dict[str, Callable[[Random], Config]] = {
     "mistral": lambda c: softmax(c, sliding_window=c.choice([None, 5])),
     "mixtral": lambda c: softmax(c, **MOE, num_local_experts=3),
     "qwen3": lambda c: softmax(c, "attention_bias"),
-    "gpt2": gpt2,
-    "gemma": lambda c: softmax(c, "attention_bias"),
+    "gpt2": lambda c: gpt2(c) | {"scale_attn_by_inverse_layer_idx": False},
     "diffllama": diff,
     "diff_transformer": diff_transformer,
 }

@@ -158,7 +158,22 @@ def bloom(choose: Random) -> Config:
     }
 
 
+def gpt2(choose: Random) -> Config:
+    heads = choose.choice([1, 2, 3])
+    return SIZES | {
+        "n_embd": heads * choose.choice([4, 6]),
+        "n_inner": choose.choice([None, 7, 24]),
+        "n_head": heads,
+        "n_positions": 64,
+        "scale_attn_by_inverse_layer_idx": coin(choose),
+        "activation_function": choose.choice(["gelu_new", "relu"]),
+        "tie_word_embeddings": coin(choose),
+    }
+
+
 FAMILIES: dict[str, Kind] = {
+    "gpt2": Kind(gpt2, kv=False, apart=False, centred=True),
+    "gemma": Kind(lambda c: softmax(c, "attention_bias"), hidden=(4, 16)),
     "qwen2": Kind(lambda c: softmax(c, head_dim=coin(c))),
     "smollm3": Kind(
         lambda c: softmax(

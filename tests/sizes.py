@@ -31,16 +31,6 @@ OTHERS: dict[str, Kind] = {
     "mistral": Kind(lambda c: softmax(c, **HEADS)),
     "qwen3": Kind(lambda c: softmax(c, "attention_bias", **HEADS)),
     "mixtral": Kind(lambda c: softmax(c, **HEADS, num_local_experts=4, intermediate_size=16)),
-    "gemma": Kind(lambda c: softmax(c, **HEADS), hidden=(4,)),
-    "gpt2": Kind(
-        lambda c: (
-            SIZES
-            | {"n_embd": 12, "n_head": 2, "n_layer": 2, "n_inner": 7, "n_positions": 64}
-            | {"tie_word_embeddings": coin(c)}
-        ),
-        apart=False,
-        centred=True,
-    ),
     "diffllama": Kind(lambda c: softmax(c, **(HEADS | {"num_attention_heads": 8}))),
 }
 """Those that have tests of their own, by ``model_type``."""
@@ -69,11 +59,8 @@ def asked(kind: str, config: dict[str, Any], choose: Random) -> list[Asked]:
     tokens = {"vocab": choose.choice([30, 37, 64]), "new_tokens": choose.choice(["mean", "zero"])}
     found = [Asked(tokens), Asked({"untie": True} | tokens, "exact" if tied else None)]
     if kind not in ("mamba", "bloom"):  # whose width is a multiple of hidden
-        ffn = next(
-            config[key]
-            for key in ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
-            if key in config
-        )
+        keys = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
+        ffn = next((config[key] for key in keys if config.get(key)), 4 * config.get("n_embd", 0))
         options = {"ffn": ffn + choose.randrange(1, 2 * ffn)} | tokens
         # Products with experts of an odd width do not run in bfloat16.
         found.append(Asked(options, may_refuse=any("expert" in key for key in config)))
@@ -91,7 +78,7 @@ def _heads(kind: str, config: dict[str, Any], choose: Random) -> list[Asked]:
     if kv and not kind.startswith("deepseek"):
         options["kv_heads"] = "x1"
     promise = None if kind in NORMS_OVER_HEADS and options["heads"] % heads else "exact"
-    return [Asked(options, promise, may_refuse=kind not in OTHERS or kind == "gpt2")]
+    return [Asked(options, promise, may_refuse=kind not in OTHERS)]
 
 
 def _hidden(kind: str, config: dict[str, Any]) -> list[Asked]:
