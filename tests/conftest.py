@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +22,11 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.utils import logging
+from typer.testing import CliRunner, Result
 
 from growkit.base import tensors
+from growkit.cli.app import app
+from growkit.cli.demo import MODEL
 from growkit.engine import lending
 from growkit.engine.oracle import uninitialised
 from growkit.engine.strict import strict_float64
@@ -146,6 +150,18 @@ def relative_error(source: Path, target: Path) -> float:
     """Largest logit difference against the root mean square of the source's logits."""
     expected, found = strict_logits(source), strict_logits(target)
     return float((expected - found).abs().max() / expected.square().mean().sqrt())
+
+
+def cli(*words: object) -> Result:
+    """The answer of the command line to some words, on a wide terminal."""
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """The folder with the demo's tokenizer: 256 bytes."""
+    for file in MODEL.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
 
 
 def seeded(seed: int) -> random.Random:

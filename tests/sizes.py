@@ -14,7 +14,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.engine.strict import strict_float64
 from tests.conftest import TOKENS, load_strict, save_random, seeded
-from tests.families import FAMILIES, SIZES, Case, Kind, coin, save, softmax
+from tests.families import FAMILIES, Case, Kind, save, softmax
 
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.5}
 """What one rounding of weights may do to the logits of such small models."""

@@ -6,34 +6,25 @@ What users mistype is in ``tests.test_mistakes``; here is what needs a hand in t
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from growkit.checkpoint import writing
-from growkit.cli.app import app
 from growkit.cli.demo import MODEL
-from tests.conftest import folder_bytes, save_model
+from tests.conftest import cli, edit_json, edit_weights, folder_bytes, save_model
 
 GROW = ("--hidden", "x2")
 UNPROVED = (*GROW, "--no-verify")
 UP = "model.layers.1.mlp.up_proj.weight"
-
-
-def run(*words: object) -> Any:
-    return CliRunner().invoke(app, list(map(str, words)))
 
 
 def refused(folder: Path, *arguments: object, command: str = "grow") -> str:
@@ -42,7 +33,7 @@ def refused(folder: Path, *arguments: object, command: str = "grow") -> str:
     No file changes, and there is no new one.
     """
     before = folder_bytes(folder.parent)
-    result = run(command, folder, *arguments)
+    result = cli(command, folder, *arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     (line,) = result.stderr.strip().splitlines()
@@ -61,34 +52,21 @@ def out(source: Path) -> Path:
     return source.parent / "out"
 
 
-def edit_config(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-
-
-def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_weights_that_are_no_numbers(
     value: float, dtype: torch.dtype, tmp_path: Path, out: Path
 ) -> None:
+    """Large ones are, though the quick look at a sum overflows in float16."""
     source = save_model(tmp_path / "numbers" / "source", "llama", dtype=dtype)
-    edit_weights(source, lambda tensors: tensors[UP][3].fill_(value))
+    with edit_weights(source) as tensors:
+        tensors[UP][:] = 60000.0
+    assert cli("grow", source, out.with_name("large"), *UNPROVED).exit_code == 0
+    with edit_weights(source) as tensors:
+        tensors[UP][3] = value
     sentence = refused(source, out, *UNPROVED)
     assert UP in sentence
     assert "NaN" in sentence
-
-
-def test_large_weights_are_numbers(tmp_path: Path, out: Path) -> None:
-    """The quick look at a sum overflows here; the slow look must clear them."""
-    source = save_model(tmp_path / "numbers", "llama", dtype=torch.float16)
-    edit_weights(source, lambda tensors: tensors[UP].fill_(60000.0))
-    assert run("grow", source, out, *UNPROVED).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -110,17 +88,9 @@ def test_configs_that_do_not_fit_are_refused_before_writing(
     changes: dict[str, Any], source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "_write_tensor", lambda *arguments: pytest.fail("too late"))
-    edit_config(source, **changes)
+    with edit_json(source / "config.json") as config:
+        config |= changes
     assert str(source) in refused(source, out, *GROW)
-
-
-def test_code_in_the_folder_is_never_run(source: Path, out: Path) -> None:
-    (source / "evil.py").write_text(f"open({str(source / 'ran')!r}, 'w')\nclass T: pass\n")
-    (source / "tokenizer_config.json").write_text(
-        '{"auto_map": {"AutoTokenizer": ["evil.T", null]}}'
-    )
-    refused(source, out, *GROW, "--text", __file__)
-    assert not (source / "ran").exists()
 
 
 # --- The output -----------------------------------------------------------------------------------
@@ -142,9 +112,10 @@ def test_output_that_is_there(what: str, overwrite: list[str], source: Path, out
 
 def test_missing_parents_are_made_and_tidied_up(source: Path) -> None:
     deep = source.parent / "a" / "b" / "out"
-    assert run("grow", source, deep, *UNPROVED).exit_code == 0
+    assert cli("grow", source, deep, *UNPROVED).exit_code == 0
     assert (deep / "growkit.json").exists()
-    edit_weights(source, lambda tensors: tensors[UP].fill_(float("nan")))
+    with edit_weights(source) as tensors:
+        tensors[UP][:] = float("nan")
     refused(source, source.parent / "c" / "d" / "out", *GROW)
     assert not (source.parent / "c").exists()
 
@@ -176,16 +147,17 @@ def test_overwriting_keeps_the_old_output_until_the_new_one_is_proved(
     there: str, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OUT may be the current folder, and its path may lead through it."""
-    assert run("grow", source, out, *UNPROVED).exit_code == 0
+    assert cli("grow", source, out, *UNPROVED).exit_code == 0
     first, weights = folder_bytes(out), (source / "model.safetensors").read_bytes()
     if there != "elsewhere":
         monkeypatch.chdir(out)
     name = {"elsewhere": out, "inside": ".", "through it": "../out"}[there]
-    edit_weights(source, lambda tensors: tensors[UP].fill_(float("nan")))
+    with edit_weights(source) as tensors:
+        tensors[UP][:] = float("nan")
     refused(source, name, *GROW, "--overwrite")
     assert folder_bytes(out) == first
     (source / "model.safetensors").write_bytes(weights)
-    assert run("grow", source, name, *UNPROVED, "--overwrite", "--seed", "1").exit_code == 0
+    assert cli("grow", source, name, *UNPROVED, "--overwrite", "--seed", "1").exit_code == 0
     assert folder_bytes(out) != first
     assert sorted(path.name for path in out.parent.iterdir()) == ["out", "source"]
 
@@ -206,14 +178,14 @@ def test_overwriting_spares_what_users_did(
         os.utime(file, (later, later))
 
     change(source / "additional_chat_templates" / "x.jinja", "{{ old }}", 1e9)
-    assert run("grow", source, out, *UNPROVED).exit_code == 0
+    assert cli("grow", source, out, *UNPROVED).exit_code == 0
     change(out / changed, "mine", time.time() + seconds)
     assert str(out) in refused(source, out, *GROW, "--overwrite")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"files": null}'])
 def test_overwriting_with_a_damaged_manifest(content: str, source: Path, out: Path) -> None:
-    assert run("grow", source, out, *UNPROVED).exit_code == 0
+    assert cli("grow", source, out, *UNPROVED).exit_code == 0
     (out / "growkit.json").write_text(content)
     assert str(out) in refused(source, out, *GROW, "--overwrite")
 
@@ -228,7 +200,7 @@ def test_an_output_that_appears_meanwhile_is_not_replaced(
         write(*arguments)
 
     monkeypatch.setattr(writing, "_write_tensor", slowly)
-    result = run("grow", source, out, *UNPROVED)
+    result = cli("grow", source, out, *UNPROVED)
     assert result.exit_code == 2
     assert "meanwhile" in result.stderr
     assert sorted(path.name for path in out.parent.iterdir()) == ["out", "source"]
@@ -297,7 +269,7 @@ def test_internal_errors_are_no_broken_promise(
     source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "_write_tensor", lambda *arguments: 1 / 0)
-    result = run("grow", source, out, *UNPROVED)
+    result = cli("grow", source, out, *UNPROVED)
     assert result.exit_code == 2
     assert "internal error" in result.stderr
     assert not out.exists()
@@ -307,9 +279,9 @@ def test_debug_shows_the_traceback(
     source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the sentence; and the exit code stays."""
-    plain = run("grow", source, out, "--hidden", "x0")
+    plain = cli("grow", source, out, "--hidden", "x0")
     monkeypatch.setenv("GROWKIT_DEBUG", "1")
-    result = run("grow", source, out, "--hidden", "x0")
+    result = cli("grow", source, out, "--hidden", "x0")
     assert result.exit_code == plain.exit_code == 2
     assert "Traceback" not in plain.stderr
     assert result.stderr.startswith("Traceback")
@@ -327,7 +299,8 @@ def copy(source: Path, out: Path) -> Path:
 @pytest.mark.parametrize("name", [UP, "model.embed_tokens.weight", "lm_head.weight"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_targets_that_hold_no_numbers(value: float, name: str, source: Path, copy: Path) -> None:
-    edit_weights(copy, lambda tensors: tensors[name][-1].fill_(value))
+    with edit_weights(copy) as tensors:
+        tensors[name][-1] = value
     sentence = refused(source, copy, command="verify")
     assert name in sentence
     assert str(copy) in sentence
@@ -339,14 +312,14 @@ def test_texts_that_are_too_short(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     sentence = refused(reader, reader, "--text", file, command="verify")
     assert str(file) in sentence
-    assert "fewer than 2 tokens" in sentence
+    assert ("only 0 tokens to predict" if text == "a" else "fewer than 2 tokens") in sentence
 
 
 def test_a_target_needs_no_tokenizer(tmp_path: Path) -> None:
     """The source's makes the tokens that both are asked with."""
     bare = shutil.copytree(MODEL, tmp_path / "bare", ignore=shutil.ignore_patterns("token*"))
     quick = ["--text", __file__, "--prompts", "1", "--length", "12"]
-    assert run("verify", MODEL, bare, *quick).exit_code == 0
+    assert cli("verify", MODEL, bare, *quick).exit_code == 0
     assert "no tokenizer" in refused(bare, bare, *quick, command="verify")
 
 
@@ -355,7 +328,10 @@ def test_other_targets_that_are_refused(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "no GPU" in refused(source, copy, "--device", "cuda", command="verify")
-    edit_config(copy, model_type="nobodys")
-    assert str(copy) in refused(source, copy, command="verify")
-    edit_config(copy, model_type="llama", num_hidden_layers=3)
-    assert "model.layers.2" in refused(source, copy, command="verify")
+    for changes, said in (
+        ({"model_type": "nobodys"}, str(copy)),
+        ({"model_type": "llama", "num_hidden_layers": 3}, "model.layers.2"),
+    ):
+        with edit_json(copy / "config.json") as config:
+            config |= changes
+        assert said in refused(source, copy, command="verify")

@@ -91,11 +91,3 @@ def test_nothing_depends_on_the_scale(scale: float) -> None:
     weights = random(4, 30, 6)
     found, scaled = share(weights, 2), share(weights * scale, 2)
     assert torch.allclose(scaled.base / scale, found.base, rtol=1e-4, atol=1e-5)
-
-
-def test_equal_matrices_need_no_search() -> None:
-    weights = random(1, 30, 6).expand(4, -1, -1)
-    found = share(weights, 2)
-    assert found.base.equal(weights[0])
-    assert found.residual == 0
-    assert found.steps == 0

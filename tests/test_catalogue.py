@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import growkit.pipeline.catalogue
-from growkit.cli.app import app
 from growkit.families.family import families
 from growkit.families.headers import example
 from growkit.recipe.planner import change
 from growkit.recipe.recipe import GrowStep, operations
 from growkit.results.inspection import Abilities, Answer
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
-from tests.conftest import load_strict, save_model, seeded
+from tests.conftest import cli, edit_json, load_strict, save_model, seeded
 from tests.depth import KINDS
 
 COMMAND = """
@@ -56,7 +53,7 @@ def test_the_page_shows_what_the_command_says(
     """``python -m tests.catalogue`` writes it."""
     assert as_markdown(rows) in FILE.read_text("utf-8")
     monkeypatch.setattr(growkit.pipeline.catalogue, "catalogue", lambda name: rows[:3])
-    shown = CliRunner().invoke(app, ["families", "--all"]).stdout
+    shown = cli("families", "--all").stdout
     assert all(row.family in shown for row in rows[:3])
     rows[0].grow[0].promise = None  # the control: another answer is another page
     assert as_markdown(rows) not in FILE.read_text("utf-8")
@@ -64,16 +61,16 @@ def test_the_page_shows_what_the_command_says(
 
 
 def test_families_are_listed_in_brief_and_shown_one_by_one() -> None:
-    brief = CliRunner().invoke(app, ["families"]).stdout
+    brief = cli("families").stdout
     assert all(kind in brief for each in families().values() for kind in each.model_types)
     assert len(brief.splitlines()) < 80
     for name in ("llama", "Llama", "LlamaForCausalLM"):
-        shown = CliRunner().invoke(app, ["families", name]).stdout
+        shown = cli("families", name).stdout
         assert "Llama" in shown
         assert "Qwen" not in shown.partition("convert to")[0]
         assert len(shown.splitlines()) < 40
-    assert "did you mean 'llama'" in CliRunner().invoke(app, ["families", "lama"]).stderr
-    assert CliRunner().invoke(app, ["families", "llama", "--all"]).exit_code == 2
+    assert "did you mean 'llama'" in cli("families", "lama").stderr
+    assert cli("families", "llama", "--all").exit_code == 2
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "gpt2"])
@@ -85,14 +82,14 @@ def test_inspect_shows_what_can_be_done_next(kind: str, tmp_path: Path) -> None:
     chosen = seeded(0).sample(list(zip(commands, possible, strict=True)), 2)
     for command, each in chosen:
         words = command.replace(" OUT ", f" {tmp_path / 'out'} ").split()[1:]
-        done = CliRunner().invoke(app, [*words, "--dry-run", "--json"])
+        done = cli(*words, "--dry-run", "--json")
         assert done.exit_code == 0, done.stderr
         assert json.loads(done.stdout)["promise"] == each["promise"]
     shown = {each["command"].partition("--to ")[2].split(" ")[0] for each in possible}
-    for name in seeded(1).sample(sorted({*operations("convert")} - shown), 1):
-        rank = ["--rank", "1"] if name == "shared-diff" else []
-        words = ["convert", str(source), str(tmp_path / "no"), "--to", name, *rank, "--dry-run"]
-        assert CliRunner().invoke(app, words).exit_code == 2, name
+    name = seeded(1).choice(sorted({*operations("convert")} - shown))
+    rank = ["--rank", "1"] if name == "shared-diff" else []
+    refused = cli("convert", source, tmp_path / "no", "--to", name, *rank, "--dry-run")
+    assert refused.exit_code == 2, name
 
 
 @pytest.mark.sampled(5)
@@ -122,40 +119,19 @@ def test_a_window_that_the_class_assumes_is_a_window(rows: list[Abilities], tmp_
     assert "if sliding_window is null" in as_markdown([row])
     source, _ = random_model("mistral", 2, tmp_path / "source", answer.only)
     assert keeps("exact", outcome("convert", answer, source, tmp_path / "out"))
-    file = source / "config.json"
-    config = json.loads(file.read_text())
     for window in ({}, {"sliding_window": 4096}):
-        file.write_text(
-            json.dumps({k: v for k, v in config.items() if k != "sliding_window"} | window)
-        )
+        with edit_json(source / "config.json") as config:
+            config.pop("sliding_window")
+            config |= window
         with pytest.raises(growkit.InputError, match=r"sliding_window.* 4096"):
             growkit.convert(source, tmp_path / "none", "diff-v2", verify=False)
     assert not (tmp_path / "none").exists()
-
-
-def test_models_keep_the_class_of_their_type(tmp_path: Path) -> None:
-    """A family has several types, and each has its own class."""
-    source, _ = random_model("olmo3", 3, tmp_path / "source")
-    growkit.grow(source, tmp_path / "out", ffn="x2", verify=False)
-    for folder in (source, tmp_path / "out"):
-        config = json.loads((folder / "config.json").read_text())
-        assert config["architectures"] == ["Olmo3ForCausalLM"]
 
 
 def test_models_become_windowless_where_a_class_assumes_a_window(tmp_path: Path) -> None:
     source = save_model(tmp_path / "llama", "llama")
     growkit.convert(source, tmp_path / "out", "mistral", verify=False)
     assert load_strict(tmp_path / "out").config.sliding_window is None
-
-
-def test_rounding_is_no_exactness(rows: list[Abilities], tmp_path: Path) -> None:
-    """The control: what an operation calls exact, but is not, breaks the answer."""
-    source, tied = random_model("llama", 1, tmp_path / "source")
-    row = next(row for row in rows if "llama" in row.model_types)
-    answer = next(each for each in row.grow if each.promise == "bounded" and each.tied == tied)
-    found = outcome("grow", answer, source, tmp_path / "out")
-    assert keeps("bounded", found)
-    assert not keeps("exact", replace(found, promise="exact"))
 
 
 def test_groups_of_several_sizes_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -13,14 +14,21 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.writing import parse_bytes
-from tests.conftest import folder_bytes, relative_error, seeded, strict_logits
+from tests.conftest import (
+    edit_json,
+    edit_weights,
+    folder_bytes,
+    relative_error,
+    seeded,
+    strict_logits,
+)
 
 Make = Callable[..., Path]
 
@@ -95,11 +103,9 @@ def test_hashes_follow_the_writing_of_files(
 
 def test_tensors_begin_at_multiples_of_their_element_size(make: Make, tmp_path: Path) -> None:
     source = make("llama", vocab_size=7)
-    file = source / "model.safetensors"
     dtypes = [torch.bfloat16, torch.float64, torch.float32, torch.float16]
-    tensors = load_file(file)
-    mixed = {name: t.to(dtypes[i % 4]) for i, (name, t) in enumerate(tensors.items())}
-    save_file(mixed, file, {"format": "pt"})
+    with edit_weights(source) as mixed:
+        mixed |= {name: t.to(dtypes[i % 4]) for i, (name, t) in enumerate(mixed.items())}
     growkit.grow(source, tmp_path / "target", ffn="x3", verify=None)
     written = tmp_path / "target" / "model.safetensors"
     raw = written.read_bytes()
@@ -134,11 +140,9 @@ def test_pickled_weights(parts: int, make: Make, tmp_path: Path) -> None:
 def test_a_tied_head_that_is_stored_again(make: Make, tmp_path: Path) -> None:
     """pytorch_model.bin of tied models holds the embedding under both names."""
     source = make("llama", tie_word_embeddings=True)
-    file = source / "model.safetensors"
-    tensors = load_file(file)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(2)
-    save_file(tensors, file, {"format": "pt"})
+    with edit_weights(source) as tensors:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(2)
     result = growkit.grow(source, tmp_path / "target", hidden="x2", verify=None)
     assert result["dropped"] == {
         "lm_head.weight": "tied to model.embed_tokens.weight",
@@ -147,8 +151,8 @@ def test_a_tied_head_that_is_stored_again(make: Make, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
-    tensors["lm_head.weight"][0, 0] += 1
-    save_file(tensors, file, {"format": "pt"})
+    with edit_weights(source) as tensors:
+        tensors["lm_head.weight"][0, 0] += 1
     for dry_run in (True, False):
         with pytest.raises(InputError, match=r"lm_head\.weight.*differs from the embedding"):
             growkit.grow(source, tmp_path / "other", hidden="x2", verify=None, dry_run=dry_run)
@@ -156,14 +160,7 @@ def test_a_tied_head_that_is_stored_again(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "dtype"),
-    [
-        (torch.bfloat16, "float32"),
-        (torch.float16, "float32"),
-        (torch.float32, "float64"),
-        (torch.float32, "float32"),
-    ],
-    ids=str,
+    ("stored", "dtype"), [(torch.bfloat16, "float32"), (torch.float32, "float64")], ids=str
 )
 def test_a_wider_dtype(stored: torch.dtype, dtype: str, make: Make, tmp_path: Path) -> None:
     source = make("llama", dtype=stored)
@@ -188,14 +185,8 @@ def test_a_dtype_that_is_too_narrow_is_refused(
 
 def test_what_is_carried_over(make: Make, tmp_path: Path) -> None:
     source = make("llama")
-    carried = {
-        "tokenizer.json": "{}",
-        "tokenizer_config.json": "{}",
-        "chat_template.jinja": "{{ messages }}",
-        "vocab.json": "{}",
-        "merges.txt": "",
-        "LICENSE.txt": "terms",
-    }
+    carried = {"chat_template.jinja": "{{ messages }}", "merges.txt": "", "LICENSE.txt": "terms"}
+    carried |= dict.fromkeys(("tokenizer.json", "tokenizer_config.json", "vocab.json"), "{}")
     left = {"optimizer.pt": "x", "README.md": "old card", "training_args.bin": "x", "notes": "x"}
     for name, text in (carried | left).items():
         (source / name).write_text(text)
@@ -205,21 +196,13 @@ def test_what_is_carried_over(make: Make, tmp_path: Path) -> None:
     for name, text in carried.items():
         assert after[name].decode() == text
     assert after["generation_config.json"] == before["generation_config.json"]
-    assert set(after) == {
-        *carried,
-        "README.md",
-        "config.json",
-        "generation_config.json",
-        "growkit.json",
-        "model.safetensors",
-    }
+    own = {"README.md", "config.json", "generation_config.json", "growkit.json"}
+    assert set(after) == {*carried, *own, "model.safetensors"}
     assert b"old card" not in after["README.md"]
     assert folder_bytes(source) == before
 
 
 def test_the_manifest_names_what_the_model_was_made_from(make: Make, tmp_path: Path) -> None:
-    import hashlib
-
     source = make("llama", shard_size="6KB")
     growkit.grow(source, tmp_path / "target", hidden="x2", ffn="x3", seed=7, verify=None)
     manifest = json.loads((tmp_path / "target" / "growkit.json").read_text())
@@ -238,11 +221,11 @@ def test_the_manifest_names_what_the_model_was_made_from(make: Make, tmp_path: P
 def test_config_keeps_what_growth_does_not_touch(make: Make, tmp_path: Path) -> None:
     """Also in the form of older transformers, and with keys nobody knows."""
     source = make("llama", head_dim=4)
-    config = json.loads((source / "config.json").read_text())
-    for key in ("head_dim", "rope_parameters", "dtype"):
-        del config[key]
-    config |= {"rope_theta": 5e5, "rope_scaling": None, "torch_dtype": "float32", "my_note": [1]}
-    (source / "config.json").write_text(json.dumps(config))
+    with edit_json(source / "config.json") as config:
+        for key in ("head_dim", "rope_parameters", "dtype"):
+            del config[key]
+        config |= {"rope_theta": 5e5, "rope_scaling": None, "torch_dtype": "float32"}
+        config["my_note"] = [1]
     growkit.grow(source, tmp_path / "target", hidden="x2", heads="x1", verify=None)
     grown = json.loads((tmp_path / "target" / "config.json").read_text())
     assert grown == config | {"hidden_size": 32, "intermediate_size": 48, "head_dim": 4}
