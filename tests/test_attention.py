@@ -20,26 +20,15 @@ from transformers import (
     StaticCache,
 )
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from growkit.engine.strict import strict_float64
 from growkit.modeling import integral_cache, modeling_diff_transformer, seen_tokens
 from growkit.modeling.integral_cache import IntegralLayer
-from growkit.modeling.modeling_diff_transformer import (
-    DiffTransformerForCausalLM,
-    DiffTransformerModel,
-)
+from growkit.modeling.modeling_diff_transformer import DiffTransformerModel
 from tests import papers
-from tests.test_modeling import (
-    CACHED,
-    LIMIT,
-    build,
-    decode,
-    distance,
-    left_padded,
-    run,
-    tokens,
-)
+from tests.test_modeling import CACHED, LIMIT, build, decode, distance, left_padded, run, tokens
 
 EVERY: dict[str, dict[str, Any]] = {
     **CACHED,
@@ -186,9 +175,8 @@ def test_a_static_cache(variant: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("variant", ["gated dint"])
-def test_a_compiled_step_with_a_static_cache(variant: str) -> None:
-    model, ids = build(**CACHED[variant]), tokens((2, 9))
+def test_a_compiled_step_with_a_static_cache() -> None:
+    model, ids = build(**CACHED["gated dint"]), tokens((2, 9))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     step = torch.compile(model, backend="eager", fullgraph=True)
@@ -262,20 +250,16 @@ def test_assisted_generation_with_an_imperfect_draft(
     assert min(crops) < 0
 
 
-def test_a_cache_with_a_window_is_refused() -> None:
-    model, ids = build(), tokens((1, 5))
-    cache = Cache(layers=[DynamicSlidingWindowLayer(sliding_window=3) for _ in range(2)])
+def test_caches_with_a_window_or_of_another_model_are_refused() -> None:
+    ids, other = tokens((1, 5)), build(**CACHED["v2"])
+    window = Cache(layers=[DynamicSlidingWindowLayer(sliding_window=3) for _ in range(2)])
     with pytest.raises(ValueError, match="has a window"):
-        model(ids, cache=cache)
-
-
-@pytest.mark.parametrize("variant", ["diff", "dint"])
-def test_a_cache_of_another_model_is_refused(variant: str) -> None:
-    other, ids = build(**CACHED["v2"]), tokens((1, 5))
+        build()(ids, cache=window)
     cache = StaticCache(config=other.config, max_cache_len=8)
     run(other, ids, cache=cache)
-    with pytest.raises(ValueError, match=r"holds tokens already|no column sums"):
-        run(build(**CACHED[variant]), ids, cache=cache)
+    for variant in ("diff", "dint"):
+        with pytest.raises(ValueError, match=r"holds tokens already|no column sums"):
+            run(build(**CACHED[variant]), ids, cache=cache)
 
 
 def test_masks_of_four_dimensions() -> None:
@@ -349,36 +333,20 @@ def test_an_engine_with_pages_of_its_own(variant: str, monkeypatch: pytest.Monke
     with strict_float64(), torch.no_grad():
         body = DiffTransformerModel(config).eval()
         body.load_state_dict(model.model.state_dict())
-        instances = {0: DynamicLayer(), 1: DynamicLayer()}
-        states = [
-            body(
-                input_ids=ids[:, first:last],
-                position_ids=torch.arange(first, last)[None],
-                attention_instances=instances,
-                use_cache=False,
-                return_dict=False,
-            )[0]
-            for first, last in ((0, 5), (5, 6), (6, 11))
-        ]
+
+        def serve(pages: Any, first: int, last: int, position: int) -> Tensor:
+            positions = torch.arange(position, position + last - first)[None]
+            given = {"attention_instances": pages, "use_cache": False, "return_dict": False}
+            return body(input_ids=ids[:, first:last], position_ids=positions, **given)[0]
+
+        pages = {0: DynamicLayer(), 1: DynamicLayer()}
+        states = [serve(pages, *part, part[0]) for part in ((0, 5), (5, 6), (6, 11))]
         found = model.lm_head(torch.cat(states, dim=1))
-        late = body(
-            input_ids=ids[:, 6:],
-            position_ids=torch.arange(5)[None],  # the control: positions that begin again
-            attention_instances={0: DynamicLayer(), 1: DynamicLayer()},
-            use_cache=False,
-            return_dict=False,
-        )[0]
-        late = model.lm_head(late)
+        pages = {0: DynamicLayer(), 1: DynamicLayer()}  # the control: positions that begin again
+        late = model.lm_head(serve(pages, 6, 11, 0))
     assert calls == [0, 1] * 4
     assert distance(run(model, ids), found) < LIMIT
     assert distance(run(model, ids)[:, 6:], late) > 1e-3
-
-
-@pytest.mark.parametrize("variant", ["diff", "dint"])
-def test_an_engine_without_room_is_refused(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "vllm", in_pages([], None))
-    with pytest.raises(ValueError, match=r"value_head_dim is 8|has no integral"):
-        build(**CACHED[variant]).set_attn_implementation("vllm")
 
 
 @pytest.mark.parametrize("variant", ["diff", "grouped", "v2", "softmax", "shared diff"])
@@ -387,7 +355,8 @@ def test_heads_in_one_call(variant: str, monkeypatch: pytest.MonkeyPatch) -> Non
     model, ids, mask = build(**CACHED[variant]), tokens((2, 11)), left_padded((2, 11), 0, 4)
     exact = ALL_ATTENTION_FUNCTIONS["sdpa"]
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "other", exact)
-    monkeypatch.setitem(seen_tokens_interface(), "other", seen_tokens_interface()["sdpa"])
+    masks = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    monkeypatch.setitem(masks, "other", masks["sdpa"])
     monkeypatch.setattr(modeling_diff_transformer, "ANY_WIDTH", ("other",))
     other = with_attention(model, "other")
     assert distance(run(model, ids), run(other, ids)) < LIMIT
@@ -402,13 +371,6 @@ def test_heads_in_one_call(variant: str, monkeypatch: pytest.MonkeyPatch) -> Non
     split = kind._split_heads
     monkeypatch.setattr(kind, "_split_heads", lambda self, heads: split(self, heads.flip(1)))
     assert distance(run(model, ids), run(other, ids)) > 1e-3
-
-
-def seen_tokens_interface() -> dict[str, Any]:
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-
-    mapping: dict[str, Any] = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
-    return mapping
 
 
 @pytest.mark.parametrize("variant", ["diff", "grouped", "v2"])
@@ -432,43 +394,11 @@ def test_continuous_batching(variant: str) -> None:
     assert {tuple(each.prompt_ids): each.generated_tokens for each in found.values()} == expected
 
 
-@pytest.mark.parametrize("options", [CACHED["dint"], {"value_head_dim": 12}])
-def test_continuous_batching_without_room_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="continuous batching has no room"):
-        build(**options).generate_batch([[1, 2]])
-
-
-# --- Graphs ---------------------------------------------------------------------------------------
-
-
-class Logits(torch.nn.Module):
-    """What is exported: ids and a mask in, logits out."""
-
-    def __init__(self, model: DiffTransformerForCausalLM) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        logits: Tensor = self.model(
-            input_ids, attention_mask=attention_mask, use_cache=False
-        ).logits
-        return logits
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("variant", ["v2", "gated dint"])
-def test_exported_for_all_lengths(variant: str) -> None:
-    model = build(**EVERY[variant])
-    shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("rows")}
-    example = (tokens((2, 8)), left_padded((2, 8), 0, 3))
-    with strict_float64():
-        program = torch.export.export(
-            Logits(model), example, dynamic_shapes=(dict(shape), dict(shape)), strict=False
-        ).module()
-    for batch, rows in ((2, 8), (3, 17), (2, 140)):
-        ids, mask = tokens((batch, rows)), left_padded((batch, rows), *range(batch))
-        expected = run(model, ids, attention_mask=mask, use_cache=False)
-        with strict_float64(), torch.no_grad():
-            found, seen = program(ids, mask), program(ids, torch.ones_like(mask))
-        assert distance(expected, found, mask) < LIMIT
-        assert distance(expected, seen, mask) > 1e-3  # the control
+def test_engines_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "vllm", in_pages([], None))
+    for variant, said in (("diff", "value_head_dim is 8"), ("dint", "has no integral")):
+        with pytest.raises(ValueError, match=said):
+            build(**CACHED[variant]).set_attn_implementation("vllm")
+    for options in (CACHED["dint"], {"value_head_dim": 12}):
+        with pytest.raises(ValueError, match="continuous batching has no room"):
+            build(**options).generate_batch([[1, 2]])

@@ -121,7 +121,7 @@ def test_a_window_that_the_class_assumes_is_a_window(rows: list[Abilities], tmp_
     assert keeps("exact", outcome("convert", answer, source, tmp_path / "out"))
     for window in ({}, {"sliding_window": 4096}):
         with edit_json(source / "config.json") as config:
-            config.pop("sliding_window")
+            config.pop("sliding_window", None)
             config |= window
         with pytest.raises(growkit.InputError, match=r"sliding_window.* 4096"):
             growkit.convert(source, tmp_path / "none", "diff-v2", verify=False)
