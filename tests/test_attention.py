@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import (
     Cache,
     ContinuousBatchingConfig,
@@ -26,7 +25,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from growkit.engine.strict import strict_float64
 from growkit.modeling import integral_cache, modeling_diff_transformer, seen_tokens
 from growkit.modeling.integral_cache import IntegralLayer
-from growkit.modeling.modeling_diff_transformer import DiffTransformerModel
 from tests import papers
 from tests.test_modeling import CACHED, LIMIT, build, decode, distance, left_padded, run, tokens
 
@@ -138,7 +136,7 @@ def test_packed_texts_are_kept_apart_from_a_cache() -> None:
 
 
 def test_short_texts_are_not_padded_to_a_long_one() -> None:
-    groups = seen_tokens.packed_texts(packed((300, *[3] * 50, 280))[1], 1)
+    groups = seen_tokens.packed_texts(packed((300, *[3] * 50, 280))[1], 1, cached=False)
     assert [tuple(texts.real.shape) for texts in groups] == [(50, 3), (2, 300)]
 
 
@@ -277,87 +275,15 @@ def test_masks_of_four_dimensions() -> None:
 # --- Other implementations ------------------------------------------------------------------------
 
 
-def in_pages(calls: list[Any], model: Any) -> Any:
-    """Attention as vLLM wants it: one call per layer, without a mask, with a cache of its own."""
-
-    def attend(
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any,
-        scaling: float | None = None,
-        attention_instances: Any = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None]:
-        config = model.config
-        assert attention_mask is None
-        assert query.shape[:2] == (1, config.num_attention_heads)
-        assert key.shape[1] == value.shape[1] == config.num_key_value_heads
-        assert query.shape[3] == key.shape[3] == value.shape[3] == config.head_dim
-        assert module.is_causal
-        calls.append(module.layer_idx)
-        key, value = attention_instances[module.layer_idx].update(key, value)
-        rows, columns = query.shape[2], key.shape[2]
-        repeats = query.shape[1] // key.shape[1]
-        output = functional.scaled_dot_product_attention(
-            query,
-            key.repeat_interleave(repeats, dim=1),
-            value.repeat_interleave(repeats, dim=1),
-            attn_mask=torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows),
-            scale=scaling,
-        )
-        return output.transpose(1, 2)[0].flatten(1), None
-
-    return attend
-
-
-NARROW: dict[str, dict[str, Any]] = {
-    "v2": CACHED["v2"],
-    "softmax": CACHED["softmax"] | {"value_head_dim": 4},
-    "v2, values narrower": CACHED["v2"] | {"value_head_dim": 3},
-    "v2, grouped": CACHED["v2"]
-    | {"num_attention_heads": 6, "num_noise_heads": 2, "num_key_value_heads": 2},
-    "diff, narrow values": {"value_head_dim": 4},
-}
-
-
-@pytest.mark.parametrize("variant", NARROW)
-def test_an_engine_with_pages_of_its_own(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through transformers' interface alone, as vLLM runs a model."""
-    model, ids, calls = build(**NARROW[variant]), tokens((1, 11)), []
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "vllm", in_pages(calls, model))
-    assert DiffTransformerModel.is_backend_compatible()
-    config = copy.deepcopy(model.config)
-    config._attn_implementation = "vllm"
-    with strict_float64(), torch.no_grad():
-        body = DiffTransformerModel(config).eval()
-        body.load_state_dict(model.model.state_dict())
-
-        def serve(pages: Any, first: int, last: int, position: int) -> Tensor:
-            positions = torch.arange(position, position + last - first)[None]
-            given = {"attention_instances": pages, "use_cache": False, "return_dict": False}
-            return body(input_ids=ids[:, first:last], position_ids=positions, **given)[0]
-
-        pages = {0: DynamicLayer(), 1: DynamicLayer()}
-        states = [serve(pages, *part, part[0]) for part in ((0, 5), (5, 6), (6, 11))]
-        found = model.lm_head(torch.cat(states, dim=1))
-        pages = {0: DynamicLayer(), 1: DynamicLayer()}  # the control: positions that begin again
-        late = model.lm_head(serve(pages, 6, 11, 0))
-    assert calls == [0, 1] * 4
-    assert distance(run(model, ids), found) < LIMIT
-    assert distance(run(model, ids)[:, 6:], late) > 1e-3
-
-
 @pytest.mark.parametrize("variant", ["diff", "grouped", "v2", "softmax", "shared diff"])
-def test_heads_in_one_call(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_implementation(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What flash and flex attention are given: padded batches and caches as well."""
     model, ids, mask = build(**CACHED[variant]), tokens((2, 11)), left_padded((2, 11), 0, 4)
     exact = ALL_ATTENTION_FUNCTIONS["sdpa"]
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "other", exact)
     masks = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
     monkeypatch.setitem(masks, "other", masks["sdpa"])
-    monkeypatch.setattr(modeling_diff_transformer, "ANY_WIDTH", ("other",))
+    monkeypatch.setattr(modeling_diff_transformer, "OTHERS", ("other",))
     other = with_attention(model, "other")
     assert distance(run(model, ids), run(other, ids)) < LIMIT
     expected = run(model, ids, attention_mask=mask)
@@ -368,8 +294,8 @@ def test_heads_in_one_call(variant: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert distance(apart(model, texts, LENGTHS), found) < LIMIT
     # The control: heads that come back in another order.
     kind = modeling_diff_transformer.DiffTransformerAttention
-    split = kind._split_heads
-    monkeypatch.setattr(kind, "_split_heads", lambda self, heads: split(self, heads.flip(1)))
+    attend = kind._by_interface
+    monkeypatch.setattr(kind, "_by_interface", lambda *args: attend(*args).flip(1))
     assert distance(run(model, ids), run(other, ids)) > 1e-3
 
 
@@ -395,10 +321,13 @@ def test_continuous_batching(variant: str) -> None:
 
 
 def test_engines_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "vllm", in_pages([], None))
-    for variant, said in (("diff", "value_head_dim is 8"), ("dint", "has no integral")):
+    for variant, other, said in (
+        ("diff", "vllm", "is not known to fit its heads"),
+        ("dint", "flex_attention", "has no integral"),
+    ):
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, other, None)
         with pytest.raises(ValueError, match=said):
-            build(**CACHED[variant]).set_attn_implementation("vllm")
+            build(**CACHED[variant]).set_attn_implementation(other)
     for options in (CACHED["dint"], {"value_head_dim": 12}):
         with pytest.raises(ValueError, match="continuous batching has no room"):
             build(**options).generate_batch([[1, 2]])

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import transformers
-from packaging.version import Version
 from transformers.activations import ACT2FN
+from transformers.utils.versions import require_version
 
 OLDEST_TRANSFORMERS = "5.24"
 
-if Version(transformers.__version__) < Version(OLDEST_TRANSFORMERS):
-    raise ImportError(
-        f"a DIFF Transformer needs transformers {OLDEST_TRANSFORMERS} or later, but transformers "
-        f"{transformers.__version__} is installed; install another with "
-        f"pip install 'transformers>={OLDEST_TRANSFORMERS}'"
-    )
+require_version(
+    f"transformers>={OLDEST_TRANSFORMERS}",
+    f"This is what a DIFF Transformer needs: pip install 'transformers>={OLDEST_TRANSFORMERS}'",
+)
 
 SWITCHES: dict[str, tuple[str, ...]] = {
     "lambda_type": ("vectors", "projected"),

@@ -16,12 +16,11 @@ Shapes: signal, noise and key_heads are numbers of heads (query head i reads key
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -159,11 +158,25 @@ def causal_integral(
         The heads, [batch, signal, rows, width], and the column sums after the last row,
         [batch, signal, columns], in float32 or wider.
     """
-    batch, signal = query.shape[:2]
-    if past_sums is None:
-        past_sums = wide(query.new_zeros(batch, signal, past))
-    output, sums = _CausalIntegral.apply(query, key, value, gamma, past_sums, scaling, past, real)
-    return output, sums
+    batch, signal, rows = query.shape[:3]
+    sums = past_sums
+    if sums is None:
+        sums = wide(query.new_zeros(batch, signal, past))
+    heads = []
+    for first, last in _blocks(rows):
+        columns = past + last
+        block, sums = _recomputed(
+            _integral_rows,
+            query[:, :, first:last],
+            key[:, :, :columns],
+            value[:, :, :columns],
+            gamma if gamma.shape[2] == 1 else gamma[:, :, first:last],
+            functional.pad(sums, (0, last - first)),
+            scaling,
+            real,
+        )
+        heads.append(block)
+    return torch.cat(heads, dim=2), sums.detach()
 
 
 def differential_maps(
@@ -261,131 +274,58 @@ def column_mean(query: Tensor, key: Tensor, scaling: float, real: Tensor | None)
     rows = query.shape[2]
     sums = wide(query.new_zeros(*query.shape[:2], rows))
     for first, last in _blocks(rows):
-        # Recomputed in the backward pass, so that no map outlives its block.
-        block = checkpoint(
-            column_sums, query[:, :, first:last], key, scaling, first, real, use_reentrant=False
-        )
+        block = _recomputed(column_sums, query[:, :, first:last], key, scaling, first, real)
         sums = sums + functional.pad(block, (0, rows - last))
     if real is None:
         return sums / rows
     return sums / wide(real.sum(-1))[:, None, None].clamp_min(1).to(sums.dtype)
 
 
-class _CausalIntegral(torch.autograd.Function):
-    """Blocks of rows that hand on the column sums; see ``causal_integral``.
+def _recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of a block of rows; the backward pass calls it again.
 
-    The backward pass walks the blocks in the other direction. What a block started from is what it
-    ended with, less its own rows, so that memory is O(rows of a block × columns) there as well.
+    So no map outlives its block. Of each block, the backward pass finds its arguments alone.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        gamma: Tensor,
-        past_sums: Tensor,
-        scaling: float,
-        past: int,
-        real: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        rows = query.shape[2]
-        sums = functional.pad(past_sums, (0, rows))  # [batch, signal, columns]
-        output = []
-        for first, last in _blocks(rows):
-            columns = past + last
-            maps, integral, ended = _integral_rows(
-                query[:, :, first:last],
-                key[:, :, :columns],
-                sums[..., :columns],
-                scaling,
-                first,
-                past,
-                real,
-            )
-            weights = maps + _rows_of(gamma, first, last) * integral
-            output.append(_grouped_matmul(weights.to(value.dtype), value[:, :, :columns]))
-            sums = functional.pad(ended, (0, rows - last))
-        ctx.save_for_backward(query, key, value, gamma, sums, real)
-        ctx.scaling, ctx.past = scaling, past
-        ctx.mark_non_differentiable(sums)
-        return torch.cat(output, dim=2), sums
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, gamma, sums, real = ctx.saved_tensors
-        d_output = gradients[0]
-        d_query = torch.empty_like(query)
-        d_key, d_value, d_gamma = (wide(torch.zeros_like(t)) for t in (key, value, gamma))
-        d_sums = torch.zeros_like(sums)  # from all rows below the block
-        for first, last in reversed(list(_blocks(query.shape[2]))):
-            columns = ctx.past + last
-            q, d_out = query[:, :, first:last], d_output[:, :, first:last]
-            k, v = key[:, :, :columns], value[:, :, :columns]
-            maps, integral, started = _integral_rows(
-                q, k, sums[..., :columns], ctx.scaling, first, ctx.past, real, ended=True
-            )
-            g = _rows_of(gamma, first, last)
-            weights = maps + g * integral
-            d_value[:, :, :columns] += _grouped_transposed_matmul(weights.to(v.dtype), d_out, v)
-            d_weights = wide(_grouped_matmul(d_out, v.transpose(-1, -2)))
-            d_g = (d_weights * integral).sum(-1, keepdim=True).sum_to_size(g.shape)
-            _rows_of(d_gamma, first, last).add_(d_g)
-
-            counts = _counts(ctx.past + first, ctx.past + last, real, maps)
-            d_running = _softmax_backward(integral, g * d_weights) / counts
-            below = d_sums[..., None, :columns]
-            d_after = below + d_running.flip(-2).cumsum(-2).flip(-2)
-            d_scores = _softmax_backward(maps, d_weights + d_after)
-            d_scores = (d_scores * ctx.scaling).to(k.dtype)
-            d_query[:, :, first:last] = _grouped_matmul(d_scores, k)
-            d_key[:, :, :columns] += _grouped_transposed_matmul(d_scores, q, k)
-            d_sums = functional.pad(
-                d_sums[..., :columns] + d_running.sum(-2), (0, d_sums.shape[-1] - columns)
-            )
-            sums = started
-        d_key, d_value, d_gamma = (
-            gradient.to(tensor.dtype)
-            for gradient, tensor in ((d_key, key), (d_value, value), (d_gamma, gamma))
-        )
-        return d_query, d_key, d_value, d_gamma, None, None, None, None
+    if not torch.is_grad_enabled():
+        return function(*arguments)
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def _integral_rows(
     query: Tensor,
     key: Tensor,
+    value: Tensor,
+    gamma: Tensor,
     sums: Tensor,
     scaling: float,
-    first: int,
-    past: int,
     real: Tensor | None,
-    ended: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Some rows of the signal map and of the integral.
+) -> tuple[Tensor, Tensor]:
+    """A block of rows of ``causal_integral``, which are the last of its columns.
 
     Args:
         query: [batch, signal, rows of the block, head_dim].
         key: [batch, key_heads, columns, head_dim].
-        sums: column sums before the block, or after it, [batch, signal, columns].
+        value: [batch, key_heads, columns, width].
+        gamma: [batch or 1, signal or 1, rows of the block or 1, 1].
+        sums: column sums before the block, [batch, signal, columns].
         scaling: of the scores.
-        first: number of the first row.
-        past: columns that came before row 0.
         real: [batch, all columns] or None.
-        ended: whether the sums are those after the block.
 
     Returns:
-        The map and the integral, both [batch, signal, rows of the block, columns], and the column
-        sums after the block; or those before it, if the ones after it were given.
+        The heads, [batch, signal, rows of the block, width], and the column sums after the block.
     """
-    last = first + query.shape[2]
-    visible = _visible(past + first, past + last, real, query.device)
+    last = key.shape[2]
+    first = last - query.shape[2]
+    visible = _visible(first, last, real, query.device)
     maps = _map(query, key, scaling, visible, real)
-    other = sums - maps.sum(-2) if ended else sums + maps.sum(-2)
-    running = (other if ended else sums)[..., None, :] + maps.cumsum(-2)
-    means = running / _counts(past + first, past + last, real, maps)
-    return maps, _masked_softmax(means, visible, real), other
+    running = sums[..., None, :] + maps.cumsum(-2)
+    if real is None:
+        counts = torch.arange(first + 1, last + 1, device=query.device)[None]
+    else:
+        counts = real.cumsum(-1)[:, first:last].clamp_min(1)
+    means = running / counts[:, None, :, None].to(maps.dtype)
+    weights = maps + gamma * _masked_softmax(means, visible, real)
+    return _grouped_matmul(weights.to(value.dtype), value), sums + maps.sum(-2)
 
 
 def _map(
@@ -400,12 +340,12 @@ def _map(
 def _masked_softmax(scores: Tensor, visible: Tensor, real: Tensor | None) -> Tensor:
     """Zero wherever nothing is visible, also in rows that see nothing; overwrites the scores."""
     hidden = ~visible
-    probabilities = scores.masked_fill_(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+    # Added, since the gradient of a sum costs nothing; it leaves nothing of a hidden score.
+    lowest = torch.zeros_like(hidden, dtype=scores.dtype).masked_fill_(
+        hidden, torch.finfo(scores.dtype).min
+    )
+    probabilities = scores.add_(lowest).softmax(-1)
     return probabilities if real is None else probabilities.masked_fill(hidden, 0)
-
-
-def _softmax_backward(probabilities: Tensor, gradient: Tensor) -> Tensor:
-    return probabilities * (gradient - (probabilities * gradient).sum(-1, keepdim=True))
 
 
 def _blocks(rows: int) -> Iterator[tuple[int, int]]:
@@ -433,20 +373,6 @@ def _visible(first: int, last: int, real: Tensor | None, device: torch.device) -
     return visible & real[:, None, None, :last] & real[:, None, first:last, None]
 
 
-def _counts(first: int, last: int, real: Tensor | None, like: Tensor) -> Tensor:
-    """How many tokens there are up to each of some, [batch or 1, 1, last - first, 1]."""
-    if real is None:
-        counts = torch.arange(first + 1, last + 1, device=like.device)[None]
-    else:
-        counts = real.cumsum(-1)[:, first:last].clamp_min(1)
-    return counts[:, None, :, None].to(like.dtype)
-
-
-def _rows_of(gamma: Tensor, first: int, last: int) -> Tensor:
-    """The rows of a tensor that may be the same for all rows."""
-    return gamma if gamma.shape[2] == 1 else gamma[:, :, first:last]
-
-
 def _grouped_matmul(left: Tensor, right: Tensor) -> Tensor:
     """[batch, heads, rows, n] @ [batch, key_heads, n, m], the right one shared by a group."""
     batch, heads, rows, inner = left.shape
@@ -455,17 +381,6 @@ def _grouped_matmul(left: Tensor, right: Tensor) -> Tensor:
         return left @ right.repeat_interleave(heads // key_heads, dim=1)
     folded = left.reshape(batch, key_heads, heads // key_heads * rows, inner)
     return (folded @ right).view(batch, heads, rows, right.shape[3])
-
-
-def _grouped_transposed_matmul(left: Tensor, right: Tensor, like: Tensor) -> Tensor:
-    """Sums of leftᵀ @ right over groups: [batch, heads, rows, n or m] to [batch, key_heads, n, m].
-
-    Returns:
-        In float32 or wider.
-    """
-    batch, key_heads = like.shape[:2]
-    folded = left.reshape(batch, key_heads, -1, left.shape[-1])
-    return wide(folded.transpose(-1, -2) @ right.reshape(batch, key_heads, -1, right.shape[-1]))
 
 
 def combine(

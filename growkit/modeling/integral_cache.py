@@ -196,18 +196,17 @@ def fit_cache(cache: Cache, layers: int, *, integral: bool, same_shape: bool) ->
     static = StaticIntegralLayer if integral else StaticHeadsLayer
     layers_of: list[Any] = cache.layers
     for index, layer in enumerate(layers_of):
-        kind = type(layer)
-        if kind is StaticLayer and (integral or not same_shape):
-            layers_of[index] = static(max_cache_len=layer.max_cache_len)
-        elif kind is DynamicLayer and integral:
-            layers_of[index] = IntegralLayer()
-        elif not integral or kind in (IntegralLayer, StaticIntegralLayer):
+        fitting: Any = None
+        if type(layer) is StaticLayer and (integral or not same_shape):
+            fitting = static(max_cache_len=layer.max_cache_len)
+        elif type(layer) is DynamicLayer and integral:
+            fitting = IntegralLayer()
+        elif not integral or isinstance(layer, _WithSums):
             continue
-        if layers_of[index] is layer or (layer.is_initialized and int(layer.get_seq_length())):
+        if fitting is None or (layer.is_initialized and int(layer.get_seq_length())):
             raise ValueError(
-                f"this cache ({kind.__name__}) has no column sums, which the integral needs; "
-                "pass an empty DynamicCache(config=model.config) or StaticCache"
-                if integral
-                else f"this cache ({kind.__name__}) holds tokens already, of another model; pass "
-                "an empty one"
+                f"this cache ({type(layer).__name__}) has no column sums, which an integral needs, "
+                "or holds tokens already, of another model; pass an empty "
+                "DynamicCache(config=model.config) or StaticCache"
             )
+        layers_of[index] = fitting

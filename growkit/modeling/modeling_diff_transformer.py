@@ -26,6 +26,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
+from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_diff_transformer import DiffTransformerConfig
@@ -41,15 +42,15 @@ from .differential_attention import (
     wide,
 )
 from .integral_cache import IntegralLayer, StaticIntegralLayer, fit_cache
-from .seen_tokens import Seen, packed_texts, refuse_packed, seen_tokens, tracing, unpacked
+from .seen_tokens import Seen, packed_texts, seen_tokens, unpacked
 
 POLY_NORM_EPS = 1e-6
 
 OWN = (None, "sdpa", "eager", "paged|eager")
-"""Attention implementations that run here; the rest are called as transformers' models do."""
+"""Attention implementations that run here."""
 
-ANY_WIDTH = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
-"""Those of the rest that take keys and values of any width."""
+OTHERS = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+"""Those that are called as transformers' models do, once for signal and once for noise heads."""
 
 
 class PolyNorm(nn.Module):
@@ -190,7 +191,7 @@ class DiffTransformerAttention(nn.Module):
         signal, noise = config.num_signal_heads, config.num_noise_heads
         values, bias = config.num_value_heads, config.attention_bias
         noise_keys = values if config.has_noise_keys else 0
-        self.num_key_value_groups = (signal if noise_keys else signal + noise) // values
+        self.num_key_value_groups = signal // values
 
         def projection(signal: int, noise: int, groups: int) -> nn.Module:
             if config.qk_projection == "shared" and noise:
@@ -226,7 +227,6 @@ class DiffTransformerAttention(nn.Module):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         cache: Any = None,
-        attention_mask: Any = None,
         seen: Seen = Seen(),  # noqa: B008
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -236,8 +236,7 @@ class DiffTransformerAttention(nn.Module):
             hidden_states: [batch, rows, hidden].
             position_embeddings: cosines and sines of the rotation.
             cache: keys and values of earlier tokens.
-            attention_mask: for implementations of attention other than those here.
-            seen: which tokens see which, for those here.
+            seen: which tokens see which.
             **kwargs: for other implementations, and for the cache of continuous batching.
 
         Returns:
@@ -261,15 +260,11 @@ class DiffTransformerAttention(nn.Module):
             past, key, value = self._cached(cache, key, value, seen)
         elif cache is not None:
             key, value = self._paged(cache, key, value, kwargs)
+        layer = cache.layers[self.layer_idx] if isinstance(cache, Cache) else None
+        if not isinstance(layer, IntegralLayer | StaticIntegralLayer):
+            layer = None
         lambda_ = self._lambda(hidden_states)
-        if config._attn_implementation in OWN:
-            layer = cache.layers[self.layer_idx] if isinstance(cache, Cache) else None
-            if not isinstance(layer, IntegralLayer | StaticIntegralLayer):
-                layer = None
-            output, maps = self._attend(query, key, value, lambda_, past, seen, layer)
-        else:
-            heads_of = self._by_interface(query, key, value, attention_mask, kwargs)
-            output, maps = combine(*heads_of, lambda_, None), None
+        output, maps = self._attend(query, key, value, lambda_, past, seen, layer, kwargs)
         if self.head_norm is not None:
             output = self.head_norm(output)
         if config.head_output_scale != "none":
@@ -292,66 +287,23 @@ class DiffTransformerAttention(nn.Module):
 
     def _by_interface(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Signal and noise heads, as another implementation computes them in one call."""
+    ) -> Tensor:
+        """Attention of some heads, [batch, heads, rows, width], by another implementation."""
         implementation: Any = self.config._attn_implementation
-        attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(
-            implementation,
-            None,  # type: ignore[arg-type]
+        # Written as in transformers, which looks for this call to tell whether one can be chosen.
+        attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, None)  # type: ignore[arg-type]
+        batch, heads, rows, head_dim = query.shape
+        width = value.shape[3]
+        query, key, value = (  # kernels want one width
+            functional.pad(each, (0, max(head_dim, width) - each.shape[3]))
+            for each in (query, key, value)
         )
-        batch, _, rows, _ = query.shape
-        query, key, value = self._merge_heads(query, key, value)
+        self.num_key_value_groups = heads // key.shape[1]
         output, _ = attend(
             self, query, key, value, mask, dropout=0.0, scaling=self.scaling, **kwargs
         )
-        output = output.reshape(batch, rows, query.shape[1], -1)
-        return self._split_heads(output.transpose(1, 2))
-
-    def _merge_heads(
-        self, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Signal and noise heads as ordinary attention with grouped queries has them.
-
-        Args:
-            query: [batch, signal + noise, rows, head_dim], signal heads first.
-            key: [batch, key_heads, columns, head_dim].
-            value: [batch, values, columns, value_head_dim].
-
-        Returns:
-            Queries in the order of the keys that they read, [batch, groups · keys, rows, width];
-            keys and values, [batch, keys, columns, width].
-        """
-        config = self.config
-        signal, noise = self._queries(query)
-        if noise is not None:
-            signal, noise = (
-                each.unflatten(1, (config.num_value_heads, -1)) for each in (signal, noise)
-            )
-            if config.has_noise_keys:  # as many queries for a noise key as for a signal key
-                noise = functional.pad(noise, (0, 0, 0, 0, 0, signal.shape[2] - noise.shape[2]))
-                value = torch.cat([value, value], dim=1)
-            query = torch.cat([signal, noise], 1 if config.has_noise_keys else 2).flatten(1, 2)
-        width = max(config.head_dim, config.value_head_dim)
-        query, key = (functional.pad(each, (0, width - config.head_dim)) for each in (query, key))
-        return query, key, functional.pad(value, (0, width - config.value_head_dim))
-
-    def _split_heads(self, heads: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Signal and noise heads of a result, [batch, heads, rows, value_head_dim] each.
-
-        Args:
-            heads: [batch, groups · keys, rows, width]; see ``_merge_heads``.
-        """
-        config = self.config
-        heads = heads[..., : config.value_head_dim]
-        if not config.num_noise_heads:
-            return heads, None
-        values = config.num_value_heads
-        signal, noise = config.num_signal_heads // values, config.num_noise_heads // values
-        if config.has_noise_keys:
-            signal_heads, padded = heads.chunk(2, dim=1)
-            return signal_heads, padded.unflatten(1, (values, -1))[:, :, :noise].flatten(1, 2)
-        grouped = heads.unflatten(1, (values, -1)).split([signal, noise], dim=2)
-        return grouped[0].flatten(1, 2), grouped[1].flatten(1, 2)
+        found: Tensor = output.reshape(batch, rows, heads, -1).transpose(1, 2)[..., :width]
+        return found
 
     def _attend(
         self,
@@ -362,6 +314,7 @@ class DiffTransformerAttention(nn.Module):
         past: Any,
         seen: Seen,
         layer: IntegralLayer | StaticIntegralLayer | None,
+        kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """Heads, [batch, signal, rows, width], and their maps where these are computed in full."""
         config = self.config
@@ -376,13 +329,13 @@ class DiffTransformerAttention(nn.Module):
                 layer.add_rows(sums, signal, values, seen.real, self.scaling)
             return values_of(maps, value), maps
         if not seen.packed:
-            return self._heads(query, key, value, lambda_, past, seen, layer), None
+            return self._heads(query, key, value, lambda_, past, seen, layer, kwargs), None
         found = []
         for texts in seen.packed:
             real = texts.real if config.integral != "none" else None
             q, k, v = (texts.take(each) for each in (query, key, value))
             lambda_of = None if lambda_ is None else texts.take(lambda_)
-            found.append(texts.tokens(self._heads(q, k, v, lambda_of, 0, Seen(real), None)))
+            found.append(texts.tokens(self._heads(q, k, v, lambda_of, 0, Seen(real), None, {})))
         return unpacked(seen.packed, found, len(query)), None
 
     def _queries(self, query: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -399,29 +352,34 @@ class DiffTransformerAttention(nn.Module):
         past: int,
         seen: Seen,
         layer: IntegralLayer | StaticIntegralLayer | None,
+        kwargs: dict[str, Any],
     ) -> Tensor:
         """The heads, [batch, signal, rows, width]; no map is held."""
         scaling, real, values = self.scaling, seen.real, self.config.num_value_heads
+
+        def attend(query: Tensor, key: Tensor) -> Tensor:
+            if self.config._attn_implementation in OWN:
+                return fused_attention(query, key, value, scaling, past, real, seen.visible)
+            return self._by_interface(query, key, value, seen.mask, kwargs)
+
         signal_query, noise_query = self._queries(query)
         signal_key, noise_key = key[:, :values], key[:, -values:]
         gamma, integral = self._gamma(lambda_), None
-        how = scaling, past, real, seen.visible
         if gamma is not None and self.config.integral == "causal":
-            sums_of = layer.column_sums if layer is not None else None
-            sums_of = sums_of[..., :past] if sums_of is not None else None
+            past_sums = None
+            if layer is not None and layer.column_sums is not None:
+                past_sums = layer.column_sums[..., :past]
             signal, sums = causal_integral(
-                signal_query, signal_key, value, gamma, scaling, past, real, sums_of
+                signal_query, signal_key, value, gamma, scaling, past, real, past_sums
             )
             if layer is not None:
                 layer.add_rows(sums, signal_query, values, real, scaling)
         else:
-            signal = fused_attention(signal_query, signal_key, value, *how)
+            signal = attend(signal_query, signal_key)
             if gamma is not None:
                 mean = column_mean(signal_query, signal_key, scaling, real)
                 integral = gamma * values_of(mean[:, :, None], value)
-        noise = None
-        if noise_query is not None:
-            noise = fused_attention(noise_query, noise_key, value, *how)
+        noise = None if noise_query is None else attend(noise_query, noise_key)
         return combine(signal, noise, lambda_, integral)
 
     def _paged(
@@ -522,17 +480,13 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         found: str = super().get_correct_attn_implementation(requested_attention, is_init_check)
         if found in OWN:
             return found
-        config = self.config
-        if config.integral != "none":
+        runs = [each for each in OWN if each]
+        runs += [*OTHERS, *(f"paged|{each}" for each in ("sdpa", *OTHERS))]
+        if self.config.integral != "none" or found not in runs:
+            why = "has no integral" if found in runs else "is not known to fit its heads"
             raise ValueError(
-                f"attn_implementation is {found!r}, which has no integral; this model runs with "
-                "'sdpa' or 'eager'"
-            )
-        if found not in ANY_WIDTH and config.value_head_dim > config.head_dim:
-            raise ValueError(
-                f"attn_implementation is {found!r}, whose cache has room for values of head_dim "
-                f"{config.head_dim}, and value_head_dim is {config.value_head_dim}; this model "
-                f"runs with {', '.join(map(repr, ('sdpa', 'eager', *ANY_WIDTH)))}"
+                f"attn_implementation is {found!r}, which {why}; this model runs with 'sdpa' or "
+                "'eager'"
             )
         return found
 
@@ -607,17 +561,15 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         config, rows = self.config, hidden_states.shape[1]
         paged = cache is not None and not isinstance(cache, Cache)
         packed: tuple[Any, ...] = ()
-        if position_ids is not None and attention_mask is None and not paged and not tracing():
-            packed = packed_texts(position_ids, len(hidden_states))
-            if packed and (use_cache or cache is not None):
-                refuse_packed(position_ids)
-                packed = ()
+        if position_ids is not None and attention_mask is None and not paged and not is_tracing():
+            cached = bool(use_cache or cache is not None)
+            packed = packed_texts(position_ids, len(hidden_states), cached=cached)
             use_cache = False if packed else use_cache
         if not paged:
             cache = self._cache(cache, use_cache)
         past = cache.get_seq_length() if isinstance(cache, Cache) else 0
-        seen = Seen()
-        if config._attn_implementation in OWN:
+        own = config._attn_implementation in OWN
+        if own:
             seen = seen_tokens(
                 *(hidden_states, attention_mask, position_ids, None if paged else cache, packed),
                 paged=paged,
@@ -625,24 +577,23 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 eager=bool(kwargs.get("output_attentions", config.output_attentions))
                 or config._attn_implementation in ("eager", "paged|eager"),
             )
-            attention_mask = None
         if position_ids is None:
             position_ids = (torch.arange(rows, device=hidden_states.device) + past)[None]
-        if config._attn_implementation not in OWN:
-            attention_mask = create_causal_mask(
+        if not own:
+            mask = create_causal_mask(
                 config=config,
                 inputs_embeds=hidden_states,
                 attention_mask=attention_mask,
                 cache=cache,
                 position_ids=position_ids,
             )
+            seen = Seen(mask=mask)
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
                 position_embeddings=position_embeddings,
                 cache=cache,
-                attention_mask=attention_mask,
                 seen=seen,
                 position_ids=position_ids,
                 **kwargs,

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers.cache_utils import Cache
+from transformers.masking_utils import find_packed_sequence_indices
+from transformers.utils.import_utils import is_tracing
 
 MASKED = -1e3
 """What a mask adds to scores of what is not seen is below this."""
@@ -49,21 +51,17 @@ class Seen(NamedTuple):
         visible: [batch or 1, 1, rows, columns], true for visible, instead of the rest; None
             where it is not needed, since it grows with the square of the tokens.
         eager: whether attention maps are computed in full.
+        mask: instead of all this, what another implementation of attention is given.
     """
 
     real: Tensor | None = None
     packed: tuple[Texts, ...] = ()
     visible: Tensor | None = None
     eager: bool = False
+    mask: Any = None
 
 
-def text_numbers(position_ids: Tensor) -> Tensor:
-    """[batch, rows] numbers that change wherever positions do not count on, as in transformers."""
-    counts_on = functional.pad(position_ids.diff(dim=-1) == 1, (1, 0), value=True)
-    return (~counts_on).cumsum(-1)
-
-
-def packed_texts(position_ids: Tensor, batch: int) -> tuple[Texts, ...]:
+def packed_texts(position_ids: Tensor, batch: int, *, cached: bool) -> tuple[Texts, ...]:
     """The texts that are packed into the rows of a batch; nothing if each row is one text.
 
     Lengths within a group differ by less than a factor of two, so that little is padding.
@@ -71,9 +69,21 @@ def packed_texts(position_ids: Tensor, batch: int) -> tuple[Texts, ...]:
     Args:
         position_ids: [batch or 1, rows]; a text begins wherever they do not count on.
         batch: number of rows.
+        cached: whether there is a cache, for which each row is one text.
+
+    Raises:
+        ValueError: there are several texts, which would attend to each other in a cache.
     """
-    numbers = text_numbers(position_ids)
-    if not bool(numbers[:, -1].any()):
+    numbers = find_packed_sequence_indices(position_ids)
+    if numbers is None:
+        return ()
+    if cached:
+        if bool(position_ids.diff(dim=-1).le(0).any()):
+            raise ValueError(
+                "position_ids begin anew inside a sequence; with a cache, packed documents cannot "
+                "be kept apart, so pass use_cache=False and no cache, or pad them, with an "
+                "attention_mask"
+            )
         return ()
     rows = numbers.shape[1]
     numbers = numbers.expand(batch, -1) + rows * torch.arange(batch, device=numbers.device)[:, None]
@@ -126,78 +136,32 @@ def seen_tokens(
     batch, rows = hidden_states.shape[:2]
     past = cache.get_seq_length() if cache is not None else 0
     columns = cache.get_mask_sizes(rows, 0)[0] if cache is not None else rows
-    if attention_mask is not None and attention_mask.dim() == 4:
+    own = torch.arange(rows, device=hidden_states.device)[:, None] + past
+    real = None
+    if masked := attention_mask is not None and attention_mask.dim() == 4:
+        assert attention_mask is not None
         columns = attention_mask.shape[3] if paged else columns
         visible = _visible_of(attention_mask, batch, rows, columns)
-        if not averaged:
-            return Seen(visible=visible, eager=eager)
-        visible = without_padding_rows(visible, past)
-        return Seen(visible[:, 0].any(-2).expand(batch, -1), visible=visible, eager=eager)
-    unknown = isinstance(past, Tensor) and tracing()
-    real = _real_tokens(attention_mask, None if unknown else int(past) + rows, averaged)
-    # A traced graph has no loop over rows, nor over texts.
-    exporting = torch.compiler.is_exporting() and (averaged or cache is not None)
-    numbered = tracing() and attention_mask is None and cache is None and position_ids is not None
-    if not (eager or unknown or exporting or numbered):
-        return Seen(real, packed)
-    visible = visible_columns(rows, columns, past, real, hidden_states.device)
-    if packed or numbered:
-        assert position_ids is not None
-        texts = text_numbers(position_ids)
-        visible = visible & (texts[:, None, :, None] == texts[:, None, None, :])
-    if averaged and real is not None:
-        visible = without_padding_rows(visible, past)
+    else:
+        unknown = isinstance(past, Tensor) and is_tracing()
+        real = _real_tokens(attention_mask, None if unknown else int(past) + rows, averaged)
+        # A traced graph has no loop over rows, nor over texts.
+        exporting = torch.compiler.is_exporting() and (averaged or cache is not None)
+        alone = attention_mask is None and cache is None
+        texts = position_ids if packed or (is_tracing() and alone) else None
+        if not (eager or unknown or exporting or (is_tracing() and texts is not None)):
+            return Seen(real, packed)
+        visible = (torch.arange(columns, device=own.device) <= own)[None, None]
+        if real is not None:
+            visible = visible & functional.pad(real, (0, columns - real.shape[1]))[:, None, None]
+        if texts is not None:
+            numbers = find_packed_sequence_indices(texts)
+            assert numbers is not None
+            visible = visible & (numbers[:, None, :, None] == numbers[:, None, None, :])
+    if averaged:  # padding, whose rows do not see themselves, sees nothing
+        visible = visible & visible.gather(-1, own.expand(visible.shape[0], 1, -1, -1))
+        real = visible[:, 0].any(-2).expand(batch, -1) if masked else real
     return Seen(real, visible=visible, eager=eager)
-
-
-def visible_columns(
-    rows: int, columns: int, past: int | Tensor, real: Tensor | None, device: torch.device
-) -> Tensor:
-    """Which columns rows see, in tensors alone, so that it can be traced.
-
-    Args:
-        rows: how many there are.
-        columns: how many there are; those that come after the last row are empty.
-        past: columns that came before the first row.
-        real: [batch, at most columns], false for padding; None if there is none.
-        device: of the result.
-
-    Returns:
-        [batch or 1, 1, rows, columns], true for visible.
-    """
-    column = torch.arange(columns, device=device)
-    visible = (column <= past + torch.arange(rows, device=device)[:, None])[None, None]
-    if real is None:
-        return visible
-    return visible & functional.pad(real, (0, columns - real.shape[1]))[:, None, None, :]
-
-
-def without_padding_rows(visible: Tensor, past: int | Tensor) -> Tensor:
-    """The same where rows that do not see themselves, which are padding, see nothing.
-
-    Args:
-        visible: [batch or 1, 1, rows, columns].
-        past: columns that came before the first row.
-    """
-    own = torch.arange(visible.shape[2], device=visible.device) + past
-    return visible & visible.gather(
-        -1, own[None, None, :, None].expand(visible.shape[0], -1, -1, -1)
-    )
-
-
-def refuse_packed(position_ids: Tensor) -> None:
-    """Packed documents would attend to each other, and nothing would show it."""
-    if bool(position_ids.diff(dim=-1).le(0).any()):
-        raise ValueError(
-            "position_ids begin anew inside a sequence; with a cache, packed documents cannot be "
-            "kept apart, so pass use_cache=False and no cache, or pad them, with an "
-            "attention_mask"
-        )
-
-
-def tracing() -> bool:
-    """Whether a graph is made, which must not depend on values."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def _real_tokens(
@@ -218,7 +182,7 @@ def _real_tokens(
             "expected, with 0 for padding, of what is cached as well"
         )
     real = attention_mask.bool()
-    if tracing():
+    if is_tracing():
         return real
     after_the_text = bool((real[:, :-1] | ~real[:, 1:]).all())  # no token sees such padding
     return None if bool(real.all()) or (after_the_text and not averaged) else real
@@ -229,7 +193,7 @@ def _visible_of(mask: Tensor, batch: int, rows: int, columns: int) -> Tensor:
     shape = list(mask.shape)
     fits = shape[0] in (1, batch) and shape[1:] == [1, rows, columns]
     added = mask if mask.dtype != torch.bool else None
-    if fits and added is not None and not tracing():
+    if fits and added is not None and not is_tracing():
         fits = added.is_floating_point() and bool(((added == 0) | (added < MASKED)).all())
     if not fits:
         raise ValueError(
