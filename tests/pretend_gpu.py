@@ -23,7 +23,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 import growkit
 from growkit.engine import strict
-from growkit.proof import parts, verdict
+from growkit.proof import verdict
 from tests.conftest import save_model
 
 _setup_privateuseone_for_python_backend("pretended")
@@ -127,7 +127,6 @@ def pretend() -> None:
         (strict, "choose_device"): lambda name: GPU,
         (verdict, "choose_device"): lambda name: GPU,
         (verdict, "device_name"): lambda device: "pretended",
-        (parts, "device_name"): lambda device: "pretended",
         (verdict, "used"): lambda *asked: [],  # transformers saves only what has an address
     }
     for (owner, name), changed in changes.items():

@@ -18,7 +18,7 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import MODEL
-from growkit.proof.weights import Recovered, compare_weights
+from growkit.proof.weights import Origin, Recovered, compare_weights
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import save_model, seeded
@@ -39,7 +39,7 @@ def compared(recipe: Recipe) -> Recovered:
     """What comes back from the files that a recipe has made."""
     source = Checkpoint(recipe.source)
     way = plan_recipe(recipe, source)
-    return compare_weights(way.lineage, Checkpoint(recipe.output))
+    return compare_weights(Origin(way.lineage), Checkpoint(recipe.output))
 
 
 def made(folder: Path, source: Path, *steps: Step, dtype: str | None = None) -> Recipe:

@@ -11,10 +11,10 @@ import torch
 from typer.testing import CliRunner
 
 import growkit
-from growkit.base.limits import within, within_each
+from growkit.base.limits import Limit, within, within_each
 from growkit.cli.app import app
 from growkit.engine.metrics import Distance
-from growkit.proof.parts import Strict
+from growkit.proof.function import FunctionProof
 from growkit.report.proof import headroom, proof_view
 from growkit.report.saving import page
 from growkit.report.view import figure
@@ -62,7 +62,10 @@ def test_a_proof_at_its_limit(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     most = max(mode["relative"] or 0.0 for mode in measured_ways if mode["tolerance"])
     assert most > 0
     for limit, kept in ((most, True), (math.nextafter(most, 1), True), (DOWN * 4 * most, False)):
-        monkeypatch.setattr(Strict, "tolerance", property(lambda self, limit=limit: limit))
+        fixed = Limit(limit, "")
+        monkeypatch.setattr(
+            FunctionProof, "strict_limit", property(lambda self, fixed=fixed: fixed)
+        )
         result = growkit.verify(*pair, **QUICK)
         assert result["kept"] is kept
         assert result["reason"].startswith("preserved: ") is kept

@@ -18,7 +18,7 @@ from growkit.engine.calls import CallError
 from growkit.engine.class_weights import converted
 from growkit.families.description import component_of
 from growkit.families.family import families
-from growkit.proof.comparison import _asked
+from growkit.proof.function import stages_of
 from growkit.proof.localisation import cause_of, factor_sentence
 from growkit.proof.modes import DECODING, PREFILL, Mode, NotAskedError
 from growkit.recipe import recipe as recipes
@@ -180,11 +180,11 @@ def test_a_skipped_mode_says_why_and_no_more() -> None:
 
     asked = [Mode(PREFILL, (None,)), Mode(DECODING, (None,))]  # type: ignore[arg-type]
     with pytest.raises(NotAskedError) as caught:
-        list(_asked(stages(), asked, by_target=False))
+        list(stages_of(stages(), asked, by_target=False))
     skipped = caught.value.without(asked)[1]
     assert (skipped.note, skipped.failed) == ("a reason", False)
     with pytest.raises(NotAskedError) as caught:
-        list(_asked(stages(), asked, by_target=True))
+        list(stages_of(stages(), asked, by_target=True))
     failed = caught.value.without(asked)[1]
     assert (failed.note, failed.failed) == ("the source can, but a reason", True)
 

@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 import growkit
+from growkit.base import limits
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.layerwise import Layerwise
 from growkit.engine.metrics import Distance
-from growkit.proof import comparison, parts
+from growkit.proof import control
 from growkit.results.proof import VerifyResult
 from tests.conftest import edit_json, edit_weights, folder_bytes, save_model
 
@@ -198,7 +199,7 @@ def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Pat
     for stage in stages.stages([Call(torch.arange(4))]):
         for key, parameter in stage.module.named_parameters() if stage.layer is not None else ():
             clean = parameter.detach().clone()
-            with stage.scaled(key, 1 + comparison.FAULT):
+            with stage.scaled(key, 1 + control.FAULT):
                 assert not parameter.equal(clean)  # the control
             assert parameter.equal(clean)
 
@@ -206,8 +207,8 @@ def test_the_fault_goes_and_reaches_no_file(file: str, make: Make, tmp_path: Pat
 @pytest.mark.parametrize(
     ("module", "limit", "sentence"),
     [
-        (comparison, "FAULT", "no verdict: "),
-        (parts, "ROUNDING_MARGIN", "not preserved: in float32"),
+        (control, "FAULT", "no verdict: "),
+        (limits, "NATIVE_MARGIN", "not preserved: in float32"),
     ],
 )
 def test_no_room_for_a_fault_or_for_rounding(
@@ -217,7 +218,7 @@ def test_no_room_for_a_fault_or_for_rounding(
     monkeypatch.setattr(module, limit, 0.0)
     result = growkit.verify(pair / "source", pair / "target", **QUICK)
     assert result["strict_float64"]["relative"] < 1e-12
-    assert result["negative_control_caught"] is (module is parts)
+    assert result["negative_control_caught"] is (module is limits)
     assert not result["kept"]
     assert result["reason"].startswith(sentence)
 
@@ -251,7 +252,7 @@ def test_different_vocabularies_cannot_be_compared(make: Make) -> None:
 def test_a_broken_promise_leaves_a_rejected_folder(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "STRICT_MARGIN", 0.0)
+    monkeypatch.setattr(limits, "STRICT_MARGIN", 0.0)
     result = growkit.grow(make("llama"), tmp_path / "target", hidden="x2", verify=Settings(**QUICK))
     assert result["kept"] is False
     assert result["output"] == str(tmp_path / "target.rejected")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from growkit.base.limits import fingerprint_limits
 from growkit.base.tensors import TORCH_NAMES, TensorInfo, main_dtype
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
@@ -30,12 +31,6 @@ LOGITS = 8
 
 STRIDE = 13
 """In which order tokens are asked: one after the other would be like no text."""
-
-MARGIN = 8
-"""How many times what rounding does to the source a model may differ, as root mean squares."""
-
-COMPUTED = ("float32", "float16", "bfloat16")
-"""Dtypes in which models compute."""
 
 CPU = torch.device("cpu")
 
@@ -88,14 +83,6 @@ def fingerprint(
     rounding = apart(exact, rounded, scale)
     if not (math.isfinite(scale) and scale > 0 and math.isfinite(rounding)):
         return None
-    spacing = {name: torch.finfo(getattr(torch, name)).eps for name in COMPUTED}
-    # Norms and angles are float32 in float64 as well.
-    measured = spacing.get(dtype, spacing["float32"])
-    limits = {}
-    for name, eps in spacing.items():
-        # Narrower dtypes are summed up in float32, and only the result is rounded.
-        sums = math.sqrt(widest) if name == "float32" != dtype else 1.0
-        limits[name] = MARGIN * max(rounding * sums * eps / measured, eps)
     return Fingerprint(
         of=of,
         ids=asked.call.ids.tolist(),
@@ -104,7 +91,7 @@ def fingerprint(
         scale=scale,
         dtype=dtype,
         rounding=rounding,
-        limits=limits,
+        limits=fingerprint_limits(rounding, dtype, widest),
     )
 
 

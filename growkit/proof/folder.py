@@ -9,9 +9,9 @@ source.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -24,6 +24,7 @@ from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.checkpoint.scratch import temporary
 from growkit.engine.loader import Loading, loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
+from growkit.engine.user_family import unlisted_family
 from growkit.families.family import families, family_of
 from growkit.optimizer.optimizer import outputs
 from growkit.proof.companions import (
@@ -37,10 +38,11 @@ from growkit.proof.companions import (
     same_ids,
 )
 from growkit.proof.config import copied_layers, different_settings, layers_of, not_compared
+from growkit.proof.weights import Origin
 from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
 from growkit.results.advice import value_sentence
-from growkit.results.proof import ChangedValue
+from growkit.results.proof import ChangedValue, Finding
 from growkit.version import __version__
 
 SPEED = "use_cache"
@@ -63,6 +65,8 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "*.ggu
 INERT = ("LICENSE*", "NOTICE*", "USE_POLICY*", ".gitattributes")
 """Files that no engine reads."""
 
+UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
+
 LISTED = 6
 """Names in a sentence, at most."""
 
@@ -70,7 +74,7 @@ MOST_LETTERS = 60
 """Length of a value in a sentence."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FolderDifferences:
     """Differences next to the weights.
 
@@ -83,42 +87,44 @@ class FolderDifferences:
             writes.
     """
 
-    changed: Sequence[str] = ()
-    named: Sequence[str] = ()
-    unknown: Sequence[str] = ()
-    values: Sequence[ChangedValue] = ()
-    of_source: Collection[str] = ()
+    changed: list[str] = field(default_factory=list)
+    named: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    values: list[ChangedValue] = field(default_factory=list)
+    of_source: list[str] = field(default_factory=list)
 
     @property
-    def sentence(self) -> str:
-        """The first change in words."""
+    def finding(self) -> Finding:
+        """The first change."""
         if not self.changed:
-            return "the files next to the weights are as they should be"
+            fine = "the files next to the weights are as they should be"
+            return Finding(name="files", kept=True, sentence=fine)
         name = self.changed[0]
-        values = next((each for each in self.values if each["name"] == name), None)
-        instead = f" ({value_sentence(values)})" if values else ""
+        expected = f"growkit {__version__} writes"
         if name in self.of_source:
-            return f"{name} is not what it is in the source{instead}"
-        return f"{name} is not what growkit {__version__} writes{instead}"
+            expected = "it is in the source"
+        sentence = f"{name} is not what {expected}"
+        if values := next((each for each in self.values if each["name"] == name), None):
+            sentence += f" ({value_sentence(values)})"
+        return Finding(name="files", kept=False, sentence=sentence, place=name)
 
 
 def compare_folders(
-    source: Checkpoint, target: Checkpoint, planned: Config | None, recipe: Recipe | None
+    source: Checkpoint, target: Checkpoint, origin: Origin, recipe: Recipe | None
 ) -> FolderDifferences:
     """Compare everything but weights; what the verdict does not cover is in ``named``.
 
     Args:
         source: a folder.
         target: the other one.
-        planned: the config that the target's recipe plans; None to compare with the source.
-        recipe: how the target was made, if that is known.
+        origin: how the target was made, as far as its recipe can be believed.
+        recipe: that recipe, if there is one.
     """
     loads = loading(source), loading(target)
-    found = (
-        compare_with_source(source, target, *loads)
-        if planned is None
-        else compare_with_plan(source, target, planned, recipe)
-    )
+    if origin.unknown:
+        found = compare_with_source(source, target, *loads)
+    else:
+        found = compare_with_plan(source, target, origin.lineage.plans[-1].config, recipe)
     notes = []
     if isinstance(source, RoundedCheckpoint):
         notes.append(f"the source is held against after it was rounded to {source.dtype}, once")
@@ -136,7 +142,10 @@ def compare_folders(
             )
     if found.unknown:
         notes.append(f"other files were not compared: {listed(found.unknown)}")
-    return replace(found, named=[*notes, *found.named])
+    found.named[:0] = notes
+    if recipe and recipe.family and not unlisted_family(recipe.family):
+        found.named.append(UNUSED)
+    return found
 
 
 def compare_with_plan(
@@ -178,7 +187,7 @@ def compare_with_plan(
     named = _without_effect(wanted, target, "its class") + _rewritten(source, target)
     if target.config.get(SPEED) not in (None, wanted.get(SPEED)):
         named.append(f"{SPEED} in config.json differs")
-    of_plan = {each["name"] for each in by_plan}
+    of_plan = [each["name"] for each in by_plan]
     return FolderDifferences([*dict.fromkeys(changed)], named, unknown, values, of_plan)
 
 
@@ -248,7 +257,7 @@ def compare_with_source(
                 continue
         unknown.append(name)
     changed = [*dict.fromkeys(changed)]
-    return FolderDifferences(changed, named, unknown, values, changed)
+    return FolderDifferences(changed, named, unknown, values, [*changed])
 
 
 def _without_effect(wanted: Config, target: Checkpoint, model: str) -> list[str]:

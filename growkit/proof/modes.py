@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from growkit.engine.calls import Call
 from growkit.engine.metrics import error_of, finite
 from growkit.engine.oracle import load_model, longest_context, quiet
 from growkit.engine.strict import strict_float64
-from growkit.results.proof import ModeResult
+from growkit.results.proof import Finding, ModeResult
 
 SHORT = 16
 """Tokens of the prompt that all but the prefill are tried on."""
@@ -53,7 +52,7 @@ class Mode:
     """
 
     name: str
-    calls: tuple[Call, ...]
+    calls: tuple[Call, ...] = ()
     padding: int = 0
     note: str = ""
     failed: bool = False
@@ -71,9 +70,9 @@ def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[M
     count = len(prompt)
     found = [Mode(PREFILL, tuple(Call(window) for window in windows))]
     if not target.get("use_cache", True):
-        found.append(_not_tried(DECODING, "the config switches the cache off"))
+        found.append(Mode(DECODING, note="the config switches the cache off"))
     elif count <= sum(STEPS):
-        found.append(_not_tried(DECODING, f"the prompt has only {count} tokens"))
+        found.append(Mode(DECODING, note=f"the prompt has only {count} tokens"))
     else:
         found.append(_decoding(prompt))
     mask = torch.tensor([[0] * PADDING + [1] * count])
@@ -99,7 +98,7 @@ def modes(windows: tuple[Tensor, ...], source: Config, target: Config) -> list[M
         why = "the config has no max_position_embeddings"
         if longest is not None:
             why = f"the prompt is as long as the longest context, {longest} tokens"
-        found += [_not_tried(EXPLICIT, why), _not_tried(LONGEST, why)]
+        found += [Mode(EXPLICIT, note=why), Mode(LONGEST, note=why)]
     return found
 
 
@@ -118,37 +117,20 @@ class NotAskedError(InputError):
 
     def without(self, asked: list[Mode]) -> list[Mode]:
         """The same modes, with the reason why this one is not tried."""
-        instead = _not_tried(self.mode, str(self))
-        if self.by_target:
-            instead = Mode(self.mode, (), note=f"the source can, but {self}", failed=True)
+        why = f"the source can, but {self}" if self.by_target else str(self)
+        instead = Mode(self.mode, note=why, failed=self.by_target)
         return [instead if mode.name == self.mode else mode for mode in asked]
 
 
-def _not_tried(name: str, why: str) -> Mode:
-    return Mode(name, (), note=why)
-
-
-def result(
-    name: str,
-    note: str,
-    *,
-    relative: float | None = None,
-    tolerance: float | None = None,
-    native: float | None = None,
-    native_tolerance: float | None = None,
-    kept: bool | None = None,
-    tried: bool = True,
-) -> ModeResult:
-    """How one inference mode went; values that were not measured are left out."""
-    return ModeResult(
-        name=name,
-        relative=relative,
-        tolerance=tolerance,
-        native=native,
-        native_tolerance=native_tolerance,
-        kept=kept,
-        tried=tried,
-        note=note,
+def finding_of(result: ModeResult) -> Finding:
+    """The finding on one inference mode."""
+    return Finding(
+        name=result.name,
+        kept=result.kept,
+        sentence=f"{result.name}: {'' if result.tried else 'not tried: '}{result.note}",
+        place=result.name if result.kept is False else None,
+        measured=result.relative,
+        limit=result.tolerance,
     )
 
 
@@ -175,7 +157,7 @@ NEW_TOKENS = 16
 
 def used(
     before: Checkpoint, after: Checkpoint, prompt: Tensor, device: torch.device, exact: bool
-) -> Iterator[ModeResult]:
+) -> list[ModeResult]:
     """Save the target and load it again; let both models generate. All in strict float64.
 
     Args:
@@ -184,44 +166,36 @@ def used(
         prompt: token ids, [tokens].
         device: where to run.
         exact: whether both must generate the same.
-
-    Yields:
-        What was tried, and how it went.
     """
-    tokens = before.config["vocab_size"]
-    sizes = [8 * total_parameters(each.tensors) for each in (before, after)]
-    prompt = prompt[:SHORT]
-    ways: tuple[tuple[str, Callable[[Checkpoint], Any], Callable[..., ModeResult]], ...] = (
-        ("save and reload", partial(_reloaded, prompt=prompt, device=device), _same_weights),
-        ("generate", partial(_generated, prompt, device, tokens), _same_text),
-    )
-    for name, run, judge in ways:
-        if sum(sizes) > MOST_BYTES:
-            why = f"whole models of more than {size(MOST_BYTES)} in float64"
-            yield result(name, why, tried=False)
+    whole = 8 * sum(total_parameters(each.tensors) for each in (before, after))
+    results = []
+    for name, run in (("save and reload", _save_and_reload), ("generate", _generate)):
+        result = ModeResult(name=name, tried=False, note="")
+        results.append(result)
+        if whole > MOST_BYTES:
+            result.note = f"whole models of more than {size(MOST_BYTES)} in float64"
             continue
         with strict_float64(), quiet():
             try:
-                found = run(after)
+                result.update(run(before, after, prompt[:SHORT], device, exact), tried=True)
             except ModeError as error:
-                try:
-                    run(before)
-                except ModeError:  # so it is no fault of the target
-                    yield result(name, str(error), tried=False)
-                else:
-                    yield result(name, str(error), kept=False if exact else None)
-                continue
-            yield judge(found, partial(run, before), exact=exact)
+                result.note = str(error)
+                with suppress(ModeError):  # else it is no fault of the target
+                    run(before, before, prompt[:SHORT], device, exact)
+                    result.tried, result.kept = True, False if exact else None
+    return results
 
 
 class ModeError(InputError):
     """transformers cannot do this with a model that it loads and runs."""
 
 
-def _reloaded(model: Checkpoint, prompt: Tensor, device: torch.device) -> tuple[bool, float]:
+def _save_and_reload(
+    before: Checkpoint, after: Checkpoint, prompt: Tensor, device: torch.device, exact: bool
+) -> dict[str, Any]:
     """Whether weights are the same once saved and loaded, and how far logits are then apart."""
-    loaded: Any = load_model(model, torch.float64, device, "eager")
-    with temporary("reload") as scratch, _using(model, "save and reload"):
+    loaded: Any = load_model(after, torch.float64, device, "eager")
+    with temporary("reload") as scratch, _using(after, "save and reload"):
         expected = _logits(loaded, prompt)
         loaded.save_pretrained(scratch)
         again = load_model(scratch, torch.float64, device, "eager")
@@ -229,33 +203,41 @@ def _reloaded(model: Checkpoint, prompt: Tensor, device: torch.device) -> tuple[
     # torch compares bits; the weights' addresses may change the order of sums.
     read, written = again.state_dict(), loaded.state_dict()
     same = read.keys() == written.keys() and all(read[name].equal(written[name]) for name in read)
-    return same, error_of(found, expected)
-
-
-def _same_weights(found: tuple[bool, float], *_: Any, exact: bool) -> ModeResult:
-    same, error = found
     note = "every weight comes back" if same else "weights change when transformers saves them"
-    return result("save and reload", note, relative=finite(error), kept=same)
+    return {"note": note, "relative": finite(error_of(found, expected)), "kept": same}
 
 
-def _generated(prompt: Tensor, device: torch.device, tokens: int, model: Checkpoint) -> list[int]:
+def _generate(
+    before: Checkpoint, after: Checkpoint, prompt: Tensor, device: torch.device, exact: bool
+) -> dict[str, Any]:
+    """Whether both continue the prompt greedily with the same tokens."""
+    tokens = before.config["vocab_size"]
+    one, other = (_continued(each, prompt, device, tokens) for each in (after, before))
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    if same is None and len(one) == len(other):
+        return {"note": f"the same {len(one)} tokens, greedily", "kept": True if exact else None}
+    count = min(len(one), len(other)) if same is None else same
+    first = f"the first {count}" if count else "none"
+    note = f"{first} of {len(other)} tokens are the same, greedily"
+    return {"note": note, "kept": False if exact else None}
+
+
+def _continued(model: Checkpoint, prompt: Tensor, device: torch.device, tokens: int) -> list[int]:
     """Greedy continuation; settings of generation in the folder are ignored.
 
     Args:
+        model: the checkpoint.
         prompt: token ids, [tokens].
         device: where to run.
         tokens: number of tokens, the first of the vocabulary, that it may choose among.
-        model: the checkpoint.
     """
     from transformers import GenerationConfig
 
     loaded: Any = load_model(model, torch.float64, device, "eager")
-    longest = longest_context(model.config)
+    longest, count = longest_context(model.config), NEW_TOKENS
     if isinstance(longest, int):  # what comes behind it may have no embedding
         prompt = prompt[: max(1, longest - NEW_TOKENS)]
         count = max(1, min(NEW_TOKENS, longest - len(prompt)))
-    else:
-        count = NEW_TOKENS
     others = list(range(tokens, model.config["vocab_size"])) or None
     greedily = GenerationConfig(
         max_new_tokens=count, do_sample=False, pad_token_id=0, suppress_tokens=others
@@ -264,20 +246,8 @@ def _generated(prompt: Tensor, device: torch.device, tokens: int, model: Checkpo
         ids = prompt[None].to(device)
         everything = torch.ones_like(ids)
         answer = loaded.generate(ids, attention_mask=everything, generation_config=greedily)
-        text: list[int] = answer[0, len(prompt) :].tolist()
-        return text
-
-
-def _same_text(one: list[int], source: Callable[[], list[int]], *, exact: bool) -> ModeResult:
-    other = source()
-    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-    if same is None and len(one) == len(other):
-        note, kept = f"the same {len(one)} tokens, greedily", True
-    else:
-        count = min(len(one), len(other)) if same is None else same
-        first = f"the first {count}" if count else "none"
-        note, kept = f"{first} of {len(other)} tokens are the same, greedily", False
-    return result("generate", note, kept=kept if exact else None)
+        continuation: list[int] = answer[0, len(prompt) :].tolist()
+        return continuation
 
 
 @contextmanager

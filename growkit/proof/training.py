@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError
-from growkit.base.limits import within
+from growkit.base.limits import rounded_sum, training_limit, within
 from growkit.base.settings import Settings
 from growkit.base.tensors import TensorInfo, total_parameters
 from growkit.base.units import size
@@ -45,9 +45,6 @@ from growkit.results.proof import TrainingProof
 
 WINDOWS, LENGTH = 2, 64
 """Windows of text in every batch, and tokens in each by default."""
-
-MARGIN = 8
-"""How many times what rounding does to the source's training the target's may differ."""
 
 FAULT = 2.0
 """What a rate is multiplied by in the negative control."""
@@ -133,7 +130,7 @@ def prove_training(
     batches = _batches(settings, before)
     law = law_of(lineage)
     updates = class_updates(after, law.updates)
-    rounding = torch.finfo(torch.float64).eps * math.sqrt(widest(before))
+    rounding = rounded_sum(widest(before))
     states = States(places, before, after, lineage, law) if places.source else None
     both = states.beginnings() if states else None
     begun = f"the optimizers' states in {states.where}" if states else ""
@@ -144,7 +141,7 @@ def prove_training(
     disturbed = _trained(before, both[0], batches, device, disturbed=rounding)
     target = _trained(after, both[1], batches, device, updates)
     relative, own = source.apart(target), max(source.apart(disturbed), rounding)
-    tolerance = None if law.why else MARGIN * own
+    tolerance = None if law.why else training_limit(own)
     fault, spoiled = _spoiled(updates)
     caught = None
     if tolerance is not None:

@@ -1,4 +1,8 @@
-"""The verdict: does the target compute what the source computes?"""
+"""The verdict: does the target compute what the source computes?
+
+Every part of the proof returns findings: what was compared, how it was measured, and whether it is
+within its limit. The first finding that failed decides.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from typing import Any
 import torch
 
 from growkit.base.errors import InputError
-from growkit.base.limits import within
 from growkit.base.progress import Advance, Progress, Silent
 from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes, total_parameters
@@ -20,17 +23,15 @@ from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.metrics import finite
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import choose_device, device_name, reproducible
-from growkit.engine.user_family import temporary_family, unlisted_family
-from growkit.proof.findings import judge_function, judge_training, reason_of, verdict_of
-from growkit.proof.fingerprint import question
+from growkit.engine.user_family import temporary_family
+from growkit.planning.plan import Lineage
 from growkit.proof.folder import compare_folders
-from growkit.proof.modes import Mode, modes, result, used
-from growkit.proof.parts import NO_NUMBERS, Native, ProofParts, Strict
-from growkit.proof.preflight import check_vocabularies, vocabulary_error
+from growkit.proof.function import FunctionProof
+from growkit.proof.modes import modes, used
+from growkit.proof.preflight import check_vocabularies
 from growkit.proof.training import NO_STATES, check_room, prove_training, state_paths
 from growkit.proof.weights import (
     Origin,
-    Recovered,
     as_planned,
     check_order,
     compare_weights,
@@ -40,11 +41,28 @@ from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
 from growkit.results import versions
 from growkit.results.advice import failed, name_result
-from growkit.results.proof import LayerError, ModeResult, VerifyResult
-from growkit.results.sentences import fault_place
+from growkit.results.proof import (
+    Fault,
+    Finding,
+    LayerError,
+    Trainability,
+    TrainingProof,
+    VerifyResult,
+)
+from growkit.results.sentences import fault_place, trainability_sentence
 from growkit.sources import Source, find, pair
 
-UNUSED = "the family in the manifest was not used, since growkit has one of its own for this type"
+VERDICTS = {
+    "max_kl": "not as asked",
+    "training": "preserved, but it does not learn as its source does",
+    "trainability": "preserved, but it cannot train as asked",
+}
+"""Verdicts on exact promises by the finding that failed, where that is not the promise itself."""
+
+AFTERWARDS = ("max_kl", "training", "trainability")
+"""Findings on a target that has kept its promise, which the sentence reports as well."""
+
+NO_LIMIT = (None, None)
 
 
 def verify(
@@ -122,7 +140,7 @@ def verify_found(
     record = read_record(after)
     check_order(before, after, record.recipe)
     verdict = prove(before, after, settings, record.recipe, progress, optimizer)
-    verdict["kl_by_rank"] = list(record.kl_by_rank)
+    verdict.kl_by_rank = list(record.kl_by_rank)
     return name_result(verdict, source.name, target.name)
 
 
@@ -148,15 +166,14 @@ def prove(
     check_vocabularies(before, after)
     place = choose_device(settings.device)
     started = time.perf_counter()
-    described = unlisted_family(recipe.family) if recipe else None
-    with temporary_family(described), reproducible(place):
-        origin = origin_of(before, after, recipe)
-    # A recipe that does not fit must not decide what is compared.
-    known = temporary_family(None if origin.unknown else described)
     total = 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
-    with known, reproducible(place), progress.bytes("proving", total) as advance:
-        verdict = _proved(before, after, settings, recipe, advance, place, optimizer, origin)
-    verdict["seconds"] = round(time.perf_counter() - started, 3)
+    with reproducible(place):
+        origin = origin_of(before, after, recipe)
+        # A recipe that does not fit must not decide what is compared.
+        known = temporary_family(origin.family)
+        with known, progress.bytes("proving", total) as advance:
+            verdict = _proved(before, after, settings, recipe, advance, place, optimizer, origin)
+    verdict.seconds = round(time.perf_counter() - started, 3)
     return verdict
 
 
@@ -171,7 +188,7 @@ def _proved(
     origin: Origin,
 ) -> VerifyResult:
     prompts = make_prompts(settings, before.folder, before.config)
-    lineage = origin.lineage
+    lineage, exact = origin.lineage, origin.lineage.promise == "exact"
     if settings.steps is not None and origin.unknown:
         raise InputError(
             f"training {after.folder} alongside its source needs to know how it was made, but "
@@ -181,89 +198,72 @@ def _proved(
     check_room(settings, after.tensors, place)
     trains = settings.steps is not None
     states = state_paths(before, after, recipe, optimizer) if trains else NO_STATES
-    planned = None if origin.unknown else lineage.plans[-1].config
-    files = compare_folders(before, after, planned, recipe)
-    known = question(before, max(map(len, prompts.windows)))
-    proof = ProofParts(
-        before, after, place, origin, advance, known, trainability=settings.trainability
-    )
-    unused = [UNUSED] if recipe and recipe.family and not unlisted_family(recipe.family) else []
-    layer_settings = proof.changed_layer_settings()
-    files = replace(
-        files,
-        changed=[*files.changed, *layer_settings],
-        of_source=[*files.of_source, *(layer_settings if origin.unknown else [])],
-    )
-    unknown = Recovered(unknown=origin.unknown)
-    weights = unknown if origin.unknown else compare_weights(lineage, after)
-    if proof.exact and weights.settled and not files.changed:
+    files = compare_folders(before, after, origin, recipe)
+    longest, look = max(map(len, prompts.windows)), settings.trainability
+    logits = FunctionProof(before, after, place, origin, advance, longest, trainability=look)
+    files.changed += (layer_settings := logits.changed_layer_settings())
+    files.of_source += layer_settings if origin.unknown else []
+    weights = compare_weights(origin, after)
+    if exact and weights.settled and not files.changed:
         prompts = prompts.cut(*settings.settled.amount)
-    asked, strict = proof.asked(modes(prompts.windows, before.config, after.config))
-    native = proof.native(asked, strict)
-    exact = proof.exact
-    in_use = list(used(before, after, prompts.windows[0], place, exact))
-    tried = [*_mode_results(asked, strict, native, exact), *in_use]
-    findings = judge_function(lineage, weights, files, strict, native, tried, settings.max_kl)
+    logits.run(modes(prompts.windows, before.config, after.config))
+    tried = [*logits.mode_results(), *used(before, after, prompts.windows[0], place, exact)]
+    findings = [weights.finding(lineage.promise), files.finding]
+    findings += logits.findings(tried, settings.max_kl)
+    changed = files.finding.sentence if files.changed else None
+    fault = logits.fault(weights.lost, changed, unknown=bool(origin.unknown))
+    _explain(findings, fault, exact=exact)
     training = None
-    if not failed(findings) and settings.steps is not None:
+    if settings.steps is not None and not failed(findings):
         training = prove_training(before, after, lineage, settings, place, states)
-    findings += judge_training(training, strict.trainability, wanted=settings.trainability)
-    by_name = {each.name: each for each in findings}
-    if origin.unknown and proof.more_tokens and not strict.kept_within(native.tolerance):
-        raise vocabulary_error(before, after, by_name["strict_float64"].sentence)
+    findings += findings_on_training(training, logits.trainability, settings)
+    notes = [*files.named, *logits.notes]
     verdict = verdict_of(lineage.promise, findings, settings.max_kl)
-    notes = [*files.named, *unused, *strict.notes]
-    fault = proof.fault(strict, weights, files, asked)
-    distance, rounded = strict.compared.prefill, native.compared.prefill
-    logits = by_name["strict_float64"]
-    for each in (by_name["weights"], logits):
-        if fault and each.kept is False:
-            each.place = fault_place(fault) or each.place
-    shown = native.compared if exact else strict.compared
+    strict, native, rounding = logits.strict.prefill, logits.native.prefill, logits.native_limit
+    shown = native if exact else strict
     return VerifyResult(
         promise=lineage.promise,
         kept=not failed(findings),
         verdict=verdict,
-        reason=reason_of(verdict, lineage.promise, lineage.lost, findings, notes),
+        reason=reason_of(verdict, lineage, findings, notes),
         findings=findings,
         weights_recovered=None if weights.unknown else weights.lost is None,
         first_lost_tensor=weights.lost,
-        changed=list(files.changed),
-        changed_values=list(files.values),
+        changed=files.changed,
+        changed_values=files.values,
         notes=notes,
-        unknown_files=list(files.unknown),
-        strict_float64=distance.measured(
-            "float64",
+        unknown_files=files.unknown,
+        strict_float64=strict.measured("float64", device_name(place), *(logits.limit or NO_LIMIT)),
+        native=native.measured(
+            logits.native.dtype,
             device_name(place),
-            logits.limit,
-            None if logits.limit is None else strict.why if exact else native.why,
+            *(rounding if exact and rounding else NO_LIMIT),
         ),
-        native=native.measured(exact),
-        rounding=native.rounding.measured(native.dtype, native.device, None, None),
+        rounding=logits.rounding.measured(logits.native.dtype, device_name(place), *NO_LIMIT),
         max_kl=settings.max_kl,
         lost=lineage.lost or None,
-        loss_source=finite(distance.loss_source / distance.predictions),
-        loss_target=finite(distance.loss_target / distance.predictions),
-        loss_source_native=finite(rounded.loss_source / rounded.predictions),
-        loss_target_native=finite(rounded.loss_target / rounded.predictions),
-        first_differing_layer=strict.first_difference[0],
-        first_difference=strict.first_difference[1],
+        loss_source=finite(strict.loss_source / strict.predictions),
+        loss_target=finite(strict.loss_target / strict.predictions),
+        loss_source_native=finite(native.loss_source / native.predictions),
+        loss_target_native=finite(native.loss_target / native.predictions),
+        first_differing_layer=logits.first_difference[0],
+        first_difference=logits.first_difference[1],
         fault=fault,
-        by_layer=[LayerError(module=m, relative=finite(e)) for m, e in strict.compared.by_layer],
+        by_layer=[LayerError(module=m, relative=finite(e)) for m, e in logits.strict.by_layer],
         modes=tried,
-        kl_by_position=shown.prefill.kl_by_position(),
-        tokens_by_position=shown.prefill.tokens_by_position(),
-        logit_sample=native.compared.sample,
-        negative_control_caught=strict.caught,
-        negative_control=strict.probe.fault,
-        fingerprint=proof.fingerprint(strict, native),
+        kl_by_position=shown.kl_by_position(),
+        tokens_by_position=shown.tokens_by_position(),
+        logit_sample=logits.native.sample,
+        negative_control_caught=logits.caught,
+        negative_control=logits.probe.fault,
+        fingerprint=logits.fingerprint(),
         training=training,
-        trainability=strict.trainability,
-        symmetry=strict.symmetry,
+        trainability=logits.trainability,
+        symmetry=logits.symmetry,
         spectra=list(weights.spectra),
         kl_by_rank=[],
-        tokens=distance.tokens,
-        predictions=distance.predictions,
+        tokens=strict.tokens,
+        predictions=strict.predictions,
         text=settings.text,
         text_sha256=prompts.text_sha256,
         seed=settings.seed,
@@ -281,30 +281,78 @@ def _proved(
     )
 
 
-def _mode_results(
-    asked: Sequence[Mode], strict: Strict, native: Native, exact: bool
-) -> list[ModeResult]:
-    results = []
-    for mode in asked:
-        if not mode.calls:
-            kept = False if mode.failed and exact else None
-            results.append(result(mode.name, mode.note, kept=kept, tried=mode.failed))
-            continue
-        found = strict.compared.distances[mode.name].relative
-        running = native.compared.distances[mode.name]
-        limit = native.tolerance if running.usable else None
-        kept = within(found, strict.tolerance)
-        kept &= limit is None or within(running.relative, limit)
-        silent = "" if running.usable else f"in {native.dtype} {NO_NUMBERS}"
-        results.append(
-            result(
-                mode.name,
-                "; ".join(filter(None, (mode.note, silent))),
-                relative=finite(found),
-                tolerance=strict.tolerance if exact else None,
-                native=finite(running.relative),
-                native_tolerance=limit if exact else None,
-                kept=kept if exact else None,
-            )
-        )
-    return results
+def _explain(findings: Sequence[Finding], fault: Fault | None, *, exact: bool) -> None:
+    """Let findings on weights, files and logits explain one another."""
+    weights, files, logits = findings[:3]
+    for each in (weights, files):
+        if each.kept is False and exact and logits.kept:
+            each.sentence += ", although no logit of these prompts shows it"
+    for each in (weights, logits):
+        if each.kept is False and fault:
+            each.place = fault_place(fault) or each.place
+
+
+def findings_on_training(
+    training: TrainingProof | None, capacity: Trainability | None, settings: Settings
+) -> list[Finding]:
+    """Source and target trained side by side, and whether the new capacity can train.
+
+    Args:
+        training: None if they were not trained.
+        capacity: None where nothing is new.
+        settings: say whether the new capacity decides.
+    """
+    found = []
+    if training:
+        finding = Finding(name="training", kept=training.kept, sentence=training.reason)
+        finding.measured, finding.limit = training.relative, training.tolerance
+        found.append(finding)
+    if capacity:
+        kept = capacity.trainable if settings.trainability else None
+        said = f"new capacity: {trainability_sentence(capacity)}"
+        found.append(Finding(name="trainability", kept=kept, sentence=said))
+    return found
+
+
+def verdict_of(promise: str, findings: Sequence[Finding], max_kl: float | None) -> str:
+    """The verdict in a few words, which follow from the first finding that failed."""
+    first = failed(findings)
+    if first is None and promise == "exact":
+        return "preserved"
+    if first is None:
+        return "changed as requested" if max_kl is None else "within the limit"
+    if first.name == "negative_control":
+        return "no verdict"
+    return VERDICTS.get(first.name, "not preserved") if promise == "exact" else "not as asked"
+
+
+def reason_of(
+    verdict: str, lineage: Lineage, findings: Sequence[Finding], notes: Sequence[str]
+) -> str:
+    """The verdict in a sentence.
+
+    Args:
+        verdict: in a few words.
+        lineage: how the target was made, with its promise.
+        findings: in the order in which they decide.
+        notes: what the verdict does not cover.
+    """
+    by_name = {each.name: each for each in findings}
+    weights, strict, native = (by_name[name] for name in ("weights", "strict_float64", "native"))
+    first, exact = failed(findings), lineage.promise == "exact"
+    parts = []
+    if first:
+        # Weights, files and logits explain one another; one of all other failures is enough.
+        together = [each for each in (weights, by_name["files"], strict) if each.kept is False]
+        parts = [each.sentence for each in together or [first]]
+    if first is None or first.name in AFTERWARDS:
+        recovered = f"{weights.sentence}, and " if exact and weights.kept else ""
+        parts.append(recovered + strict.sentence)
+        parts += [f"but {native.sentence}"] if exact and native.kept is None else []
+        if first != (training := by_name.get("training")) and training:
+            parts.append(training.sentence)
+    parts += [weights.sentence] if weights.kept is None else []
+    parts += notes
+    parts += [by_name["amount"].sentence] if "amount" in by_name else []
+    given_up = f" ({lineage.lost})" if lineage.lost and first is None else ""
+    return f"{verdict}{given_up}: {'; '.join(parts)}"

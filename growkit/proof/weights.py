@@ -11,13 +11,13 @@ search: manifests that growkit writes contain the results of searches.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,8 @@ from growkit.planning.plan import Lineage, LostError, Plan, Rule
 from growkit.recipe.manifest import read_record
 from growkit.recipe.planner import plan_recipe
 from growkit.recipe.recipe import Recipe, Step
-from growkit.results.proof import Spectrum
+from growkit.results.proof import Finding, Spectrum
+from growkit.results.sentences import recovered_sentence
 
 NO_FILE = os.path.join(os.devnull, "not read")
 """A path without a file, used in place of a text that a manifest names."""
@@ -51,10 +52,12 @@ class Origin(NamedTuple):
     Attributes:
         lineage: of the target; without plans if that is unknown, so that it must be exact.
         unknown: the reason, if it is unknown.
+        family: the description of its family, where that is not one of growkit's.
     """
 
     lineage: Lineage
     unknown: str | None = None
+    family: Mapping[str, Any] | None = None
 
 
 def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> Origin:
@@ -69,15 +72,17 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
     if recipe is None:
         return Origin(nothing, "no manifest records how the target was made")
     unfit = "the recipe in the target's manifest does not fit this source"
+    family = unlisted_family(recipe.family)
     try:
-        steps = tuple(_settled(step) for step in recipe.steps)
-        _check_sizes(steps, after)
-        lineage = plan_recipe(replace(recipe, steps=steps), before).lineage
+        with temporary_family(family):
+            steps = tuple(_settled(step) for step in recipe.steps)
+            _check_sizes(steps, after)
+            lineage = plan_recipe(replace(recipe, steps=steps), before).lineage
     except InputError as error:
         return Origin(nothing, f"{unfit} ({error})")
     except Exception as error:  # untrusted values may raise anything
         return Origin(nothing, f"{unfit} ({type(error).__name__}: {plain(reason(error))})")
-    return Origin(lineage)
+    return Origin(lineage, family=family)
 
 
 def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> None:
@@ -110,8 +115,7 @@ def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) ->
 
 def _explains(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> bool:
     """Whether a recipe makes tensors of the names and shapes of one model of those of another."""
-    with temporary_family(unlisted_family(recipe.family) if recipe else None):
-        plans = origin_of(before, after, recipe).lineage.plans
+    plans = origin_of(before, after, recipe).lineage.plans
     if not plans:
         return False
     made = {name: tuple(rule.info.shape) for name, rule in plans[-1].by_target.items()}
@@ -187,44 +191,41 @@ class Recovered:
         known = not (self.unknown or self.unchecked or self.recomputed_sources or self.spectra)
         return known and self.lost is None
 
+    def finding(self, promise: str) -> Finding:
+        """What follows for a promise."""
+        kept: bool | None = True
+        sentence = "every weight is recovered"
+        if self.unknown:
+            kept, sentence = None, f"weights were not compared, because {self.unknown}"
+        elif self.lost:
+            does_not = "does not give the source's weights back"
+            difference = does_not if promise == "exact" else "is not what the recipe makes"
+            kept, sentence = False, f"tensor {self.lost} {difference}"
+        elif self.unchecked:
+            kept, sentence = None, f"{len(self.unchecked)} tensors could not be checked"
+        elif self.recovered and self.recovered[0] < self.recovered[1]:
+            sentence = recovered_sentence(*self.recovered)
+        return Finding(name="weights", kept=kept, sentence=sentence, place=self.lost)
 
-def compare_weights(lineage: Lineage, target: Weights) -> Recovered:
+
+def compare_weights(origin: Origin, target: Weights) -> Recovered:
     """Hold every tensor that was written against what it should be.
 
     Args:
-        lineage: how it was made.
+        origin: how it was made.
         target: what was written.
     """
-    source, plans = lineage.source, lineage.plans
-    lost = _first_lost(lineage, target)
-    if lost:
+    if origin.unknown:
+        return Recovered(unknown=origin.unknown)
+    lineage, plans = origin.lineage, origin.lineage.plans
+    if lost := _first_lost(lineage, target):
         return Recovered(lost=lost)
     spectra: list[Spectrum] = []
     unchecked: list[str] = []
-    for index, plan in enumerate(plans):
-        if not plan.checks:
-            continue
-        earlier, later = Lineage(source, plans[:index]), Lineage(target, plans[index + 1 :])
-        written = _written(plan, later.plans)
-        for check in plan.checks:
-            if not (
-                all(name in written for name in check.targets)
-                and all(earlier.repeatable(name) for name in check.sources)
-            ):
-                unchecked += check.targets
-                continue
-            targets = []
-            for name in check.targets:
-                recovered = _recovered(target, written[name], plan.by_target[name].info, later)
-                if recovered is None:
-                    return Recovered(lost=written[name][0], spectra=spectra)
-                targets.append(recovered)
-            judged = check.judge([earlier.target.read(name) for name in check.sources], targets)
-            if judged.spectrum:
-                spectra.append(judged.spectrum)
-            if not judged.kept:
-                return Recovered(lost=written[check.targets[0]][0], spectra=spectra)
-    wanted = source.tensors.keys() - plans[0].dropped.keys()
+    for index in range(len(plans)):
+        if lost := _first_refused(lineage, index, target, spectra, unchecked):
+            return Recovered(lost=lost, spectra=spectra)
+    wanted = lineage.source.tensors.keys() - plans[0].dropped.keys()
     found = wanted & {lineage.origin(rule.target) for rule in plans[-1].rules}
     return Recovered(
         recomputed_sources=sum(len(plan.recomputed_sources) for plan in plans),
@@ -232,6 +233,39 @@ def compare_weights(lineage: Lineage, target: Weights) -> Recovered:
         unchecked=unchecked,
         recovered=(len(found), len(wanted)),
     )
+
+
+def _first_refused(
+    lineage: Lineage, index: int, target: Weights, spectra: list[Spectrum], unchecked: list[str]
+) -> str | None:
+    """The first tensor that a check of a plan refuses.
+
+    Args:
+        lineage: how the target was made.
+        index: of the plan.
+        target: what was written.
+        spectra: of all checks; takes those of the plan.
+        unchecked: takes the tensors that no check could look at.
+    """
+    plan = lineage.plans[index]
+    earlier = Lineage(lineage.source, lineage.plans[:index])
+    later = Lineage(target, lineage.plans[index + 1 :])
+    written = _written(plan, later.plans) if plan.checks else {}
+    for check in plan.checks:
+        if not (written.keys() >= {*check.targets} and all(map(earlier.repeatable, check.sources))):
+            unchecked += check.targets
+            continue
+        targets = []
+        for name in check.targets:
+            recovered = _recovered(target, written[name], plan.by_target[name].info, later)
+            if recovered is None:
+                return written[name][0]
+            targets.append(recovered)
+        judged = check.judge([earlier.target.read(name) for name in check.sources], targets)
+        spectra += [judged.spectrum] if judged.spectrum else []
+        if not judged.kept:
+            return written[check.targets[0]][0]
+    return None
 
 
 def _written(plan: Plan, later: Sequence[Plan]) -> dict[str, list[str]]:

@@ -181,11 +181,11 @@ class ModeResult(Result):
     """
 
     name: str
-    relative: float | None
-    tolerance: float | None
-    native: float | None
-    native_tolerance: float | None
-    kept: bool | None
+    relative: float | None = None
+    tolerance: float | None = None
+    native: float | None = None
+    native_tolerance: float | None = None
+    kept: bool | None = None
     tried: bool
     note: str
 
@@ -204,11 +204,11 @@ class Fault(Result):
         factor: the number by which something is multiplied, if that is all.
     """
 
-    layer: int | None
-    component: str | None
-    tensor: str | None
-    cause: str | None
-    factor: float | None
+    layer: int | None = None
+    component: str | None = None
+    tensor: str | None = None
+    cause: str | None = None
+    factor: float | None = None
 
 
 class ChangedValue(Result):
@@ -280,10 +280,10 @@ class Finding(Result):
     name: str
     kept: bool | None
     sentence: str
-    place: str | None
-    measured: float | None
-    limit: float | None
-    advice: str | None
+    place: str | None = None
+    measured: float | None = None
+    limit: float | None = None
+    advice: str | None = None
 
 
 class VerifyResult(Result):

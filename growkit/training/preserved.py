@@ -27,13 +27,13 @@ from transformers import (
 )
 
 from growkit.base.errors import InputError
-from growkit.base.limits import within
+from growkit.base.limits import COMPUTED, within
 from growkit.base.tensors import STORED_NAMES
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call
 from growkit.engine.class_weights import class_weights
-from growkit.proof.fingerprint import COMPUTED, Question, apart, fingerprint_of
+from growkit.proof.fingerprint import Question, apart, fingerprint_of
 from growkit.proof.preflight import check_vocabulary
 from growkit.recipe.manifest import changed_since
 from growkit.training.groups import check_same

@@ -1,0 +1,120 @@
+"""What a comparison is judged by: a deliberate fault in the target, and rounding in the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from growkit.base.limits import within
+from growkit.engine.calls import Call, Spool
+from growkit.engine.layerwise import Stage
+from growkit.engine.metrics import Distance, Head, distance_of, error_of
+
+PROBE = 128
+"""Tokens, at most, of the prompt that is run with a fault, and backward."""
+
+FAULT = 1e-3
+"""Relative size of the fault that the negative control must notice."""
+
+VISIBLE = 1e-6
+"""Share of a fault that must arrive, or another is tried: less may drown in rounding."""
+
+
+@dataclass
+class Probe:
+    """Additional runs: a deliberate fault in the target, and the source disturbed by rounding.
+
+    Attributes:
+        call: the beginning of the first prompt, at most ``PROBE`` tokens, for the fault.
+        noise: relative size of one rounded sum, added to the source's states after every layer on
+            the whole first prompt.
+        against_itself: hold the fault against the target without it, not against the source.
+        wanted: whether the inputs of the target's layers are kept, for the gradients.
+        given: the inputs of every layer and of the head of the target, each [tokens, hidden].
+        fault: what was changed; empty until a layer was found in which it has any effect.
+        control: between the logits with and without the fault.
+        rounding: between the logits with and without the noise.
+    """
+
+    call: Call
+    noise: float
+    against_itself: bool
+    wanted: bool
+    given: Spool = field(default_factory=Spool)
+    fault: str = ""
+    control: Distance = field(default_factory=Distance)
+    rounding: Distance = field(default_factory=Distance)
+    _spoiled: Tensor | None = None
+    _disturbed: Tensor | None = None
+
+    def disturb(self, stages: Iterator[Stage]) -> Iterator[Stage]:
+        """Run the first prompt through the source with noise."""
+        for stage in stages:
+            disturbed = self._disturbed
+            state = stage.after[0] if disturbed is None else stage.again(0, disturbed)
+            generator = torch.Generator().manual_seed(len(stage.name))
+            noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
+            scale = state.square().mean().sqrt()
+            self._disturbed = state + self.noise * scale * noise.to(state)
+            yield stage
+
+    def spoil(self, stages: Iterator[Stage], first: int, call: int) -> Iterator[Stage]:
+        """Spoil the largest matrix of the first layer from ``first`` on in which that shows.
+
+        Args:
+            stages: of the target.
+            first: index of a layer.
+            call: index of ``call`` among the calls.
+        """
+        for stage in stages:
+            if self.wanted:
+                self.given.append(stage.after[call])
+            if self._spoiled is not None:
+                self._spoiled = stage.again(call, self._spoiled)
+            elif stage.layer is not None and stage.layer >= first:
+                self._spoil(stage, call)
+            yield stage
+
+    def _spoil(self, stage: Stage, call: int) -> None:
+        assert stage.given is not None
+        elements = {key: p.numel() for key, p in stage.module.named_parameters() if p.dim() > 1}
+        clean, most = stage.after[call], 0.0
+        for key in sorted(elements, key=lambda name: -elements[name]):
+            with stage.scaled(key, 1 + FAULT):
+                spoiled = stage.again(call, stage.given)
+            # An identity block, say, multiplies by zero what is spoiled here.
+            error = error_of(spoiled, clean)
+            if error > most:
+                self._spoiled, self.fault = spoiled, f"{stage.name}.{key} × {1 + FAULT}"
+                most = error
+            if not within(most, FAULT * VISIBLE):
+                return
+
+    def measure(
+        self, heads: tuple[Head, Head], ends: tuple[Tensor, Tensor], first: tuple[Call, Tensor]
+    ) -> None:
+        """Compare the logits; if no layer's fault shows there, with those of a spoiled head.
+
+        Args:
+            heads: of source and target.
+            ends: the outputs of both last layers for the call.
+            first: the first prompt, and the output of the source's last layer for it.
+        """
+        assert self._disturbed is not None
+        clean = heads[0], [first[1]]
+        self.rounding = distance_of(clean, (heads[0], [self._disturbed]), [first[0].ids])
+        side, head, ids = 1 if self.against_itself else 0, heads[1], [self.call.ids]
+        unspoiled = heads[side], [ends[side]]
+        if self._spoiled is not None:
+            self.control = distance_of(unspoiled, (head, [self._spoiled]), ids)
+            if not within(self.control.relative, FAULT * VISIBLE):
+                return
+
+        def spoiled(hidden: Tensor) -> Tensor:
+            return head(hidden) * (1 + FAULT)
+
+        self.fault = f"output head × {1 + FAULT}"
+        self.control = distance_of(unspoiled, (spoiled, [ends[1]]), ids)

@@ -1,0 +1,637 @@
+"""The function half of the proof: logits of source and target, measured, limited and judged.
+
+Both models run side by side, one layer at a time, once in strict float64 and once as they are
+stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from growkit.base.errors import InputError
+from growkit.base.limits import Limit, native_limit, rounded_sum, strict_limit, within
+from growkit.base.tensors import total_bytes
+from growkit.checkpoint.reading import Checkpoint
+from growkit.engine.calls import Call, CallError
+from growkit.engine.class_weights import StoredGradients
+from growkit.engine.layerwise import Layerwise, Stage
+from growkit.engine.metrics import (
+    TOKENS_FIRST,
+    Distance,
+    Head,
+    distance_of,
+    error_of,
+    finite,
+    logits_in_pieces,
+)
+from growkit.engine.strict import strict_float64
+from growkit.proof.control import PROBE, Probe
+from growkit.proof.fingerprint import computed_in, fingerprint, question, widest
+from growkit.proof.localisation import (
+    Copied,
+    copied_states,
+    fault_outside_layers,
+    hidden_copies,
+    spacing,
+    tensor_fault,
+)
+from growkit.proof.modes import PREFILL, Mode, NotAskedError, finding_of
+from growkit.proof.preflight import vocabulary_error
+from growkit.proof.trainability import Gradients
+from growkit.proof.weights import Origin
+from growkit.results.proof import (
+    CopyDistance,
+    Fault,
+    Finding,
+    Fingerprint,
+    ModeResult,
+    Trainability,
+)
+from growkit.results.sentences import counted, too_much
+
+NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "training"})
+"""Attributes that number a layer, or record how it is used."""
+
+FEW = 100
+"""Predictions below which the verdict reports how few they are."""
+
+NO_NUMBERS = "the source computes NaN or infinite logits"
+
+SPREAD = 128
+"""Tokens of every prompt, at most, on which rounding in the storage dtype is measured."""
+
+SAMPLE = 500
+"""Pairs of logits that are kept to be drawn."""
+
+
+@dataclass
+class Comparison:
+    """Source and target, run on everything that is asked.
+
+    Attributes:
+        dtype: torch name of the dtype.
+        distances: between the logits, by mode.
+        by_layer: name of the embedding and of every layer, and the largest error of its output,
+            relative to its scale; up to the last that can be compared.
+        worst: index of the prompt with the largest error.
+        ends: what the last layers of source and target return for that prompt, [tokens, hidden].
+        spread: what that of the source returns for some tokens of every prompt.
+        sample: pairs of logits, source and target.
+        answers: of source and target to the question of the fingerprint.
+    """
+
+    dtype: str
+    distances: dict[str, Distance] = field(default_factory=dict)
+    by_layer: list[tuple[str, float]] = field(default_factory=list)
+    worst: int = 0
+    ends: tuple[Tensor, ...] = ()
+    spread: list[Tensor] = field(default_factory=list)
+    sample: list[list[float]] = field(default_factory=list)
+    answers: tuple[Tensor, ...] = ()
+
+    @property
+    def prefill(self) -> Distance:
+        """Between the logits of all prompts."""
+        return self.distances[PREFILL]
+
+    @property
+    def largest(self) -> tuple[str, float]:
+        """The mode with the largest relative difference, and that; what is not finite is largest.
+
+        Of all modes in which the source answers with numbers.
+        """
+        found = [(name, each.relative) for name, each in self.distances.items() if each.usable]
+        first = (PREFILL, math.nan)
+        return max(found, key=lambda mode: (not math.isfinite(mode[1]), mode[1]), default=first)
+
+
+class FunctionProof:
+    """The function half of a proof.
+
+    Args:
+        before: the source.
+        after: the target.
+        device: where both run.
+        origin: how the target was made.
+        advance: called with the bytes of every layer of both.
+        trainability: whether gradients are wanted also where nothing is copied.
+
+    Attributes:
+        exact: whether nothing more than rounding is promised.
+        modes: the ways to ask, as far as the source can be asked.
+        strict: the comparison in strict float64.
+        native: that in the storage dtype.
+        probe: rounding in float64 and its effect on the source's logits; the deliberate fault.
+        rounding: the source in the storage dtype against itself in strict float64.
+        trainability: of the copies, if there are any, or if it was asked for.
+        symmetry: how far the gradients of copies are apart.
+        notes: what was not compared, in words.
+    """
+
+    modes: list[Mode]
+    strict: Comparison
+    native: Comparison
+    probe: Probe
+    rounding: Distance
+    trainability: Trainability | None
+    symmetry: list[CopyDistance]
+
+    def __init__(
+        self,
+        before: Checkpoint,
+        after: Checkpoint,
+        device: torch.device,
+        origin: Origin,
+        advance: Callable[[int], None],
+        longest: int,
+        *,
+        trainability: bool,
+    ) -> None:
+        self._look = trainability
+        self.before, self.after, self.device, self.lineage = before, after, device, origin.lineage
+        self.exact = self.lineage.promise == "exact"
+        self.more_tokens = after.config["vocab_size"] > before.config["vocab_size"]
+        self._question = question(before, longest)
+        self.notes: list[str] = []
+        with strict_float64():
+            self._models = self._both(torch.float64)
+        source, target = (model.layers for model in self._models)
+        # A layer of both at a time; and the embeddings.
+        total = total_bytes(before.tensors) + total_bytes(after.tensors)
+        self._advance = partial(advance, total // (max(len(source), len(target)) + 1))
+        self._layers: Sequence[int | None] | None = self.lineage.layers
+        if self._layers is None or len(self._layers) != len(target):
+            self._layers = range(len(target)) if len(source) == len(target) else None
+
+    def _both(self, dtype: torch.dtype) -> tuple[Layerwise, Layerwise]:
+        tokens = self.before.config["vocab_size"] if self.more_tokens else None
+        return (
+            Layerwise(self.before, dtype, self.device, None),
+            Layerwise(self.after, dtype, self.device, None, tokens),
+        )
+
+    def changed_layer_settings(self) -> list[str]:
+        """The first setting of a layer that differs from those of layers that were like it.
+
+        A size may change if it changes in the same way in all layers.
+        """
+        before, after = map(_layer_settings, self._models)
+        if not self.exact or self._layers is None or len(self._layers) != len(after):
+            return []
+        became: dict[tuple[str, Any], Any] = {}
+        for (name, found), number in zip(after, self._layers, strict=True):
+            given = before[number][1] if number is not None and number < len(before) else {}
+            for key in sorted(given.keys() & found.keys()):
+                if became.setdefault((key, given[key]), found[key]) != found[key]:
+                    return [f"{name}.{key}"]
+        return []
+
+    def run(self, ways: list[Mode]) -> None:
+        """Compare in strict float64, in all ways in which the source can be asked, and as stored.
+
+        Raises:
+            InputError: the source computes NaN or infinity, or a class cannot run.
+        """
+        try:
+            self._run_strict(ways)
+        except NotAskedError as error:
+            self.run(error.without(ways))
+            return
+        for name, distance in [*self.strict.distances.items()]:
+            if not distance.usable:
+                ways = NotAskedError(NO_NUMBERS, name).without(ways)
+                del self.strict.distances[name]
+        self.modes = ways
+        self._run_native()
+        rounding = self.native_limit
+        explained = within(self.strict.largest[1], rounding and rounding.largest)
+        if self.more_tokens and not self.lineage.plans and not explained:
+            raise vocabulary_error(self.before, self.after, self._sentence(kept=False))
+
+    def _run_strict(self, ways: Sequence[Mode]) -> None:
+        """With the negative control and the gradients."""
+        stored = StoredGradients(self.after)
+        plans = self.lineage.plans
+        made = plans[-1].rules if plans else ()
+        fits = all(self.after.tensors.get(rule.target) == rule.info for rule in made)
+        gradients = Gradients(plans if fits else (), stored)
+        self.probe = probe = Probe(
+            Call(ways[0].calls[0].ids[:PROBE]),
+            rounded_sum(widest(self.before)),
+            against_itself=not self.exact,
+            wanted=gradients.new_capacity or self._look,
+        )
+        target, notes = self._models[1], []
+        idle: Sequence[str] = ()
+        with strict_float64():
+            self.strict = strict = self._compare(self._models, ways, "float64", probe)
+            where = f"the model in {self.before.folder}"
+            if not strict.prefill.usable:
+                raise InputError(f"{where} computes NaN or infinite logits")
+            if not strict.prefill.squared_source:
+                raise InputError(
+                    f"{where} answers everything with logits of zero; nothing can be proved of it, "
+                    "correct its weights"
+                )
+            if self.more_tokens:
+                old, new = (each.config["vocab_size"] for each in (self.before, self.after))
+                share = target.others(strict.ends[1][:TOKENS_FIRST])
+                notes.append(
+                    f"of the {new} tokens, the logits of the source's {old} were compared; the new "
+                    f"ones take {share:.2g} of the softmax"
+                )
+            if probe.wanted:
+                idle = target.gradients(probe.call.ids, probe.given, gradients.look)
+        names = [name for name, _ in target.model.named_parameters() if target.stores(name)]
+        self.trainability = gradients.found(names, len(idle)) if probe.wanted else None
+        self.symmetry = gradients.symmetry
+        if stored.lost:
+            notes.append(
+                f"gradients of {len(stored.lost)} tensors were not looked at, because what "
+                f"transformers makes of them cannot be undone (first {min(stored.lost)})"
+            )
+        self.notes = notes
+
+    def _run_native(self) -> None:
+        """Against the source's own rounding."""
+        name = computed_in(self.after.tensors)
+        models = self._both(getattr(torch, name))
+        self.native = self._compare(models, self.modes, name, None)
+        with self._models[0].head() as exact_head, models[0].head() as head:
+            exact, rounded = self.strict.spread, self.native.spread
+            nothing = [torch.zeros(len(each), dtype=torch.long) for each in exact]  # no losses
+            strict_head: Head = strict_float64()(exact_head)
+            self.rounding = distance_of((strict_head, exact), (head, rounded), nothing)
+
+    def _compare(
+        self,
+        models: tuple[Layerwise, Layerwise],
+        ways: Sequence[Mode],
+        dtype: str,
+        probe: Probe | None,
+    ) -> Comparison:
+        """Run both models on everything that is asked, the prefill first.
+
+        Raises:
+            NotAskedError: a model cannot be asked in one of the ways but the prefill.
+            InputError: a class cannot run with its config.
+        """
+        calls: list[Call] = []
+        for mode in ways:
+            begin = len(calls)
+            for call in mode.calls:
+                follows = None if call.continues is None else begin + call.continues
+                calls.append(replace(call, continues=follows))
+        padding = [mode.padding for mode in ways for _ in mode.calls]
+        probed = 0
+        if probe and len(probe.call.ids) < len(calls[0].ids):
+            probed = len(calls)
+            calls.append(probe.call)
+        calls.append(self._question.call)
+        before = stages_of(models[0].stages(calls), ways, by_target=False)
+        after = stages_of(models[1].stages(calls, probed if probe else None), ways, by_target=True)
+        if probe:
+            before = probe.disturb(before)
+            after = probe.spoil(after, len(models[1].layers) // 2, probed)
+        found = Comparison(dtype)
+        ends = self._walk(_pairs(_let_go(before), after, self._layers), padding, found)
+        found.spread = [state[_spread(state)] for state in ends[0][: len(ways[0].calls)]]
+        with models[0].head() as source_head, models[1].head() as target_head:
+            heads = source_head, target_head
+            _compare_logits(ways, heads, ends, found)
+            for model in models:
+                model.check_reach()
+            found.ends = ends[0][found.worst], ends[1][found.worst]
+            if probe:
+                probe.measure(heads, (ends[0][probed], ends[1][probed]), (calls[0], ends[0][0]))
+            last = zip(heads, ends, strict=True)
+            found.answers = tuple(self._question.of(head(states[-1])) for head, states in last)
+        return found
+
+    def _walk(
+        self, stages: Iterator[Pair], padding: Sequence[int], found: Comparison
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Compare what the layers of both return, and return what the last ones do."""
+        ends: tuple[list[Tensor], list[Tensor]] = ([], [])
+        held: Copied | None = None
+        for one, other, comparable in stages:
+            if one is not None and other is not None and comparable:
+                if other.layer is None:
+                    held = copied_states(one.after[0], other.after[0], self._hidden)
+                if held:
+                    errors = [
+                        error_of(state[skip:], held.expected(expected[skip:]))
+                        for expected, state, skip in zip(
+                            one.after, other.after, padding, strict=False
+                        )
+                    ]
+                    # torch's maximum keeps a NaN.
+                    found.by_layer.append((other.name, float(torch.tensor(errors).max())))
+            ends = (one.after if one else ends[0], other.after if other else ends[1])
+            if other:
+                other.let_go()  # the source's next layer needs the room
+            self._advance()
+        return ends
+
+    @cached_property
+    def _hidden(self) -> Copied | None:
+        """How the target's hidden states copy the source's, if that is known."""
+        names = [f"{model.names[0]}.weight" for model in self._models]
+        return hidden_copies(self.lineage, self.before, self.after, names)
+
+    @property
+    def strict_limit(self) -> Limit:
+        """Of logits in strict float64, where the source's function is promised."""
+        return strict_limit(self.probe.rounding.relative)
+
+    @property
+    def native_limit(self) -> Limit | None:
+        """Of logits in the storage dtype; None if the source computes nothing usable in it."""
+        if not self.native.prefill.usable:
+            return None
+        return native_limit(self.rounding.relative, self.native.dtype, self.strict_limit)
+
+    @property
+    def limit(self) -> Limit | None:
+        """Of logits in strict float64; None for any finite difference."""
+        if self.exact:
+            return self.strict_limit
+        # Rounding to a narrower dtype may make the target another function.
+        return self.native_limit if self.lineage.by_rounding else None
+
+    @property
+    def caught(self) -> bool:
+        """Whether the deliberate fault was noticed."""
+        return not within(self.probe.control.relative, self.strict_limit.largest)
+
+    @property
+    def first_difference(self) -> tuple[int | None, str | None]:
+        """Index of the first layer that differs, and name of the first module; None for none."""
+        limit, by_layer = self.strict_limit.largest, self.strict.by_layer
+        if not self.exact or within(self.strict.largest[1], limit):
+            return None, None
+        for index, (name, error) in enumerate(by_layer):
+            if not within(error, limit):
+                return index - 1 if index else None, name
+        known = by_layer and self._layers is not None
+        return None, self._models[1].names[-1] if known else None
+
+    def findings(self, modes: Sequence[ModeResult], max_kl: float | None) -> list[Finding]:
+        """The findings on logits, in the order in which they decide.
+
+        Args:
+            modes: of inference, in which both models were tried.
+            max_kl: allowed nats per token of KL; None for any number.
+        """
+        limit, native_limit = self.limit, self.native_limit
+        error, native_error = self.strict.largest[1], self.native.largest[1]
+        kept = within(error, limit and limit.largest)
+        fault = f"the negative control ({self.probe.fault})"
+        dtype, native_kept = f"in {self.native.dtype}", None
+        stored = f"{dtype} the source itself computes no usable logits"
+        if native_limit:
+            native_kept = within(native_error, native_limit.largest) if self.exact else None
+            stored = (
+                f"{dtype} the logits differ by {native_error:.1e} of their scale, rounding "
+                f"explains {native_limit.largest:.1e}"
+            )
+        found = [
+            Finding(
+                name="strict_float64",
+                kept=kept,
+                sentence=self._sentence(kept=kept),
+                place=self.first_difference[1],
+                measured=finite(error),
+                limit=limit and limit.largest,
+            ),
+            Finding(
+                name="negative_control",
+                kept=self.caught,
+                sentence=f"{fault} was {'noticed' if self.caught else 'not noticed'}",
+                measured=finite(self.probe.control.relative),
+            ),
+            Finding(
+                name="native",
+                kept=native_kept,
+                sentence=stored,
+                measured=finite(native_error),
+                limit=native_limit.largest if native_limit and self.exact else None,
+            ),
+        ]
+        if max_kl is not None:
+            kl = self.strict.prefill.kl_per_token
+            low = within(kl, max_kl)
+            amount = f"{kl:.3g} of at most {max_kl:g} nats per token of KL"
+            said = amount if low else too_much(kl, max_kl)
+            found.append(
+                Finding(name="max_kl", kept=low, sentence=said, measured=finite(kl), limit=max_kl)
+            )
+        return found + [finding_of(each) for each in modes] + self._amount()
+
+    def _amount(self) -> list[Finding]:
+        """That there are few predictions."""
+        count = self.strict.prefill.predictions
+        few = Finding(name="amount", kept=None, sentence=f"on {counted(count, 'prediction')} alone")
+        few.measured, few.limit = count, FEW
+        return [few] if count < FEW else []
+
+    def _sentence(self, *, kept: bool) -> str:
+        """How far logits are apart; of another function, how much it loses."""
+        distance, (mode, error) = self.strict.prefill, self.strict.largest
+        way = "" if mode == PREFILL or not kept else f" ({mode})"
+        differ = f"{error:.1e} of the logit scale in strict float64{way}"
+        if self.exact and kept:
+            if all(each.largest == 0 for each in self.strict.distances.values()):
+                return "the logits are identical in strict float64"
+            return f"the logits differ by at most {differ}"
+        if self.exact:
+            module = self.first_difference[1]
+            where = f"; the first difference is in {module}" if module else ""
+            return f"the logits differ by {differ}{where}"
+        if not math.isfinite(distance.relative):
+            return "the new model computes NaN or infinite logits"
+        if not kept:
+            assert self.limit
+            does = f"what rounding to {self.native.dtype} does to the source itself"
+            return f"the logits differ by {differ}; {does} explains {self.limit.largest:.1e}"
+        count = distance.predictions
+        return (
+            f"the loss goes from {distance.loss_source / count:.4f} to "
+            f"{distance.loss_target / count:.4f} nats per token over "
+            f"{counted(count, 'prediction')}, {distance.agreeing / distance.tokens:.1%} of the "
+            f"likeliest next tokens are the same, {distance.kl_per_token:.3g} nats per token of KL"
+        )
+
+    def mode_results(self) -> list[ModeResult]:
+        """The modes in which both models were asked, or could not be."""
+        results = []
+        for mode in self.modes:
+            result = ModeResult(
+                name=mode.name, tried=bool(mode.calls) or mode.failed, note=mode.note
+            )
+            results.append(result)
+            if not mode.calls:
+                result.kept = False if mode.failed and self.exact else None
+                continue
+            strict, native = (each.distances[mode.name] for each in (self.strict, self.native))
+            result.relative, result.native = finite(strict.relative), finite(native.relative)
+            limit = self.native_limit if native.usable else None
+            if not native.usable:
+                silent = f"in {self.native.dtype} {NO_NUMBERS}"
+                result.note = f"{mode.note}; {silent}" if mode.note else silent
+            if self.exact:
+                result.tolerance = self.strict_limit.largest
+                result.native_tolerance = limit and limit.largest
+                result.kept = within(strict.relative, result.tolerance) and (
+                    limit is None or within(native.relative, limit.largest)
+                )
+        return results
+
+    def fingerprint(self) -> Fingerprint | None:
+        """Logits that identify the model: of the source, if the target's are to be the same."""
+        side, of = (0, "source") if self.exact else (1, "target")
+        exact, rounded = (each.answers[side] for each in (self.strict, self.native))
+        width = widest((self.before, self.after)[side])
+        return fingerprint(of, self._question, exact, rounded, self.native.dtype, width)
+
+    def fault(self, lost: str | None, changed: str | None, *, unknown: bool) -> Fault | None:
+        """Where and why the two differ; None if they do not, or were not to be the same.
+
+        Args:
+            lost: the first tensor that does not give the source back.
+            changed: the first change next to the weights, in words.
+            unknown: whether it is not known how the target was made.
+        """
+        limit, prefill = self.strict_limit.largest, self.strict.prefill
+        logits_kept = within(self.strict.largest[1], limit)
+        if not self.exact or (logits_kept and not lost and not changed):
+            return None
+        layer, module = self.first_difference
+        stored = spacing(self.after)
+        factor = prefill.factor(limit + stored)
+        found = Fault(layer=layer)
+        if lost:
+            found = tensor_fault(self.lineage, self.after, lost, layer)
+        elif module and layer is None:
+            at_head = module == self._models[1].names[-1]
+            given = self.strict.ends if at_head else self.modes[0].calls[self.strict.worst].ids
+            with strict_float64():
+                found = fault_outside_layers(
+                    self._models, self._hidden, given, limit, factor, stored
+                )
+        if changed and not lost:
+            found.cause = changed
+            # Where every tensor gives the source's back, none is at fault.
+            found.tensor = found.tensor if unknown else None
+        if found.factor is None and not logits_kept:
+            found.factor = factor
+        return found
+
+
+Pair = tuple[Stage | None, Stage | None, bool]
+"""A stage of the source and one of the target, and whether they should return the same."""
+
+
+def _pairs(
+    before: Iterator[Stage], after: Iterator[Stage], layers: Sequence[int | None] | None
+) -> Iterator[Pair]:
+    """All stages of both.
+
+    Args:
+        before: of the source.
+        after: of the target.
+        layers: the source's layer that each layer of the target computes, None for one that returns
+            what it is given; None if that is not known.
+    """
+    one: Stage | None = next(before)
+    yield one, next(after), True
+    done, same = 0, layers is not None  # ``done`` counts the source's layers
+    for layer in layers or ():
+        same = same and layer in (None, done)
+        if layer is not None or not same:
+            one, done = next(before, None), done + 1
+        yield one, next(after, None), same
+    for left, other in zip_longest(before, after):
+        yield left, other, False
+
+
+def stages_of(stages: Iterator[Stage], ways: Sequence[Mode], *, by_target: bool) -> Iterator[Stage]:
+    """The stages of a model; an error names the way in which it cannot be asked."""
+    mode_of = [mode.name for mode in ways for _ in mode.calls]
+    try:
+        yield from stages
+    except CallError as error:
+        name = mode_of[error.call] if error.call < len(mode_of) else PREFILL
+        if name == PREFILL:
+            raise
+        raise NotAskedError(error.why, name, by_target=by_target) from error
+
+
+def _let_go(stages: Iterator[Stage]) -> Iterator[Stage]:
+    """The same, without their weights: the other model's need the room."""
+    for stage in stages:
+        stage.let_go()
+        yield stage
+
+
+def _compare_logits(
+    ways: Sequence[Mode],
+    heads: tuple[Head, Head],
+    ends: tuple[list[Tensor], list[Tensor]],
+    found: Comparison,
+) -> None:
+    """Take the logits of all calls into account, mode by mode."""
+    calls = [(mode, call) for mode in ways for call in mode.calls]
+    found.distances |= {mode.name: Distance() for mode, _ in calls}
+    meant = [
+        [state[mode.padding :] for state, (mode, _) in zip(states, calls, strict=False)]
+        for states in ends
+    ]
+    ids = [call.ids[mode.padding :] for mode, call in calls]
+    pieces = logits_in_pieces((heads[0], meant[0]), (heads[1], meant[1]), ids)
+    for index, logits, others, following, position in pieces:
+        mode = calls[index][0]
+        so_far = found.distances[mode.name].largest
+        found.distances[mode.name].add(logits, others, following, position)
+        if index == 0:
+            found.sample += _sample(logits, others, SAMPLE * len(logits) // len(ids[0]))
+        if mode is ways[0] and not found.prefill.largest <= so_far:
+            found.worst = index
+
+
+def _spread(state: Tensor) -> Tensor:
+    """Places of ``SPREAD`` tokens, from the first to the last; or of all."""
+    places = torch.linspace(0, len(state) - 1, min(len(state), SPREAD), dtype=torch.float64)
+    return places.round().long().to(state.device)
+
+
+def _sample(logits: Tensor, others: Tensor, count: int) -> list[list[float]]:
+    generator = torch.Generator().manual_seed(0)
+    picked = torch.randint(logits.numel(), (max(count, 1),), generator=generator)
+    pairs = torch.stack([logits.flatten().cpu()[picked], others.flatten().cpu()[picked]], -1)
+    digits = 17 if pairs.dtype == torch.float64 else 9  # all there are: differences are drawn
+    rounded = [[float(f"{value:.{digits}g}") for value in pair] for pair in pairs.tolist()]
+    return [pair for pair in rounded if all(map(math.isfinite, pair))]
+
+
+def _layer_settings(model: Layerwise) -> list[tuple[str, dict[str, Any]]]:
+    """Name of every layer, and every plain attribute of its modules by its path."""
+    modules = dict(model.model.named_modules())
+    found = []
+    for layer in (name for name in model.names[1:-1] if name in modules):
+        settings = {
+            f"{path}.{key}".lstrip("."): value
+            for path, module in modules[layer].named_modules()
+            for key, value in vars(module).items()
+            if key not in NUMBERS and isinstance(value, bool | int | float | str | None)
+        }
+        found.append((layer, settings))
+    return found
