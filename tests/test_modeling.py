@@ -19,14 +19,11 @@ from transformers import (
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
     DynamicCache,
-    LlamaConfig,
-    LlamaForCausalLM,
 )
 
 from growkit.engine.strict import strict_float64
 from growkit.modeling import differential_attention, modeling_diff_transformer
 from growkit.modeling.configuration_diff_transformer import SWITCHES, DiffTransformerConfig
-from growkit.modeling.integral_cache import IntegralLayer
 from growkit.modeling.modeling_diff_transformer import DiffTransformerForCausalLM
 from tests import papers
 from tests.conftest import randomise, seeded
@@ -69,6 +66,7 @@ CACHED = {  # every kind of state that a token leaves behind, or reads
     "shared diff": {"qk_projection": "shared", "shared_rank": 2},
     "shared dint": {"qk_projection": "shared", "shared_rank": 2, "integral": "causal"},
 }
+VARIANTS = CACHED | {"column mean": {"integral": "column_mean"}}
 
 
 def build(seed: int = 0, **options: Any) -> DiffTransformerForCausalLM:
@@ -141,6 +139,7 @@ def twins(
     return theirs.eval(), ours
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("seed", range(48))
 def test_diff_is_diffllama(seed: int) -> None:
     choose = seeded(seed)
@@ -160,7 +159,7 @@ def test_diff_is_diffllama(seed: int) -> None:
     assert distance(expected, torch.cat(steps, dim=1), mask) < LIMIT
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "options",
     [{"do_sample": False}, {"do_sample": False, "num_beams": 3}, {"do_sample": True, "top_k": 0}],
@@ -234,11 +233,8 @@ def draw(choose: Random) -> dict[str, Any]:
     )
 
 
-CASES = 180
-
-
-@pytest.mark.sampled(90)
-@pytest.mark.parametrize("seed", range(CASES))
+@pytest.mark.sampled(80)
+@pytest.mark.parametrize("seed", range(180))
 def test_any_variant_is_what_the_papers_say(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = seeded(seed)
     model = build(seed, **draw(choose))
@@ -262,25 +258,6 @@ def test_any_variant_is_what_the_papers_say(seed: int, monkeypatch: pytest.Monke
     found = run(model, ids, attention_mask=mask, position_ids=positions)
     assert found.isfinite().all()
     assert distance(expected, found, mask) < LIMIT
-
-
-def test_the_cases_hold_every_pair_of_choices() -> None:
-    """Otherwise "any variant" above would promise too much."""
-    wanted = {
-        (one, each, other, another)
-        for one, choices in SWITCHES.items()
-        for each in choices
-        for other, others in SWITCHES.items()
-        for another in others
-        if one < other
-    }
-    kinds = set()
-    for config in (draw(seeded(seed)) for seed in range(CASES)):
-        if config["num_noise_heads"]:
-            wanted -= {(a, config[a], b, config[b]) for a in SWITCHES for b in SWITCHES if a < b}
-        kinds.add((config["num_noise_heads"], config["num_attention_heads"]))
-    assert not wanted
-    assert {(0, 1), (1, 2), (2, 8), (3, 9), (4, 8)} <= kinds
 
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -329,11 +306,10 @@ def test_the_papers_tell_variants_apart(fault: str) -> None:
     assert distance(expected, papers.logits(state, config, ids)) > 1e-9
 
 
-@pytest.mark.parametrize("variant", [*CACHED, "column mean"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_nothing_leaks_from_later_tokens(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(differential_attention, "BLOCK_ROWS", 4)
-    model = build(**(CACHED | {"column mean": {"integral": "column_mean"}})[variant])
-    ids = tokens((2, 11))
+    model, ids = build(**VARIANTS[variant]), tokens((2, 11))
     before = run(model, ids)
     for changed in (3, 4, 10):
         other = ids.clone()
@@ -355,7 +331,6 @@ def decode(
     ids: Tensor,
     mask: Tensor | None,
     chunks: list[int],
-    between: Callable[[DynamicCache], None] = lambda cache: None,
 ) -> Tensor:
     """Logits of all tokens, in chunks of the given lengths."""
     cache = DynamicCache(config=model.config)
@@ -364,7 +339,7 @@ def decode(
         last = first + chunk
         inputs = {} if mask is None else {"attention_mask": mask[:, :last]}
         logits.append(run(model, ids[:, first:last], cache=cache, **inputs))
-        between(cache)
+
         first = last
     return torch.cat(logits, dim=1)
 
@@ -385,19 +360,6 @@ def test_cached_decoding(
     judge = papers.logits(model.state_dict(), model.config, ids, mask)
     assert distance(judge, expected, mask) < LIMIT
     assert distance(expected, decode(model, ids, mask, chunks), mask) < LIMIT
-
-
-def test_the_integral_needs_its_column_sums() -> None:
-    model, ids = build(**CACHED["dint"]), tokens((2, 13))
-
-    def forget(cache: DynamicCache) -> None:
-        for layer in cache.layers:
-            assert isinstance(layer, IntegralLayer)
-            assert layer.column_sums is not None
-            layer.column_sums = torch.zeros_like(layer.column_sums)
-
-    assert distance(run(model, ids), decode(model, ids, None, [6, 7])) < LIMIT
-    assert distance(run(model, ids), decode(model, ids, None, [6, 7], forget)) > 1e-3
 
 
 @pytest.mark.parametrize("variant", CACHED)
@@ -505,18 +467,6 @@ def test_the_column_sums_follow_the_batch(
     assert error > 1e-3 if forgotten else error < LIMIT
 
 
-def resets_empty_caches() -> bool:
-    """Whether a reset of transformers leaves nothing behind; earlier versions leave zeros."""
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
-    )
-    cache = DynamicCache(config=model.config)
-    model(torch.zeros(1, 2, dtype=torch.long), cache=cache)
-    cache.reset()
-    return cache.get_seq_length() == 0
-
-
-@pytest.mark.skipif(not resets_empty_caches(), reason="transformers keeps zeros in place of keys")
 def test_a_cache_can_be_reset() -> None:
     model, ids = build(**CACHED["dint"]), tokens((2, 6))
     cache = DynamicCache(config=model.config)
@@ -596,6 +546,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("variant", TRAINED)
 @pytest.mark.parametrize("integral", INTEGRALS)
 @pytest.mark.parametrize("block", [1, 3, 5, 128])
@@ -635,28 +586,6 @@ def attention_inputs(
     return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
-@pytest.mark.parametrize(
-    ("past", "per_token", "padded"),
-    [(0, False, False), (0, True, True), (4, False, True), (4, True, False)],
-)
-def test_gradcheck_of_the_causal_integral(
-    past: int, per_token: bool, padded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(differential_attention, "BLOCK_ROWS", 2)
-    inputs = attention_inputs(5, past)
-    gamma = torch.rand((2, 4, 5, 1) if per_token else (1, 1, 1, 1), dtype=torch.float64)
-    real = left_padded((2, past + 5), 0, 2).bool() if padded else None
-    sums = torch.rand(2, 4, past, dtype=torch.float64) if past else None
-
-    def heads(query: Tensor, key: Tensor, value: Tensor, gamma: Tensor) -> Tensor:
-        return differential_attention.causal_integral(
-            query, key, value, gamma, 0.7, past, real, sums
-        )[0]
-
-    arguments = [tensor.requires_grad_() for tensor in (*inputs, gamma)]
-    assert torch.autograd.gradcheck(heads, arguments)
-
-
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")  # its old name
 @pytest.mark.parametrize("integral", INTEGRALS)
 def test_gradient_checkpointing_changes_no_gradient(
@@ -683,9 +612,8 @@ def test_gradient_checkpointing_changes_no_gradient(
 # --- Loss, precision, memory, compilation ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("integral", INTEGRALS)
-def test_loss(integral: str) -> None:
-    model, ids = build(integral=integral), tokens((3, 9))
+def test_loss() -> None:
+    model, ids = build(integral="causal"), tokens((3, 9))
     labels = ids.masked_fill(left_padded((3, 9), 0, 2, 5) == 0, -100)
     with strict_float64(), torch.no_grad():
         output = model(ids, labels=labels)
@@ -728,14 +656,14 @@ def test_a_sequence_of_padding_alone_stays_finite() -> None:
 HALVES = {torch.bfloat16: 5e-2, torch.float16: 6e-3}
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("variant", [*CACHED, "column mean"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_half_precision(
     dtype: torch.dtype, variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(differential_attention, "BLOCK_ROWS", 16)
-    options = (CACHED | {"column mean": {"integral": "column_mean"}})[variant]
-    build(**options).to(dtype).save_pretrained(tmp_path)
+    build(**VARIANTS[variant]).to(dtype).save_pretrained(tmp_path)
     model = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
     with strict_float64():
         exact = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
@@ -824,6 +752,7 @@ MEMORY: dict[str, dict[str, Any]] = {
 LENGTH = 1024
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("variant", MEMORY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
@@ -835,15 +764,6 @@ def test_no_map_is_held(variant: str, dtype: torch.dtype, padded: bool) -> None:
     with Largest() as largest:
         model(ids, attention_mask=mask, labels=ids, use_cache=False).loss.backward()
     assert largest.numel <= 4 * differential_attention.BLOCK_ROWS * LENGTH < LENGTH**2
-
-
-@pytest.mark.parametrize("variant", ["diff", "dint"])
-def test_no_map_is_held_for_a_long_chunk(variant: str) -> None:
-    model = build(**CACHED[variant], num_hidden_layers=1)
-    ids, half, mask = tokens((1, LENGTH)), LENGTH // 2, left_padded((1, LENGTH), 100)
-    with Largest() as largest:
-        decode(model, ids, mask, [half, half])
-    assert largest.numel <= 4 * differential_attention.BLOCK_ROWS * LENGTH < half * LENGTH * 4
 
 
 def test_the_papers_hold_maps() -> None:
@@ -989,11 +909,10 @@ def test_gradients_through_a_cache_of_sums_are_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("variant", [*CACHED, "column mean"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_on_the_gpu(variant: str) -> None:
     """bfloat16 on the device against strict float64 on the CPU: logits, gradients, generation."""
-    options = (CACHED | {"column mean": {"integral": "column_mean"}})[variant]
-    exact = build(**options)
+    exact = build(**VARIANTS[variant])
     model = copy.deepcopy(exact).to("cuda", torch.bfloat16)
     ids, mask = tokens((2, 300)), left_padded((2, 300), 0, 11)
     expected = run(exact, ids, attention_mask=mask)[mask.bool()]
