@@ -29,10 +29,7 @@ def chart(title: str, y_title: str, found: Mapping[str, list[list[Point]]]) -> s
         y_title: of the axis upwards.
         found: points of every order by the name of the line.
     """
-    lines = []
-    for style, (name, each) in enumerate(found.items()):
-        mean = [(points[0][0], fmean(y for _, y in points)) for points in zip(*each, strict=True)]
-        lines.append(Curve(name, mean, each if len(each) > 1 else [], style))
+    lines = [Curve(name, each) for name, each in found.items()]
     most = max(y for line in lines for _, y in line.mean)
     return curves(lines, Titles(title, "step", y_title), most=most)
 

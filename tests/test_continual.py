@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,21 +17,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer, MixtralConfig
 
-from benchmarks.continual import models, results
-from benchmarks.continual import text as continual_text
+from benchmarks.continual import models, results, runs
 from benchmarks.continual.__main__ import LINES, ROOT
 from benchmarks.continual.analysis import Judged, Outcome, Spread, reached, reaching
-from benchmarks.continual.campaign import HANDED_ON, Campaign, wanted
+from benchmarks.continual.campaign import Campaign, wanted
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.report import write
 from benchmarks.continual.retrieval import QUESTION, WIDTH, mixed, seen, with_needles
-from benchmarks.continual.runs import CHECKPOINT, Job, Run
+from benchmarks.continual.runs import Job, Run
 from benchmarks.continual.text import PARTS, Text, part_of, read_text
 from growkit.base.errors import InputError
 from growkit.cli.demo import training_text
 from growkit.modeling.differential_attention import head_norm
 from growkit.probing.lines import append_line
-from growkit.probing.training import Schedule, Segment, Training, batch_of, branches
+from growkit.probing.training import Schedule, Segment, batch_of, branches
 
 OF_THE_PROCESS = ("seconds", "machine")
 
@@ -72,78 +68,39 @@ def reported(file: Path) -> list[dict[str, Any]]:
 
 
 def test_kills_change_no_number(text: Text, tmp_path: Path, monkeypatch: Any) -> None:
-    """Before a step, before a checkpoint, and in the middle of a line."""
+    """In the middle of a run, and in the middle of a line."""
     experiment = small("1:1")
     once, again = (tmp_path / each / "lines" for each in ("once", "again"))
     Campaign(experiment, text, tmp_path / "once", once).carry_out()
-    left, save, step = 0, Training._save, Training._step
+    for kill_at in (5, 15):  # in the source, and in the arm
+        steps = iter(range(kill_at))
 
-    def kill(before: Callable[..., None], self: Training, *given: Any) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Killed
-        before(self, *given)
+        def mixing(*given: Any, steps: Any = steps) -> Any:
+            if next(steps, None) is None:
+                raise Killed
+            return batch_of(*given)
 
-    monkeypatch.setattr(Training, "_save", lambda self: kill(save, self))
-    monkeypatch.setattr(Training, "_step", lambda self, *given: kill(step, self, *given))
-    kills = 0
-    while len(reported(again)) < 2:
-        left = 9 + 6 * kills  # every time something else is under way
-        try:
-            Campaign(experiment, text, tmp_path / "again", again, save_every=0).carry_out()
-        except Killed:
-            kills += 1
+        with monkeypatch.context() as patched:
+            patched.setattr(runs, "batch_of", mixing)
+            with pytest.raises(Killed):
+                Campaign(experiment, text, tmp_path / "again", again).carry_out()
         with again.open("a") as stream:
             stream.write('{"experiment": "grow')  # a line that a kill cut short
-    assert kills >= 3
+    Campaign(experiment, text, tmp_path / "again", again).carry_out()
     assert reported(again) == reported(once)
     assert [line["run"] for line in reported(once)] == ["source", "1:1"]
 
 
-def lose_moments(state: dict[str, Any]) -> None:
-    for each in state["now"]["optimizer"]["state"].values():
-        each["exp_avg"].zero_()
-
-
-def lose_a_step(state: dict[str, Any]) -> None:
-    state["step"] += 1
-
-
-def lose_weights(state: dict[str, Any]) -> None:
-    state["now"]["model"]["model.norm.weight"].fill_(1.0)
-
-
-def lose_the_trunk(state: dict[str, Any]) -> None:
-    state["trunk"] = copy.deepcopy(state["now"])
-
-
-@pytest.mark.parametrize("spoil", [None, lose_moments, lose_a_step, lose_weights, lose_the_trunk])
-def test_everything_in_a_checkpoint_counts(
-    spoil: Callable[[dict[str, Any]], None] | None, text: Text, tmp_path: Path
-) -> None:
-    """Control: without any part of it, numbers change."""
+def test_branches_leave_the_trunk_as_it_is(text: Text, tmp_path: Path) -> None:
+    """Losses of a budget are those of a training of that budget alone."""
     experiment = small("from scratch")
-    arm = replace(experiment.arms["from scratch"], name="new", steps=(), points=(0.5, 1))
-    job = Job(replace(experiment, arms={"new": arm}), "new", 0, 1e-2)
-    (tmp_path / "run").mkdir()
-    expected = Run(job, text, tmp_path).finish()
-    run = Run(job, text, tmp_path / "run", save_every=0)
-    inside = next(each for each in run.training.schedule.segments if each.point is not None)
-
-    def kill(_: int) -> None:
-        if run.training.trunk and run.training.step == inside.begin + 2:
-            raise Killed
-
-    with pytest.raises(Killed):
-        run.training.run(kill)
-    if spoil:
-        state = torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)
-        spoil(state)
-        torch.save(state, tmp_path / "run" / CHECKPOINT)
-    found = Run(job, text, tmp_path / "run").finish()
-    expected.pop("seconds"), found.pop("seconds")
-    assert (found == expected) == (spoil is None)
+    points = []
+    for shares in ((0.5, 1), (1,)):
+        arm = replace(experiment.arms["from scratch"], name="new", steps=(), points=shares)
+        job = Job(replace(experiment, arms={"new": arm}), "new", 0, 1e-2)
+        points.append(Run(job, text, tmp_path).finish()["points"])
+    assert points[0][1] == points[1][0]
+    assert points[0][0]["test"] != points[0][1]["test"]
 
 
 @pytest.fixture(scope="module")
@@ -200,9 +157,7 @@ def test_a_source_may_have_its_own_budget(text: Text, tmp_path: Path) -> None:
     ends = []
     for experiment in (plain, longer):
         run = Run(Job(experiment, "source", 0, 1e-2), text, tmp_path)
-        ends.append(
-            (run.training.schedule.segments[-1].end, models.source_flops(experiment, "source"))
-        )
+        ends.append((run.schedule.segments[-1].end, models.source_flops(experiment, "source")))
     assert ends[1] == (2 * ends[0][0], 2 * ends[0][1])
     assert settings_of(plain, "source", "") != settings_of(longer, "source", "")
     same = replace(plain, sources={"source": replace(source, tokens=None)})
@@ -238,13 +193,13 @@ def test_rates_are_chosen_with_the_first_seed_alone() -> None:
 
 def test_grown_arms_train_by_the_law(text: Text, trained_on: Path, tmp_path: Path) -> None:
     """With copies that are kept they train as the source does; control: not with one rate."""
-    source = next((trained_on / "tiny").glob(f"source-*/{HANDED_ON}"))
+    source = next((trained_on / "tiny").glob("source-*"))
     experiment = load("growth", "tiny")
     losses = []
     for number, arm in enumerate(("source goes on", "1:1, keep", "1:1, new optimizer, one rate")):
         run = Run(Job(experiment, arm, 0, 1e-2), text, tmp_path / str(number), source)
         (tmp_path / str(number)).mkdir(exist_ok=True)
-        run.training.schedule = Schedule([Segment(0, 3)], {3})
+        run.schedule = Schedule([Segment(0, 3)], {3})
         losses.append(run.finish()["curve"][-1][1])
     expected, kept, other = losses
     assert kept == pytest.approx(expected, abs=1e-5)
@@ -277,27 +232,6 @@ def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
     assert all(torch.equal(again.parts[part], text.parts[part]) for part in PARTS)
     (folder / "0.txt").write_text("another", "utf-8")
     assert read_text(folder, 270, tmp_path / "work").about["sha256"] != text.about["sha256"]
-
-
-def test_processes_that_begin_together_make_the_text_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "text.txt").write_text("some words " * 200, "utf-8")
-    prepare, made = continual_text._prepare, []
-
-    def slowly(*given: Any) -> None:
-        made.append(given)
-        time.sleep(0.3)
-        prepare(*given)
-
-    monkeypatch.setattr(continual_text, "_prepare", slowly)
-    with ThreadPoolExecutor(3) as threads:
-        jobs = [
-            threads.submit(read_text, tmp_path / "text.txt", 270, tmp_path / "work")
-            for _ in range(3)
-        ]
-    assert len(made) == 1
-    assert len({str(job.result().about) for job in jobs}) == 1
 
 
 def test_windows_come_once_in_every_pass(text: Text) -> None:

@@ -4,9 +4,9 @@
     python -m benchmarks.continual report
 
 ``run`` carries an experiment out (``experiments/*.yaml``). It may be killed at any moment: the same
-command continues, with the same numbers. Started twice, two processes share the runs. Finished runs
-are lines of ``benchmarks/results/continual/EXPERIMENT.jsonl``; checkpoints and models are in
-``--work``, which may be deleted once an experiment is done.
+command continues with the run that was killed. Finished runs are lines of
+``benchmarks/results/continual/EXPERIMENT.jsonl``; trained sources are in ``--work``, which may be
+deleted once an experiment is done.
 
 ``report`` makes ``docs/results.md``, its charts and ``tables.md`` from these lines alone.
 """
@@ -48,8 +48,7 @@ def run(chosen: argparse.Namespace) -> None:
     text = read_text(chosen.text, scale.vocabulary, chosen.work, scale.text_bytes)
     report(str(text.about))
     file = chosen.results / f"{experiment.name}.jsonl"
-    settings = chosen.device, chosen.save_every, report
-    Campaign(experiment, text, chosen.work, file, *settings).carry_out()
+    Campaign(experiment, text, chosen.work, file, chosen.device, report).carry_out()
     report(f"all runs are in {file}")
 
 
@@ -72,7 +71,6 @@ def main() -> None:
     one.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     one.add_argument("--threads", type=int, default=1, help="on a CPU, of one process")
     one.add_argument("--text", type=Path, help="a file or folder, instead of the standard library")
-    one.add_argument("--save-every", type=float, default=60.0, help="seconds between checkpoints")
     one.add_argument("--work", type=Path, default=ROOT / "build" / "continual")
     other = commands.add_parser("report", help="make tables and charts of all results")
     other.add_argument("--page", type=Path, default=ROOT / "docs" / "results.md")

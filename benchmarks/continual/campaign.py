@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import time
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
-from filelock import FileLock, Timeout
 
 from benchmarks.continual import results
 from benchmarks.continual.experiment import Experiment, settings_of
@@ -19,12 +14,7 @@ from benchmarks.continual.runs import Job, Run
 from benchmarks.continual.text import Text
 from growkit.base.errors import InputError
 from growkit.probing.lines import Line, append_line
-from growkit.probing.training import isolated
 
-WAIT = 10.0
-"""Seconds until runs of other processes are looked at again."""
-
-HANDED_ON = "handed-on"
 Key = tuple[str, int, float]
 Found = Mapping[Key, Line]
 """Lines by arm or source, seed and rate."""
@@ -37,11 +27,10 @@ class Campaign:
     Attributes:
         experiment: which.
         text: that is read.
-        work: where checkpoints and models are kept.
+        work: where trained sources are kept.
         file: where lines of finished runs go; the same runs in other files of its folder are not
             repeated.
         device: ``cpu`` or ``cuda``.
-        save_every: seconds between checkpoints.
         report: called with sentences about the progress.
     """
 
@@ -50,22 +39,23 @@ class Campaign:
     work: Path
     file: Path
     device: str = "cpu"
-    save_every: float = 60.0
     report: Callable[[str], None] = lambda _: None
     settings: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.work /= self.experiment.scale_name
         names = [*self.experiment.sources, *self.experiment.arms]
         sha256 = self.text.about["sha256"]
         self.settings = {name: settings_of(self.experiment, name, sha256) for name in names}
 
     def carry_out(self) -> None:
-        """Do all runs that are missing; several processes may do this at the same time."""
-        self.about = results.machine(self.device)
+        """Do all runs that are missing."""
+        about = results.machine(self.device)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
         while jobs := self.ready():
-            if not any(self._attempt(job) for job in jobs):
-                time.sleep(WAIT)
+            line = {**self._line(jobs[0]), "text": self.text.about, "machine": about}
+            append_line(self.file, line)
+            last = line["points"][-1]["validation"] if line["points"] else float("nan")
+            self.report(f"  validation {last:.4f}, {line['seconds']:.0f} s")
 
     def found(self) -> dict[Key, Line]:
         """The lines of this experiment at this scale, and those of other experiments' same runs.
@@ -100,68 +90,34 @@ class Campaign:
         missing = [each for each in wanted(self.experiment, found) if each not in found]
         return [Job(self.experiment, *each) for each in missing]
 
-    def _folder(self, job: Job) -> Path:
-        """A run's checkpoints and models; the same for all experiments that have the run."""
-        name = "".join(each if each.isalnum() else "-" for each in job.name)
-        folder = self.work / f"{name}-{self.settings[job.name]}-{job.seed}-{job.rate:g}"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
-    def _attempt(self, job: Job) -> bool:
-        """Do a run, unless another process has it or its source; whether it is done now."""
-        try:
-            with FileLock(self._folder(job) / "lock", timeout=0):
-                return (job.name, job.seed, job.rate) in self.found() or self._do(job)
-        except Timeout:
-            return False
-
-    def _do(self, job: Job) -> bool:
-        """Carry a run out, and write its line."""
+    def _line(self, job: Job) -> Line:
+        """Carry a run out; a source is kept for the arms."""
         line: Line = {"experiment": job.experiment.name, "scale": job.experiment.scale_name}
         line |= {"run": job.name, "seed": job.seed, "rate": job.rate}
         line["settings"], source = self.settings[job.name], None
         if job.arm is not None and job.arm.weights == "source":
-            rate = best_rate(self.experiment, self.found(), job.arm.source)
+            rate = line["source_rate"] = best_rate(self.experiment, self.found(), job.arm.source)
             assert rate is not None
-            line["source_rate"] = rate
-            source = self._source(Job(self.experiment, job.arm.source, job.seed, rate))
-        line |= {**self._trained(job, source), "text": self.text.about, "machine": self.about}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.work / "lines.lock"):
-            append_line(self.file, line)
-        self._tidy(job)
-        last = line["points"][-1]["validation"] if line["points"] else float("nan")
-        self.report(f"  validation {last:.4f}, {line['seconds']:.0f} s")
-        return True
+            trained = Job(self.experiment, job.arm.source, job.seed, rate)
+            source = self._folder(trained)
+            if not source.is_dir():  # only its line is left
+                self._trained(trained, None)
+        return line | self._trained(job, source)
 
-    def _source(self, job: Job) -> Path:
-        """A trained source, trained again if only its line is left.
+    def _folder(self, job: Job) -> Path:
+        """Where a trained source is; the same for all experiments that have the run."""
+        name = "".join(each if each.isalnum() else "-" for each in job.name)
+        settings = f"{self.settings[job.name]}-{job.seed}-{job.rate:g}"
+        return self.work / job.experiment.scale_name / f"{name}-{settings}"
 
-        Raises:
-            Timeout: another process does that.
-        """
-        folder = self._folder(job) / HANDED_ON
-        if not folder.is_dir():
-            with FileLock(folder.parent / "lock", timeout=0):
-                self._trained(job, None)
-                self._tidy(job)
-        return folder
-
-    def _trained(self, job: Job, source: Path | None) -> dict[str, Any]:
-        """The line of a run after it; a source is written for the arms."""
+    def _trained(self, job: Job, source: Path | None) -> Line:
         self.report(f"{job.name}, seed {job.seed}, rate {job.rate:g}")
-        folder = self._folder(job)
-        with isolated(torch.device(self.device), job.seed):
-            run = Run(job, self.text, folder, source, self.device, self.save_every)
-            known = run.finish()
-        if job.arm is None and not run.training.diverged:
-            hand_on(run.model, run.training.optimizer, self.text, folder / HANDED_ON)
-        return known
-
-    def _tidy(self, job: Job) -> None:
-        for each in self._folder(job).iterdir():
-            if each.name not in (HANDED_ON, "lock"):
-                shutil.rmtree(each) if each.is_dir() else each.unlink()
+        with tempfile.TemporaryDirectory() as scratch:
+            run = Run(job, self.text, Path(scratch), source, self.device)
+            line = run.finish()
+        if job.arm is None and "diverged" not in line:
+            hand_on(run.model, run.optimizer, self.text, self._folder(job))
+        return line
 
 
 def sorted_lines(

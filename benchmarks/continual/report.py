@@ -208,7 +208,7 @@ def _curves(section: Section, arms: Mapping[str, Outcome], axis: str, *, total: 
         for point in line["points"]
     )
     unit, letter = tables.unit_of(most)
-    for style, (name, arm) in enumerate(arms.items()):
+    for name, arm in arms.items():
         each = [
             [
                 ((point["flops"] + line["before_flops"] * total) / unit, point["test"])
@@ -216,17 +216,14 @@ def _curves(section: Section, arms: Mapping[str, Outcome], axis: str, *, total: 
             ]
             for line in arm.lines.values()
         ]
-        mean = [
-            (points[0][0], fmean(loss for _, loss in points)) for points in zip(*each, strict=True)
-        ]
         tops += [loss for points in each for _, loss in points[1:] or points]
-        lines.append(Curve(name, mean, each, style))
+        lines.append(Curve(name, each))
     experiment = section.experiment
     for source in dict.fromkeys(experiment.arms[name].source for name in arms):
         if experiment.sources[source].trained and source in section.made:
             loss = fmean(section.made[source].at(1.0).values())
             level = [(0.0, loss), (most / unit, loss)]
-            lines.append(Curve(f"{source}, before", level, [], len(lines)))
+            lines.append(Curve(f"{source}, before", [level]))
             tops.append(loss)
     x_title = f"{axis}, {letter}FLOPs"
     titles = Titles(f"Test loss by {axis}", x_title, "test loss, nats per token")

@@ -27,7 +27,7 @@ def read(file: Path) -> list[Line]:
     Raises:
         InputError: a line was changed, or a run has two.
     """
-    lines, known = read_lines(file, CHANGED, chained=False), set()
+    lines, known = read_lines(file, CHANGED), set()
     for number, line in enumerate(lines, 1):
         del line[SEAL]
         key = tuple(line.get(each) for each in KEY)

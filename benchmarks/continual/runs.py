@@ -1,17 +1,19 @@
 """One run: an arm or a source with a seed and a rate, described for the training harness.
 
-The loop, its checkpoints and its schedule are those of ``growkit.probing.training``, with which
-``growkit probe`` trains as well.
+The loop and its schedule are those of ``growkit.probing.training``, with which ``growkit probe``
+trains as well.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
@@ -19,10 +21,16 @@ from benchmarks.continual import models
 from benchmarks.continual.experiment import Arm, Experiment
 from benchmarks.continual.retrieval import MEASURES, mixed
 from benchmarks.continual.text import Text
-from growkit.probing.training import Schedule, Training, batch_of, branches, window_losses
+from growkit.probing.training import (
+    Schedule,
+    batch_of,
+    branches,
+    isolated,
+    train,
+    window_losses,
+)
 from growkit.training import GammaRamp
 
-CHECKPOINT = "state.pt"
 PARTS = ("validation", "test")
 
 
@@ -50,16 +58,14 @@ class Job:
 
 @dataclass
 class Run:
-    """A run on its way; it continues from its checkpoint.
+    """A run on its way.
 
     Attributes:
         job: which.
         text: that it reads.
-        folder: of its checkpoint and models.
+        folder: where models are made.
         source: folder of the trained source; None without one.
         device: ``cpu`` or ``cuda``.
-        save_every: seconds between checkpoints.
-        training: the harness.
     """
 
     job: Job
@@ -67,12 +73,11 @@ class Run:
     folder: Path
     source: Path | None = None
     device: str = "cpu"
-    save_every: float = 60.0
-    training: Training = field(init=False)
 
     def __post_init__(self) -> None:
         scale, arm, job = self.job.experiment.scale, self.job.arm, self.job
-        model, optimizer = models.begin(job, self.text, self.folder, self.source)
+        with isolated(torch.device(self.device), job.seed):
+            model, self.optimizer = models.begin(job, self.text, self.folder, self.source)
         self.model = model.to(self.device)
         self.windows = self.text.windows("train", scale.context)
         self.tokens = scale.batch * scale.context
@@ -94,16 +99,7 @@ class Run:
         looks = range(0, trunk + 1, max(1, trunk // scale.looks))
         warmup = scale.warmup if arm is None or arm.warm else 0
         self.ramp = self._ramp(segments[-1].end)
-        self.training = Training(
-            self.model,
-            optimizer,
-            Schedule(segments, looks, warmup),
-            self._batch,
-            self._measure,
-            scale.dtype,
-            self.folder / CHECKPOINT,
-            self.save_every,
-        )
+        self.schedule = Schedule(segments, looks, warmup)
 
     def finish(self) -> dict[str, Any]:
         """Train to the end.
@@ -111,7 +107,11 @@ class Run:
         Returns:
             The line of the run, without its key.
         """
-        looks = self.training.run()
+        began, scale = time.perf_counter(), self.job.experiment.scale
+        with isolated(torch.device(self.device), self.job.seed):
+            looks = train(
+                self.model, self.optimizer, self.schedule, self._batch, self._measure, scale.dtype
+            )
         known: dict[str, Any] = {
             "parameters": self.model.num_parameters(),
             "flops_per_token": self.flops,
@@ -119,7 +119,7 @@ class Run:
             "epochs": self._epochs(),
             "curve": [],
             "points": [],
-            "seconds": round(self.training.seconds, 1),
+            "seconds": round(time.perf_counter() - began, 1),
         }
         for look in looks:
             tokens = look.step * self.tokens
@@ -172,6 +172,6 @@ class Run:
 
     def _epochs(self) -> float:
         """How often the text was read, with what the source read of it."""
-        last = max(each.end for each in self.training.schedule.segments)
+        last = max(each.end for each in self.schedule.segments)
         read = (self.first_step + last) * self.tokens
         return round(read / len(self.text.parts["train"]), 3)

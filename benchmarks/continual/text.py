@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -79,21 +78,20 @@ def read_text(path: Path | None, vocabulary: int, work: Path, most: int | None =
         found.update(f"{name}\0{content}\0".encode())
     folder = work / f"text-{found.hexdigest()[:16]}"
     about = folder / "about.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "lock"):  # another process waits until it is made
-        if not about.is_file():  # written last
-            _prepare(documents, vocabulary, folder)
-            library = f"standard library of Python {platform.python_version()}"
-            kept = {
-                "text": path.name if path else library,
-                "sha256": found.hexdigest(),
-                "files": len(documents),
-                "bytes": sum(len(content.encode()) for _, content in documents),
-                "vocabulary": vocabulary,
-                "tokens": {part: len(torch.load(folder / f"{part}.pt")) for part in PARTS},
-            }
-            about.with_suffix(".new").write_text(json.dumps(kept), "utf-8")
-            os.replace(about.with_suffix(".new"), about)
+    if not about.is_file():  # written last
+        folder.mkdir(parents=True, exist_ok=True)
+        _prepare(documents, vocabulary, folder)
+        library = f"standard library of Python {platform.python_version()}"
+        kept = {
+            "text": path.name if path else library,
+            "sha256": found.hexdigest(),
+            "files": len(documents),
+            "bytes": sum(len(content.encode()) for _, content in documents),
+            "vocabulary": vocabulary,
+            "tokens": {part: len(torch.load(folder / f"{part}.pt")) for part in PARTS},
+        }
+        about.with_suffix(".new").write_text(json.dumps(kept), "utf-8")
+        os.replace(about.with_suffix(".new"), about)
     parts = {part: torch.load(folder / f"{part}.pt").long() for part in PARTS}
     return Text(json.loads(about.read_text("utf-8")), folder, parts)
 

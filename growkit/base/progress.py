@@ -13,8 +13,7 @@ Advance = Callable[[int], None]
 class Progress(Protocol):
     """Where long work shows how far it is.
 
-    It may also have ``steps(title, total)``, for work that is counted in steps, and
-    ``note(sentence)``.
+    It may also have ``steps(title, total)``, for work that is counted in steps.
     """
 
     def bytes(self, title: str, total: int) -> AbstractContextManager[Advance]:

@@ -373,15 +373,15 @@ def probe_command(
     destination: Destination,
 ) -> None:
     """Grow SRC in several ways, train them all alike, and rank them at equal compute."""
+    from growkit.checkpoint.publishing import Inputs
     from growkit.probing import probe as probing
     from growkit.report.saving import check_report, write_report
     from growkit.report.terminal import Bars
+    from growkit.sources import find
 
-    inputs, made = probing.reads_of(source, candidates, text, work)
-    report = destination.report
+    report, made = destination.report, [work] if work else []
+    inputs = Inputs([find(source).folder, text, *candidates])
     check_report(report, inputs, made)
-    if report and work and os.path.realpath(report) == os.path.realpath(work):
-        raise InputError(f"{report} cannot be both the report and --work")
     result = probing.probe(
         source, candidates, text, settings, work=work, resume=resume, progress=Bars()
     )

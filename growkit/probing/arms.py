@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -45,9 +44,6 @@ SHARE = 16
 
 LOOKS, EARLY = 8, 4
 """Looks at the loss: over a whole training, and up to equal compute."""
-
-TIMED = 3
-"""Steps that are timed; the first one is left out, as it allocates."""
 
 NOTED = ("outcome", "reason", "promise", "parameters", "step_flops")
 """What the journal records of a candidate that was grown."""
@@ -179,14 +175,14 @@ class Bench:
         if line is None:
             with temporary_family(candidate.recipe.family):
                 self._grow(arm, candidate.recipe, folder, progress)
-            noted = {name: arm.found[name] for name in NOTED}
-            line = self.work.note({"grown": arm.key, **noted})
-        elif line["outcome"] == "ranked" and not is_untouched(folder):
-            raise InputError(
-                f"{folder} has been changed since it was grown; choose another --work, and begin "
-                "again"
-            )
-        arm.found |= {name: line[name] for name in NOTED}
+            self.work.note({"grown": arm.key, **{name: arm.found[name] for name in NOTED}})
+        else:
+            arm.found |= {name: line[name] for name in NOTED}
+            if arm.found.outcome == "ranked" and not is_untouched(folder):
+                raise InputError(
+                    f"{folder} has been changed since it was grown; choose another --work, and "
+                    "begin again"
+                )
         arm.stored = folder if arm.found.outcome == "ranked" else None
         return arm
 
@@ -227,70 +223,48 @@ class Bench:
         Raises:
             InputError: the source cannot be trained.
         """
-        for arm, looks in [(arm, self._looks(arm, arms)) for arm in arms]:
+        least = min(arm.step_flops for arm in arms)
+        for arm in arms:
+            looks = self._looks(least / arm.step_flops)
             try:
-                for rate, seed in self._runs:
-                    self._train(arm, rate, seed, looks, advance)
+                for rate, seed in product(self.settings.lr, range(self.settings.seeds)):
+                    arm.runs[rate, seed] = self._trained(arm, rate, seed, looks, advance)
             except InputError as error:
                 if arm.candidate is None:
                     raise
                 arm.refuse(str(error))
 
-    def _train(
-        self, arm: Arm, rate: float, seed: int, looks: Collection[int], advance: Advance
-    ) -> None:
-        steps, cost = self.settings.steps, arm.step_flops
-        made = self._done(arm, rate, seed)
-        if made is None:
-            made = self._run(arm, rate, seed, steps, looks, lambda n: advance(n * cost))
-            key = {"trained": arm.key, "lr": rate, "seed": seed}
-            self.work.note({**key, "looks": [[each.step, each.losses] for each in made]})
-            steps -= made[-1].step
-        advance(steps * cost)
-        arm.runs[rate, seed] = made
+    def _looks(self, share: float) -> set[int]:
+        """After which steps the loss is measured: as it learns, and around equal compute.
 
-    def time_left(self, arms: Sequence[Arm]) -> float:
-        """Seconds that the unfinished trainings take, from a few steps of each model.
-
-        A look at the held-out loss is taken to cost a third of a step for each batch, as it has no
-        backward pass. A model that cannot be trained takes no time.
+        Args:
+            share: of all steps in which equal compute is reached.
         """
-        batches, seconds = -(-len(self.data.held_out) // self.settings.batch), 0.0
-        for arm in arms:
-            left = sum(self._done(arm, *each) is None for each in self._runs)
-            if left:
-                steps = self.settings.steps + len(self._looks(arm, arms)) * batches / 3
-                seconds += left * steps * self._step_seconds(arm)
-        return seconds
-
-    def _step_seconds(self, arm: Arm) -> float:
-        times: list[float] = []
-        timed = (arm, min(self.settings.lr), 0, TIMED, ())
-        with suppress(InputError):  # the training itself reports it
-            self._run(*timed, lambda _: times.append(time.perf_counter()))
-        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
-
-    @property
-    def _runs(self) -> Iterable[tuple[float, int]]:
-        return product(self.settings.lr, range(self.settings.seeds))
-
-    def _done(self, arm: Arm, rate: float, seed: int) -> list[Look] | None:
-        line = self.work.find(trained=arm.key, lr=rate, seed=seed)
-        return [Look(*each) for each in line["looks"]] if line else None
-
-    def _looks(self, arm: Arm, arms: Sequence[Arm]) -> set[int]:
-        """After which steps the loss is measured: as it learns, and around equal compute."""
         steps = self.settings.steps
-        equal = steps * min(each.step_flops for each in arms if each.step_flops) / arm.step_flops
+        equal = steps * share
         whole = {round(number * steps / LOOKS) for number in range(LOOKS + 1)}
         early = {round(number * equal / EARLY) for number in range(EARLY)}
         return whole | early | {int(equal), min(int(equal) + 1, steps)}
 
+    def _trained(
+        self, arm: Arm, rate: float, seed: int, looks: Collection[int], advance: Advance
+    ) -> list[Look]:
+        key = {"trained": arm.key, "lr": rate, "seed": seed}
+        left, cost = self.settings.steps, arm.step_flops
+        if line := self.work.find(**key):
+            made = [Look(*each) for each in line["looks"]]
+        else:
+            made = self._run(arm, rate, seed, looks, lambda count: advance(count * cost))
+            self.work.note({**key, "looks": [[each.step, each.losses] for each in made]})
+            left -= made[-1].step
+        advance(left * cost)
+        return made
+
     def _run(
-        self, arm: Arm, rate: float, seed: int, steps: int, looks: Collection[int], advance: Advance
+        self, arm: Arm, rate: float, seed: int, looks: Collection[int], advance: Advance
     ) -> list[Look]:
         """Train an arm; it ends early where a loss is not finite."""
-        size, data = self.settings.batch, self.data
+        size, data, settings = self.settings.batch, self.data, self.settings
         family = arm.candidate.recipe.family if arm.candidate else None
         assert arm.stored is not None
         with (
@@ -300,15 +274,16 @@ class Bench:
         ):
             model: Any = load_model(arm.stored, torch.float32, self.device, None)
             law = arm.stored if isinstance(arm.stored, Path) else None
-            groups = harness.groups_of(model, law, rate, self.settings.weight_decay)
-            return harness.Training(
+            groups = harness.groups_of(model, law, rate, settings.weight_decay)
+            return harness.train(
                 model,
                 torch.optim.AdamW(groups, betas=harness.BETAS),
-                harness.Schedule([harness.Segment(0, steps)], looks, self.settings.warmup),
+                harness.Schedule([harness.Segment(0, settings.steps)], looks, settings.warmup),
                 lambda step: harness.batch_of(data.training, seed, step * size, size),
                 lambda _: harness.window_losses(model, data.held_out, size, self.dtype),
                 self.dtype,
-            ).run(advance)
+                advance,
+            )
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """Files of JSON lines that show whether they were changed, and the folder in which a probe works.
 
-A finished step of work is a line, so that a run that was killed loses no more than the step it was
-at. Every line has a hash of itself: that of a probe's journal also covers all lines before it, so
-that a line that was changed, added, moved or removed is noticed. Lines can only be missing at the
-end, as after a kill; their work is then repeated.
+A finished step of work is a line with a hash of itself, so that a run that was killed loses no more
+than the step it was at. Lines can be missing, as after a kill; their work is then repeated.
 """
 
 from __future__ import annotations
@@ -32,49 +30,39 @@ MOST_BYTES = 1 << 30
 Line = dict[str, Any]
 
 
-def seal(line: Mapping[str, Any], before: str = "") -> str:
-    """The hash of a line.
-
-    Args:
-        line: any JSON; its own hash is left out.
-        before: hash of the line before; empty where lines may have any order.
-    """
+def seal(line: Mapping[str, Any]) -> str:
+    """The hash of a line; its own hash is left out."""
     own = {key: value for key, value in line.items() if key != SEAL}
-    return hashlib.sha256((before + json.dumps(own, sort_keys=True)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
-def append_line(file: Path, line: Mapping[str, Any], before: str = "") -> Line:
+def append_line(file: Path, line: Mapping[str, Any]) -> Line:
     """Write a line after the last whole one, and wait until it is on the disk.
 
     Args:
         file: which may not exist yet.
         line: without its hash.
-        before: see ``seal``.
 
     Returns:
         The line with its hash.
     """
-    sealed = {**line, SEAL: seal(line, before)}
+    sealed = {**line, SEAL: seal(line)}
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     with open(os.open(file, flags, 0o600), "r+b") as stream:
-        end = stream.seek(0, os.SEEK_END)
-        stream.seek(max(end - 1, 0))
-        if end and stream.read(1) != b"\n":  # a kill cut it off
-            stream.seek(0)
-            stream.truncate(stream.seek(stream.read().rfind(b"\n") + 1))
+        whole = stream.read().rfind(b"\n") + 1  # a kill cut the rest off
+        stream.truncate(stream.seek(whole))
         stream.write(json.dumps(sealed, allow_nan=False).encode() + b"\n")
         stream.flush()
         os.fsync(stream.fileno())
     return sealed
 
 
-def read_lines(file: Path, failure: str, *, chained: bool) -> list[Line]:
+def read_lines(file: Path, failure: str) -> list[Line]:
     """All whole lines, with their hashes.
 
     Args:
         file: which may not exist.
         failure: the error about a line that was changed; ``{}`` is its number.
-        chained: whether a hash covers the lines before.
 
     Raises:
         InputError: a line was changed, or the file cannot be read.
@@ -86,13 +74,11 @@ def read_lines(file: Path, failure: str, *, chained: bool) -> list[Line]:
     lines: list[Line] = []
     for number, text in enumerate(whole.splitlines(), 1):
         try:
-            line = json.loads(text)
-            before = lines[-1][SEAL] if chained and lines else ""
-            if line[SEAL] != seal(line, before):
+            lines.append(json.loads(text))
+            if lines[-1][SEAL] != seal(lines[-1]):
                 raise ValueError(number)
         except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
             raise InputError(f"{file}{failure.format(number)}") from None
-        lines.append(line)
     return lines
 
 
@@ -116,11 +102,12 @@ class Work:
         Raises:
             InputError: an earlier probe, of something else, has begun here.
         """
+        planned = [line["plan"] for line in self.lines if "plan" in line]
         if not self.lines:
             self.note({"plan": dict(plan)})
-        before = self.lines[0]["plan"]
-        other = sorted(key for key in {*before, *plan} if before.get(key) != plan.get(key))
-        if other:
+        elif planned != [plan]:
+            before = planned[0] if planned else {}
+            other = sorted(key for key in {*before, *plan} if before.get(key) != plan.get(key))
             raise InputError(
                 f"{self.folder} holds a probe that cannot be resumed: {', '.join(other)} "
                 f"{'differ' if len(other) > 1 else 'differs'} now; choose another --work"
@@ -132,8 +119,7 @@ class Work:
 
     def note(self, line: Mapping[str, Any]) -> Line:
         """Record a finished step."""
-        before = self.lines[-1][SEAL] if self.lines else ""
-        self.lines.append(append_line(self.folder / JOURNAL, line, before))
+        self.lines.append(append_line(self.folder / JOURNAL, line))
         return self.lines[-1]
 
 
@@ -142,32 +128,34 @@ def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Wor
     """The folder that a probe works in: one that stays, or a temporary one.
 
     Args:
-        folder: the one that stays; None for the other. See ``check_work``.
+        folder: the one that stays; None for the other.
         inputs: files that must not be overwritten.
         resume: whether to continue the probe in the folder.
 
     Raises:
-        InputError: see ``check_work``.
+        InputError: the probe reads the folder, or it holds anything but a probe to resume, or
+            cannot be written to.
     """
     if folder is None:
+        if resume:
+            raise InputError("--resume continues the probe in --work; name that folder")
         with temporary("probe") as scratch:
             yield Work(scratch, [])
         return
-    check_work(folder, inputs, resume)
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    damaged = " is damaged; choose another --work, and begin again"
+    if problem := _problem(folder, inputs, resume):
+        raise InputError(f"{problem} choose another --work")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with holding(folder / LOCK):
             try:
-                yield Work(folder, read_lines(folder / JOURNAL, damaged, chained=True))
+                damaged = " is damaged; choose another --work, and begin again"
+                yield Work(folder, read_lines(folder / JOURNAL, damaged))
             finally:
-                with suppress(OSError):  # a folder stays only if something was grown in it
+                with suppress(OSError):
                     (folder / LOCK).unlink()
-                    if {each.name for each in folder.iterdir()} <= {JOURNAL}:
-                        (folder / JOURNAL).unlink(missing_ok=True)
-                        for each in missing:
-                            each.rmdir()
+                    if [each.name for each in folder.iterdir()] == [JOURNAL]:  # nothing was grown
+                        (folder / JOURNAL).unlink()
+                    folder.rmdir()  # which fails if there is anything left in it
     except OSError as error:
         where = error.filename or folder
         raise InputError(
@@ -175,20 +163,6 @@ def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Wor
         ) from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"--resume continues in {folder}") from None
-
-
-def check_work(folder: Path | None, inputs: Inputs, resume: bool) -> None:
-    """Refuse a work folder that the probe reads, or that holds anything but a probe to resume.
-
-    Raises:
-        InputError: with what to do about it.
-    """
-    if folder is None:
-        if resume:
-            raise InputError("--resume continues the probe in --work; name that folder")
-        return
-    if problem := _problem(folder, inputs, resume):
-        raise InputError(f"{problem} choose another --work")
 
 
 def _problem(folder: Path, inputs: Inputs, resume: bool) -> str | None:

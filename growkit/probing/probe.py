@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from growkit.base.errors import InputError
 from growkit.base.names import name_of
 from growkit.base.progress import Progress, Silent, steps
-from growkit.base.units import duration, size
+from growkit.base.units import size
 from growkit.checkpoint.model_files import TOKENIZER_FILES, is_of_tokenizer
 from growkit.checkpoint.publishing import Inputs
 from growkit.checkpoint.reading import Checkpoint
 from growkit.checkpoint.writing import sha256
 from growkit.engine.inside import Inside
 from growkit.engine.texts import read_text
-from growkit.probing.lines import check_work, workplace
-from growkit.probing.settings import Candidate, ProbeSettings, candidates_of, inputs_of
+from growkit.probing.lines import workplace
+from growkit.probing.settings import Candidate, ProbeSettings, candidates_of
 from growkit.recipe.recipe import Recipe
 from growkit.results import fields, versions
 from growkit.results.probe import ProbeResult
@@ -75,21 +75,23 @@ def probe(
     began = time.monotonic()
     found = find(source)
     chosen = candidates_of(candidates, str(source), found)
-    inputs = inputs_of(found, chosen, text)
-    place = Path(work) if work is not None else None
-    check_work(place, inputs, resume)
-    read_text(str(text))  # a missing one is reported before torch is imported
-    model = found.open()
-    if not any(map(is_of_tokenizer, model.opened.names(*TOKENIZER_FILES))):
-        raise InputError(f"{model.opened} has no tokenizer to read {text} with; add tokenizer.json")
+    files = [each.file for each in chosen if each.file]
+    texts = [text, *(each for candidate in chosen for each in candidate.recipe.texts)]
+    inputs = Inputs([found.folder, *texts, *files])
+    with workplace(Path(work) if work is not None else None, inputs, resume) as working:
+        read_text(str(text))  # a missing one is reported before torch is imported
+        model = found.open()
+        if not any(map(is_of_tokenizer, model.opened.names(*TOKENIZER_FILES))):
+            raise InputError(
+                f"{model.opened} has no tokenizer to read {text} with; add tokenizer.json"
+            )
 
-    from growkit.engine.strict import choose_device, device_name
-    from growkit.probing.arms import Bench, make_data
-    from growkit.probing.ranking import conclude
+        from growkit.engine.strict import choose_device, device_name
+        from growkit.probing.arms import Bench, make_data
+        from growkit.probing.ranking import conclude
 
-    device = choose_device(settings.device)
-    data = make_data(text, found.folder, model.config, settings)
-    with workplace(place, inputs, resume) as working:
+        device = choose_device(settings.device)
+        data = make_data(text, found.folder, model.config, settings)
         working.begin(_plan(model, data, chosen, settings, device_name(device)))
         bench = Bench(working, data, settings, device)
         arms = [bench.source(name_of(found.name), model)]
@@ -98,55 +100,32 @@ def probe(
         if len(able) == 1:
             why = "; ".join(f"{arm.found.name}: {arm.found.reason}" for arm in arms[1:])
             raise InputError(f"no candidate is left to be trained: {why}")
-        note = getattr(progress, "note", None)
-        if note and (left := bench.time_left(able)):
-            note(
-                f"the trainings will take about {duration(left)}; fewer --steps or --seeds, or a "
-                "smaller --batch or --length, take less, and more of them say more"
-            )
         each_takes = settings.steps * settings.seeds * len(settings.lr)
         total = each_takes * sum(arm.step_flops for arm in able)
         with steps(progress, "training", total) as advance:
             bench.train(able, advance)
         inputs.check_unchanged([*model.model_files.values()])
-    blank: dict[str, Any] = dict.fromkeys(fields(ProbeResult))
-    result = ProbeResult(**blank)
-    result |= {
-        **{key: value for key, value in vars(settings).items() if key in blank},
-        "source": found.name,
-        "lr": list(settings.lr),
-        "length": data.training.shape[1],
-        "dtype": bench.dtype,
-        "device": device_name(device),
-        "text": str(text),
-        "text_sha256": data.sha256,
-        "training_tokens": data.training.numel(),
-        "held_out_tokens": data.held_out.numel(),
-        "work": str(place) if place else None,
-        "warnings": list(_warnings(found, model, data, settings, chosen)),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - began, 3),
-        "versions": versions(),
-    }
-    conclude(result, arms)
-    return result
-
-
-def reads_of(
-    source: str | Path,
-    candidates: Sequence[Recipe | str | Path],
-    text: str | Path,
-    work: str | Path | None,
-) -> tuple[Inputs, list[Path]]:
-    """The files that a probe reads, and the folders that it makes in ``work``.
-
-    Raises:
-        InputError: see ``probe``.
-    """
-    found = find(source)
-    chosen = candidates_of(candidates, str(source), found)
-    made = [Path(work) / each.folder for each in chosen] if work is not None else []
-    return inputs_of(found, chosen, text), made
+    concluded = conclude(arms, settings)
+    concluded["warnings"][:0] = _warnings(found, model, data, settings, chosen)
+    return ProbeResult(
+        **{key: value for key, value in vars(settings).items() if key in fields(ProbeResult)}
+        | concluded
+        | {
+            "source": found.name,
+            "lr": list(settings.lr),
+            "length": data.training.shape[1],
+            "dtype": bench.dtype,
+            "device": device_name(device),
+            "text": str(text),
+            "text_sha256": data.sha256,
+            "training_tokens": data.training.numel(),
+            "held_out_tokens": data.held_out.numel(),
+            "work": None if work is None else str(work),
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - began, 3),
+            "versions": versions(),
+        }
+    )
 
 
 def _plan(

@@ -32,15 +32,13 @@ from typing import Any, NamedTuple
 
 from growkit.base.limits import within
 from growkit.checkpoint.reading import Checkpoint
-from growkit.probing.settings import Candidate
+from growkit.probing.settings import Candidate, ProbeSettings
 from growkit.probing.training import Look
-from growkit.results import fields
 from growkit.results.probe import (
     OUTCOMES,
     ProbeCandidate,
     ProbeCurve,
     ProbeDifference,
-    ProbeResult,
     probe_sentence,
 )
 from growkit.results.sentences import counted
@@ -177,37 +175,49 @@ def new_arm(name: str, candidate: Candidate | None = None) -> Arm:
         candidate: None for the source.
     """
     steps = candidate.recipe.by_names().steps if candidate else ()
-    blank: dict[str, Any] = dict.fromkeys(fields(ProbeCandidate))
-    found = ProbeCandidate(**blank)
-    found.name, found.source, found.outcome = name, candidate is None, "ranked"
-    found.losses, found.by_lr, found.curves = [], [], []
-    found.steps = [", ".join(f"{k} {v}" for k, v in each.as_dict().items()) for each in steps]
+    found = ProbeCandidate(
+        name=name,
+        source=candidate is None,
+        outcome="ranked",
+        steps=[", ".join(f"{k} {v}" for k, v in each.as_dict().items()) for each in steps],
+        losses=[],
+        by_lr=[],
+        curves=[],
+    )
     return Arm(found, candidate)
 
 
-def conclude(result: ProbeResult, arms: Sequence[Arm]) -> None:
-    """Fill in the order of the arms, their differences, and the warnings about both.
+def conclude(arms: Sequence[Arm], settings: ProbeSettings) -> dict[str, Any]:
+    """The order of the arms, their differences, and the warnings about both.
 
     Args:
-        result: with everything else.
         arms: the source and the candidates.
+        settings: how they were trained.
+
+    Returns:
+        These fields of a ``ProbeResult``.
     """
     ends = [arm.step_flops * runs[0][-1].step for arm in arms for runs in arm.finite().values()]
-    result.equal_compute = float(min(ends)) if ends else None
-    equal = result.equal_compute or 0.0
-    trained = {arm.found.name: _compare(arm, equal / arm.step_flops) for arm in arms if arm.runs}
-    losses = {name: found for name, found in trained.items() if found}
-    places = {outcome: number for number, outcome in enumerate(OUTCOMES)}
-    found = [arm.found for arm in arms]
-    result.candidates = sorted(found, key=lambda each: (places[each.outcome], each.loss or 0.0))
-    able = (each for each in result.candidates if each.outcome != "refused")
-    for number, candidate in enumerate(able, 1):
-        candidate.rank = number
-    result.differences = differences_of(losses)
-    early = [*_early(result)]
-    result.warnings += [*early, *_at_an_end(result)]
-    result.early, result.rule = bool(early), RULE
-    result.reason = probe_sentence(result)
+    equal = float(min(ends)) if ends else None
+    trained = {
+        arm.found.name: _compare(arm, (equal or 0.0) / arm.step_flops) for arm in arms if arm.runs
+    }
+    order = sorted(
+        (arm.found for arm in arms),
+        key=lambda each: (OUTCOMES.index(each.outcome), each.loss or 0.0),
+    )
+    for number, candidate in enumerate(order, 1):
+        candidate.rank = number if candidate.outcome != "refused" else None
+    early = [*_early(order, settings.warmup)]
+    found = {
+        "equal_compute": equal,
+        "early": bool(early),
+        "candidates": order,
+        "differences": differences_of({name: losses for name, losses in trained.items() if losses}),
+        "rule": RULE,
+        "warnings": [*early, *_at_an_end(order, settings.lr)],
+    }
+    return found | {"reason": probe_sentence(found)}
 
 
 def _compare(arm: Arm, at: float) -> list[list[float]]:
@@ -243,10 +253,10 @@ def _compare(arm: Arm, at: float) -> list[list[float]]:
     return found[best]
 
 
-def _early(result: ProbeResult) -> Iterator[str]:
+def _early(candidates: Sequence[ProbeCandidate], warmup: int) -> Iterator[str]:
     """Trainings that had hardly begun when they were compared, or had only done harm."""
-    least = max(FEW, 3 * result.warmup)
-    ranked = [each for each in result.candidates if each.equal_step is not None]
+    least = max(FEW, 3 * warmup)
+    ranked = [each for each in candidates if each.equal_step is not None]
     few = [
         f"{each.name} {f'{step:.0f}' if step >= 1 else 'less than 1'}"
         for each in ranked
@@ -256,7 +266,7 @@ def _early(result: ProbeResult) -> Iterator[str]:
         shorter = " or a shorter --warmup" if least > FEW else ""
         yield (
             f"at equal compute few steps were taken ({', '.join(few)}; the rate is warmed up in "
-            f"{result.warmup}), which is against larger models; take more --steps{shorter}"
+            f"{warmup}), which is against larger models; take more --steps{shorter}"
         )
     if harmed := [each.name for each in ranked if each.loss > each.curves[0].losses[0]]:  # type: ignore[operator]
         yield (
@@ -265,11 +275,11 @@ def _early(result: ProbeResult) -> Iterator[str]:
         )
 
 
-def _at_an_end(result: ProbeResult) -> Iterator[str]:
+def _at_an_end(candidates: Sequence[ProbeCandidate], rates: Sequence[float]) -> Iterator[str]:
     """Rates that might have been better had they been tried."""
-    ends = ("smallest", min(result.lr)), ("largest", max(result.lr))
-    for word, end in ends if len(result.lr) > 1 else ():
-        names = [each.name for each in result.candidates if each.lr == end]
+    ends = ("smallest", min(rates)), ("largest", max(rates))
+    for word, end in ends if len(rates) > 1 else ():
+        names = [each.name for each in candidates if each.lr == end]
         if names:
             yield f"{', '.join(names)} did best with the {word} rate, {end:g}; try one beyond it"
 

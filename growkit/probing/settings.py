@@ -12,7 +12,7 @@ from typing import Any
 from growkit.base.errors import InputError
 from growkit.base.names import name_of, perhaps
 from growkit.base.settings import DEVICES, option
-from growkit.checkpoint.publishing import MANIFEST, Inputs
+from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.texts import read_text
 from growkit.recipe.files import load_recipe, recipe_file
 from growkit.recipe.recipe import Recipe
@@ -169,10 +169,3 @@ def _read(file: Path) -> Recipe:
             raise
         raise InputError(f"{file}: {error}") from error
     return recipe
-
-
-def inputs_of(found: Source, candidates: Sequence[Candidate], text: str | Path) -> Inputs:
-    """Everything that a probe reads."""
-    texts = [each for candidate in candidates for each in candidate.recipe.texts]
-    files = [candidate.file for candidate in candidates if candidate.file]
-    return Inputs([found.folder, text, *texts, *files])

@@ -9,8 +9,6 @@ loss of a finished training, and costs no more than its own decay. A probe has t
 from __future__ import annotations
 
 import copy
-import os
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -95,8 +93,8 @@ class Look:
 
     Attributes:
         step: number of steps before it.
-        losses: what ``Training.measure`` returned: in a probe, nats per token of every held-out
-            window. None where a loss is not finite.
+        losses: what was measured: in a probe, nats per token of every held-out window. None where
+            a loss is not finite.
         point: number of the branch that it ends; None on the trunk.
     """
 
@@ -105,14 +103,18 @@ class Look:
     point: int | None = None
 
 
-@dataclass
-class Training:
-    """A run, which continues from its checkpoint if it has one.
+def train(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    schedule: Schedule,
+    batch: Callable[[int], Tensor],
+    measure: Callable[[int | None], Any],
+    dtype: str = "float32",
+    advance: Advance = nothing,
+) -> list[Look]:
+    """Train to the end of a schedule, or to a loss that is not finite.
 
-    A checkpoint holds all that the rest depends on, so that a run that was killed ends with the
-    same numbers (on a CPU to the last bit, with the same number of threads).
-
-    Attributes:
+    Args:
         model: in float32, on its device.
         optimizer: whose groups have their full rates.
         schedule: all steps.
@@ -120,115 +122,60 @@ class Training:
         measure: called with the number of a branch at its end, or None on the trunk; returns None
             where a loss is not finite, which ends the run.
         dtype: torch name of the dtype that is computed in.
-        file: the checkpoint; None for none.
-        save_every: seconds between checkpoints; one is also written after every segment.
+        advance: called with 1 after every step.
+
+    Returns:
+        All measurements; the last one has no losses if one was not finite.
     """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    looks: list[Look] = []
+    generators = [model.device] if model.device.type == "cuda" else []
 
-    model: Any
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    batch: Callable[[int], Tensor]
-    measure: Callable[[int | None], Any]
-    dtype: str = "float32"
-    file: Path | None = None
-    save_every: float = float("inf")
-
-    def __post_init__(self) -> None:
-        self.rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.segment = self.step = 0
-        self.trunk: dict[str, Any] | None = None
-        self.looks: list[Look] = []
-        self.seconds = 0.0
-        if self.file and self.file.is_file():
-            state = torch.load(self.file, map_location="cpu", weights_only=True)
-            self._load(state["now"])
-            self.segment, self.step, self.trunk = state["segment"], state["step"], state["trunk"]
-            self.looks, self.seconds = [Look(*each) for each in state["looks"]], state["seconds"]
-
-    @property
-    def diverged(self) -> bool:
-        """Whether a loss was not finite."""
-        return bool(self.looks) and self.looks[-1].losses is None
-
-    def run(self, advance: Advance = nothing) -> list[Look]:
-        """Train to the end, or to a loss that is not finite.
-
-        Args:
-            advance: called with 1 after every step.
-        """
-        self._saved = time.perf_counter()
-        if not self.looks and 0 in self.schedule.looks:
-            self._look()
-        while self.segment < len(self.schedule.segments) and not self.diverged:
-            segment = self.schedule.segments[self.segment]
-            if segment.point is not None and self.step == segment.begin:
-                self.trunk = copy.deepcopy(self._now())
-            while self.step < segment.end and not self.diverged:
-                self._step(segment, advance)
-                if time.perf_counter() - self._saved >= self.save_every:
-                    self._save()
-            if self.diverged:
-                break
-            if segment.point is not None:
-                self._look(segment.point)
-                assert self.trunk is not None
-                self._load(self.trunk)
-                self.trunk, self.step = None, segment.begin
-            self.segment += 1
-            self._save()
-        return self.looks
-
-    def _step(self, segment: Segment, advance: Advance) -> None:
-        factor = self.schedule.factor(segment, self.step)
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * factor
-        batch = self.batch(self.step).to(self.model.device)
-        self.model.train()
-        with computing(self.model.device, self.dtype):
-            loss = self.model(batch, labels=batch, use_cache=False).loss
-        if not loss.isfinite():
-            self.looks.append(Look(self.step, None))
-            return
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.step += 1
-        advance(1)
-        if segment.point is None and self.step in self.schedule.looks:
-            self._look()
-
-    def _look(self, point: int | None = None) -> None:
-        self.model.eval()
+    def look(step: int, point: int | None = None) -> bool:
+        model.eval()
         with torch.no_grad():
-            self.looks.append(Look(self.step, self.measure(point), point))
+            looks.append(Look(step, measure(point), point))
+        return looks[-1].losses is not None
 
-    def _now(self) -> dict[str, Any]:
-        """Everything that a step changes."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "random": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-        }
+    def take(segment: Segment, step: int) -> bool:
+        factor = schedule.factor(segment, step)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        if not _step(model, optimizer, batch(step), dtype):
+            looks.append(Look(step, None))
+            return False
+        advance(1)
+        on_trunk = segment.point is None and step + 1 in schedule.looks
+        ends = segment.point is not None and step + 1 == segment.end
+        return not (on_trunk or ends) or look(step + 1, segment.point)
 
-    def _load(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["random"].cpu())
-        if state["cuda"] is not None:
-            torch.cuda.set_rng_state(state["cuda"].cpu())
+    if 0 in schedule.looks and not look(0):
+        return looks
+    for segment in schedule.segments:
+        trunk = None
+        if segment.point is not None:
+            trunk = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        with torch.random.fork_rng(generators, enabled=trunk is not None):
+            if not all(take(segment, step) for step in range(segment.begin, segment.end)):
+                return looks
+        if trunk is not None:
+            model.load_state_dict(trunk[0])
+            optimizer.load_state_dict(trunk[1])
+    return looks
 
-    def _save(self) -> None:
-        """Write a checkpoint, whole or not at all."""
-        now = time.perf_counter()
-        self.seconds, self._saved = self.seconds + now - self._saved, now
-        if self.file is None:
-            return
-        looks = [[each.step, each.losses, each.point] for each in self.looks]
-        state = {"segment": self.segment, "step": self.step, "trunk": self.trunk, "looks": looks}
-        unfinished = self.file.with_name(f"{self.file.name}.new")
-        torch.save({**state, "now": self._now(), "seconds": self.seconds}, unfinished)
-        os.replace(unfinished, self.file)
+
+def _step(model: Any, optimizer: torch.optim.Optimizer, windows: Tensor, dtype: str) -> bool:
+    """Take a step, unless its loss is not finite; whether it was taken."""
+    ids = windows.to(model.device)
+    model.train()
+    with computing(model.device, dtype):
+        loss = model(ids, labels=ids, use_cache=False).loss
+    if not loss.isfinite():
+        return False
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return True
 
 
 def batch_of(windows: Tensor, seed: int, first: int, count: int) -> Tensor:

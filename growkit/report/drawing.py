@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from html import escape as escape_markup
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from growkit.report.view import BEYOND, figure, is_number
@@ -372,19 +373,21 @@ def intervals(rows: Sequence[Interval], titles: Titles, *, around_zero: bool = T
 
 @dataclass(frozen=True)
 class Curve:
-    """A line, and the lines it is the mean of.
+    """The mean of some lines, and these lines where there are several.
 
     Attributes:
         name: its name.
-        mean: its points, from left to right.
-        each: the points of every line behind it.
-        style: number of its colour and dashes, from 0.
+        each: the points of every line, from left to right.
     """
 
     name: str
-    mean: Sequence[Point]
     each: Sequence[Sequence[Point]]
-    style: int
+
+    @property
+    def mean(self) -> list[Point]:
+        """The points of the mean."""
+        together = zip(*self.each, strict=True)
+        return [(points[0][0], fmean(y for _, y in points)) for points in together]
 
 
 def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) -> str:
@@ -396,26 +399,27 @@ def curves(lines: Sequence[Curve], titles: Titles, *, most: float = math.inf) ->
         most: largest value of the vertical axis; lines above it run along its end.
     """
     chart = _Drawing(300)
-    across = linear([0.0, *(x for line in lines for x, _ in line.mean)], LEFT, RIGHT)
-    values = [y for line in lines for points in (line.mean, *line.each) for _, y in points]
-    up = linear([min(y, most) for y in values], chart.bottom, TOP)
+    points = [point for line in lines for each in line.each for point in each]
+    across = linear([0.0, *(x for x, _ in points)], LEFT, RIGHT)
+    up = linear([min(y, most) for _, y in points], chart.bottom, TOP)
     chart.rows(up)
     chart.columns(across)
 
-    def path(points: Sequence[Point]) -> str:
+    def draw(kind: str, points: Sequence[Point], hint: str = "") -> None:
         places = [f"{across.at(x):.1f} {up.at(y):.1f}" for x, y in points]
-        return f"M{'L'.join(places)}" if places else ""
+        chart.path(kind, f"M{'L'.join(places)}" if places else "", hint)
 
-    for each in lines:
-        for points in each.each:
-            chart.path(f"seed line-{each.style}", path(points))
-    for row, each in enumerate(lines):
-        chart.path(f"mean line-{each.style}", path(each.mean), each.name)
-        y = chart.height + ROW * row + 8
-        chart.path(f"mean line-{each.style}", f"M{LEFT} {y}h34")
-        chart.named(LEFT + 42, y + 5, each.name)
-        if each.mean:
-            chart.words.append(f"{each.name}: {figure(each.mean[-1][1], '.4f')} at the end")
+    for style, line in enumerate(lines):
+        for each in line.each if len(line.each) > 1 else ():
+            draw(f"seed line-{style}", each)
+    for style, line in enumerate(lines):
+        kind, mean = f"mean line-{style}", line.mean
+        draw(kind, mean, line.name)
+        y = chart.height + ROW * style + 8
+        chart.path(kind, f"M{LEFT} {y}h34")
+        chart.named(LEFT + 42, y + 5, line.name)
+        if mean:
+            chart.words.append(f"{line.name}: {figure(mean[-1][1], '.4f')} at the end")
     return chart.svg(titles, more=ROW * len(lines) + 8)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from growkit.base.units import size
 from growkit.report.drawing import MOST_LINES, Curve, Interval, Titles, curves, intervals
 from growkit.report.view import Cell, Chart, Found, Grid, Paragraph, Topic, View, figure, recorded
-from growkit.results.probe import difference_between, leader, nats, probe_next
+from growkit.results.probe import difference_between, is_ahead, nats, probe_next, standing
 
 WORDS = {
     "ranked": "",
@@ -31,17 +30,14 @@ UNITS = ("FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs", "EFLOPs", "Z
 
 def probe_view(result: Found) -> View:
     """The view of a ``growkit.ProbeResult``."""
-    candidates = result["candidates"]
-    source = next(each for each in candidates if each["source"])
-    ranked = [each for each in candidates if each["outcome"] == "ranked"]
-    name = Path(str(result["source"])).name
-    tried = [each for each in candidates if not each["source"]]
+    source, best, apart = standing(result)
+    tried = [each for each in result["candidates"] if not each["source"]]
     trained = sum(bool(each["curves"]) for each in tried)
-    kind, heading = _verdict(result)
-    were = "was" if trained == 1 else "were"
+    ahead = f"{best['name']} is ahead" if best and is_ahead(best, apart) else ""
+    name, were = Path(str(result["source"])).name, "was" if trained == 1 else "were"
     return View(
-        kind,
-        heading,
+        "good" if ahead and not result["early"] else "warn",
+        f"{ahead or 'No candidate is ahead'}{' so far' if result['early'] else ''}",
         about=name,
         subject=f"{name}: {trained} of {len(tried)} candidates {were} trained as the source itself "
         "was",
@@ -50,8 +46,8 @@ def probe_view(result: Found) -> View:
         warnings=result["warnings"],
         sections=[
             _order(result, source),
-            *(_losses(result, source, ranked) if ranked else []),
-            _against_source(result, source, ranked),
+            *_losses(result),
+            _against_source(result, source),
             _pairs(result),
             _rates(result),
             _measurement(result),
@@ -59,17 +55,12 @@ def probe_view(result: Found) -> View:
     )
 
 
-def _verdict(result: Found) -> tuple[str, str]:
-    """The kind and the heading of a verdict."""
-    early = " so far" if result["early"] else ""
-    if ahead := leader(result):
-        return "warn" if early else "good", f"{ahead['name']} is ahead{early}"
-    return "warn", f"No candidate is ahead{early}"
+def _ranked(result: Found) -> list[Found]:
+    return [each for each in result["candidates"] if each["outcome"] == "ranked"]
 
 
 def _name(candidate: Found) -> str:
-    further = ", trained further" if candidate["source"] else ""
-    return f"{candidate['name']}{further}"
+    return f"{candidate['name']}{', trained further' if candidate['source'] else ''}"
 
 
 def _above(result: Found, one: Found, other: Found) -> Interval | None:
@@ -93,17 +84,23 @@ def _equal(result: Found) -> str | None:
 
 
 def _order(result: Found, source: Found) -> Topic:
-    rows, first = [], result["candidates"][0]
-    for each in result["candidates"]:
-        keys = ("rank", "parameters", "lr", "loss", "spread")
-        shown = [
-            "" if each[key] is None else figure(each[key], ".3g" if key == "lr" else ".4f")
-            for key in (*keys, "last_loss")
+    def shown(each: Found, key: str, form: str = ".4f") -> str:
+        return "" if each[key] is None else figure(each[key], form)
+
+    def above(each: Found, other: Found) -> str:
+        found = _above(result, each, other)
+        return _nats(found.mean, "+", noise=found.noise) if found else ""
+
+    rows = [
+        [
+            Cell(_name(each), "; ".join(each["steps"])),
+            *(shown(each, "rank"), shown(each, "parameters"), shown(each, "lr", ".3g")),
+            *(shown(each, "loss") or WORDS[each["outcome"]], shown(each, "spread")),
+            *(above(each, source), above(each, result["candidates"][0])),
+            shown(each, "last_loss"),
         ]
-        shown[3] = shown[3] or WORDS[each["outcome"]]
-        above = [_above(result, each, other) for other in (source, first)]
-        apart = [_nats(found.mean, "+", noise=found.noise) if found else "" for found in above]
-        rows.append([Cell(_name(each), "; ".join(each["steps"])), *shown[:-1], *apart, shown[-1]])
+        for each in result["candidates"]
+    ]
     heads = ["candidate", "rank", "parameters", "rate", "loss", "spread"]
     heads += ["to the source", "to the first", "after the last step"]
     why_not = {
@@ -121,49 +118,43 @@ def _order(result: Found, source: Found) -> Topic:
     return Topic("The order", parts, brief=True)
 
 
-def _losses(result: Found, source: Found, ranked: Sequence[Found]) -> list[Topic]:
+def _losses(result: Found) -> Iterator[Topic]:
     """Losses of the source and the first candidates along the training, by compute and by steps."""
-    others = [each for each in ranked if not each["source"]]
-    drawn = [*([source] if source in ranked else []), *others][:MOST_LINES]
-    plots = [("Loss by steps", "steps", {each["name"]: 1.0 for each in drawn}, math.inf)]
-    if equal := result["equal_compute"]:
-        scales = {each["name"]: each["step_flops"] / equal for each in drawn}
-        plots.insert(0, ("Loss by compute", f"compute, in {_equal(result)}", scales, 1.0))
-    found = []
-    for title, x_title, scales, most in plots:
-        chart = _curves(drawn, scales, most, Titles(title, x_title, "loss, nats per token"))
-        found.append(Topic(title, charts=[chart], half=True))
-    return found
+    drawn = sorted(_ranked(result), key=lambda each: not each["source"])[:MOST_LINES]
+    y_title = "loss, nats per token"
+    if drawn and (equal := result["equal_compute"]):
+        scales = [each["step_flops"] / equal for each in drawn]
+        titles = Titles("Loss by compute", f"compute, in {_equal(result)}", y_title)
+        yield _curves(drawn, scales, 1.0, titles)
+    if drawn:
+        yield _curves(
+            drawn, [1.0] * len(drawn), math.inf, Titles("Loss by steps", "steps", y_title)
+        )
 
 
-def _curves(drawn: Sequence[Found], scales: Found, most: float, titles: Titles) -> Chart:
+def _curves(drawn: Sequence[Found], scales: Sequence[float], most: float, titles: Titles) -> Topic:
     """Losses up to a position on the axis, to which ``scales`` converts steps."""
-    lines, start = [], 0.0
-    for style, candidate in enumerate(drawn):
-        trained = [each for each in candidate["curves"] if each["lr"] == candidate["lr"]]
-        by = scales[candidate["name"]]
+    lines = []
+    for candidate, scale in zip(drawn, scales, strict=True):
         each = [
             [
-                (step * by, loss)
+                (step * scale, loss)
                 for step, loss in zip(curve["steps"], curve["losses"], strict=True)
-                if step * by <= most * (1 + 1e-9)
+                if step * scale <= most * (1 + 1e-9)
             ]
-            for curve in trained
+            for curve in candidate["curves"]
+            if curve["lr"] == candidate["lr"]
         ]
-        mean = [
-            (points[0][0], fmean(loss for _, loss in points)) for points in zip(*each, strict=True)
-        ]
-        if most < math.inf and candidate["loss"] is not None and mean[-1][0] < most:
-            mean.append((most, candidate["loss"]))
+        if most < math.inf and each[0][-1][0] < most:
             for points, loss in zip(each, candidate["losses"], strict=True):
                 points.append((most, loss))
-        start = max(start, mean[0][1])
-        lines.append(Curve(_name(candidate), mean, each, style))
-    return Chart(curves(lines, titles, most=2 * start))
+        lines.append(Curve(_name(candidate), each))
+    start = max(line.mean[0][1] for line in lines)
+    return Topic(titles.chart, charts=[Chart(curves(lines, titles, most=2 * start))], half=True)
 
 
-def _against_source(result: Found, source: Found, ranked: Sequence[Found]) -> Topic:
-    rows = [found for each in ranked if (found := _above(result, each, source))]
+def _against_source(result: Found, source: Found) -> Topic:
+    rows = [found for each in _ranked(result) if (found := _above(result, each, source))]
     title = "Against the source, trained further"
     chart = intervals(rows, Titles(title, "loss − loss of the source, nats per token"))
     return Topic(title, charts=[Chart(chart)] if rows else [], half=True)

@@ -6,6 +6,8 @@ import platform
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from typing_extensions import dataclass_transform
+
 from growkit.version import __version__
 
 
@@ -14,15 +16,6 @@ def versions() -> dict[str, str]:
     packages = ("torch", "transformers", "safetensors")
     own = {"python": platform.python_version(), "growkit": __version__}
     return own | {name: version(name) for name in packages}
-
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**options: Any) -> Any:
-        """For type checkers alone: Python 3.10 has none."""
-        return lambda kind: kind
 
 
 @dataclass_transform(kw_only_default=True)

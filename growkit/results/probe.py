@@ -55,19 +55,19 @@ class ProbeCandidate(Result):
 
     name: str
     source: bool
-    rank: int | None
+    rank: int | None = None
     outcome: str
-    reason: str | None
+    reason: str | None = None
     steps: list[str]
-    promise: str | None
-    parameters: int | None
-    step_flops: int | None
-    lr: float | None
-    equal_step: float | None
-    loss: float | None
-    spread: float | None
+    promise: str | None = None
+    parameters: int | None = None
+    step_flops: int | None = None
+    lr: float | None = None
+    equal_step: float | None = None
+    loss: float | None = None
+    spread: float | None = None
     losses: list[float]
-    last_loss: float | None
+    last_loss: float | None = None
     by_lr: list[float | None]
     curves: list[ProbeCurve]
 
@@ -154,10 +154,37 @@ class ProbeResult(Result):
 
 def difference_between(result: Mapping[str, Any], one: str, other: str) -> ProbeDifference | None:
     """The pair of two, whichever is better; None if they were not compared."""
-    pairs = (
-        each for each in result["differences"] if {each["better"], each["worse"]} == {one, other}
-    )
-    return next(pairs, None)
+    return next((each for each in result["differences"] if _names(each) == {one, other}), None)
+
+
+def _names(pair: Mapping[str, Any]) -> set[str]:
+    return {pair["better"], pair["worse"]}
+
+
+def standing(result: Mapping[str, Any]) -> tuple[Any, Any, ProbeDifference | None]:
+    """The source, the best candidate, and how far they are apart.
+
+    The best candidate is the first that is ahead of the source by more than noise, or without one
+    the first in the order.
+
+    Returns:
+        None for a candidate where none is ranked, and for a difference without two to compare.
+    """
+    source = next(each for each in result["candidates"] if each["source"])
+    ranked = [
+        each for each in result["candidates"] if each["outcome"] == "ranked" and not each["source"]
+    ]
+    for each in ranked:
+        pair = difference_between(result, each["name"], source["name"])
+        if pair and is_ahead(each, pair):
+            return source, each, pair
+    best = ranked[0] if ranked else None
+    return source, best, best and difference_between(result, best["name"], source["name"])
+
+
+def is_ahead(candidate: Any, apart: Mapping[str, Any] | None) -> bool:
+    """Whether a candidate is ahead of the other of a pair by more than noise."""
+    return bool(apart and apart["better"] == candidate["name"] and not apart["noise"])
 
 
 def probe_sentence(result: Mapping[str, Any]) -> str:
@@ -167,50 +194,36 @@ def probe_sentence(result: Mapping[str, Any]) -> str:
 
 
 def _found(result: Mapping[str, Any]) -> str:
-    ranked = [each for each in result["candidates"] if each["outcome"] == "ranked"]
-    source = next(each for each in result["candidates"] if each["source"])
-    if source not in ranked:
+    source, best, apart = standing(result)
+    if source["outcome"] != "ranked":
         return f"{source['name']} itself does not train, so nothing is compared: {source['reason']}"
-    others = [each for each in ranked if each is not source]
-    if not others:
+    if best is None:
         return "no candidate was trained to its end; see the reason of each"
-    ahead = leader(result)
-    best = others[0] if ahead is None else ahead
-    apart = difference_between(result, best["name"], source["name"])
     assert apart is not None
-    by = f"{nats(apart['difference'])} nats per token"
-    itself = f"{source['name']}, trained further,"
-    if ahead is not None:
+    by, itself = (
+        f"{nats(apart['difference'])} nats per token",
+        f"{source['name']}, trained further,",
+    )
+    if is_ahead(best, apart):
+        pairs = [each for each in result["differences"] if each["noise"]]
         alike = [
             each["name"]
-            for each in others
-            if (pair := difference_between(result, best["name"], each["name"])) and pair["noise"]
+            for each in result["candidates"]
+            if not each["source"] and {best["name"], each["name"]} in map(_names, pairs)
         ]
         tied = f"; {', '.join(alike)} cannot be distinguished from it" if alike else ""
         return (
             f"{best['name']} is ahead: at equal compute its loss is {by} below that of {itself} "
             f"which is more than noise{tied}"
         )
-    if apart["noise"]:
-        where = "below" if apart["better"] == best["name"] else "above"
-        return (
-            f"no candidate is ahead beyond noise: at equal compute the loss of the best, "
-            f"{best['name']}, is {by} {where} that of {itself} which may be noise"
-        )
-    return (
-        f"no candidate is ahead: at equal compute the loss of the best, {best['name']}, is "
-        f"{by} above that of {itself} which is more than noise"
+    where = "below" if apart["better"] == best["name"] else "above"
+    beyond, noise = (
+        (" beyond noise", "may be noise") if apart["noise"] else ("", "is more than noise")
     )
-
-
-def leader(result: Mapping[str, Any]) -> Any:
-    """The first candidate that is ahead of the source by more than noise; None without one."""
-    source = next(each for each in result["candidates"] if each["source"])
-    for each in result["candidates"]:
-        pair = difference_between(result, each["name"], source["name"])
-        if pair and pair["better"] == each["name"] and not pair["noise"]:
-            return each
-    return None
+    return (
+        f"no candidate is ahead{beyond}: at equal compute the loss of the best, {best['name']}, is "
+        f"{by} {where} that of {itself} which {noise}"
+    )
 
 
 def nats(value: float, sign: str = "") -> str:
@@ -226,19 +239,16 @@ def nats(value: float, sign: str = "") -> str:
 
 def probe_next(result: Mapping[str, Any]) -> str:
     """What to do after a probe, in a sentence without its full stop."""
-    ranked = [each for each in result["candidates"] if each["outcome"] == "ranked"]
-    source = next(each for each in result["candidates"] if each["source"])
-    others = [each for each in ranked if each is not source]
-    if source not in ranked:
+    source, best, apart = standing(result)
+    if source["outcome"] != "ranked":
         return "probe again with a lower --lr, so that the source itself trains"
-    if not others:
+    if best is None:
         return "see below why each candidate was not ranked, and change or replace it"
     if result["early"]:
         return "probe again with more --steps, and as the warnings say"
-    if ahead := leader(result):
+    if is_ahead(best, apart):
         longer = " (probe with more --steps first, to see whether that lasts)"
-        return f"grow the source by {ahead['name']}, and train the result{longer}"
-    apart = difference_between(result, others[0]["name"], source["name"])
+        return f"grow the source by {best['name']}, and train the result{longer}"
     if apart is None or apart["noise"]:
         return "probe again with more --seeds and more --steps, so that less is noise"
     return "train the source further as it is; or probe with other candidates, or more --steps"
