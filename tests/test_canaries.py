@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from transformers import AutoConfig
 
 import growkit
-from growkit.cli.app import app
-from tests.conftest import edit_json, save_model
+from tests.conftest import cli, edit_json, save_model, with_tokenizer
 
-DEMO = Path(growkit.__file__).parent / "cli" / "demo" / "model"
 MODULES = (
     *("modeling_canary", "configuration_canary", "tokenization_canary", "processing_canary"),
     *("sitecustomize", "usercustomize", "conftest", "setup", "torch", "yaml", "hubconf", "handler"),
@@ -127,10 +125,8 @@ PLACES: dict[str, Place] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_model(tmp_path_factory.mktemp("model") / "llama", "llama", vocab_size=1024)
-    for file in DEMO.glob("token*"):
-        shutil.copy(file, folder)
-    return folder
+    folder = tmp_path_factory.mktemp("model") / "llama"
+    return with_tokenizer(save_model(folder, "llama", vocab_size=1024))
 
 
 @pytest.fixture
@@ -163,7 +159,7 @@ def run(line: str, source: Path, tmp_path: Path) -> int:
     words = line.replace("QUICK", f"--prompts 1 --length 12 --text {text}")
     for name in ("SOURCE", "CLEAN", "OUT"):
         words = words.replace(name, str(tmp_path / name.lower()))
-    result = CliRunner().invoke(app, words.split())
+    result = cli(*words.split())
     assert result.exit_code in (0, 1, 2), (line, result.output)
     return result.exit_code
 
@@ -202,8 +198,6 @@ def test_a_process_that_starts_in_the_folder(source: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("place", ["auto_map", "templates"])
 def test_the_canaries_sing(place: str, source: Path, tmp_path: Path) -> None:
     """The control: whoever trusts the folder runs what lies there."""
-    from transformers import AutoConfig
-
     PLACES[place](source, tmp_path / "song")
     if place == "auto_map":
         with pytest.raises(AttributeError):  # it is no config

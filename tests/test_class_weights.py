@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -24,6 +23,7 @@ from growkit.engine.loader import loading
 from growkit.engine.oracle import CPU
 from growkit.engine.strict import strict_float64
 from tests.architectures import TYPES, build, save
+from tests.conftest import edit_weights
 
 QUICK: dict[str, Any] = {"prompts": 2, "length": 16}
 
@@ -58,11 +58,8 @@ def lent(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
         for name, buffer in buffers.items()
     }
     for path, module in model.named_modules(remove_duplicate=False):
-        names = {
-            key: f"{path}.{key}".strip(".")
-            for key, p in module._parameters.items()
-            if p is not None
-        }
+        own = (key for key, parameter in module._parameters.items() if parameter is not None)
+        names = {key: f"{path}.{key}".strip(".") for key in own}
         with lender.lent(module, names):
             for key, name in names.items():
                 found[name] = getattr(module, key).detach()
@@ -87,20 +84,12 @@ def test_every_weight_is_what_transformers_loads(
     assert [name for name in found if not same(found[name], expected[name])] == []
 
 
-@contextmanager
-def edited(folder: Path) -> Iterator[dict[str, Tensor]]:
-    """The tensors of a folder, which are saved as they are left."""
-    tensors = load_file(folder / "model.safetensors")
-    yield tensors
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_neox"])
 def test_a_changed_bit_shows(kind: str, tmp_path: Path) -> None:
     """The control."""
     folder = save(kind, tmp_path / "model")
     before = loaded(folder, torch.float32)
-    with edited(folder) as tensors:
+    with edit_weights(folder) as tensors:
         name = next(name for name in tensors if "w3" in name or "embed_out" in name)
         tensors[name].view(torch.int32).view(-1)[5] ^= 1
     after = lent(folder, torch.float32)
@@ -110,7 +99,7 @@ def test_a_changed_bit_shows(kind: str, tmp_path: Path) -> None:
 def test_mixed_dtypes(tmp_path: Path) -> None:
     """Experts of one tensor may be stored in several."""
     folder = save("mixtral", tmp_path / "model")
-    with edited(folder) as tensors:
+    with edit_weights(folder) as tensors:
         for name in list(tensors)[::3]:
             tensors[name] = tensors[name].bfloat16()
     for dtype in (torch.float64, torch.bfloat16):
@@ -123,7 +112,7 @@ def renamed(kind: str, *names: tuple[str, str]) -> Callable[[Path], None]:
 
     def make(folder: Path) -> None:
         save(kind, folder)
-        with edited(folder) as tensors:
+        with edit_weights(folder) as tensors:
             for name in list(tensors):
                 new = reduce(lambda text, pair: text.replace(*pair), names, name)
                 tensors[new] = tensors.pop(name)
@@ -131,7 +120,7 @@ def renamed(kind: str, *names: tuple[str, str]) -> Callable[[Path], None]:
     return make
 
 
-def mixtral_as_its_class(folder: Path) -> None:
+def as_its_class(folder: Path) -> None:
     model = build("mixtral")
     model.config.save_pretrained(folder)
     save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
@@ -158,7 +147,7 @@ GPT2 = renamed("gpt2", ("transformer.", ""))
 THIRD_PARTY = {
     "without a prefix": GPT2,
     "old names": renamed("bert", ("Norm.weight", "Norm.gamma"), ("Norm.bias", "Norm.beta")),
-    "as in the class": mixtral_as_its_class,
+    "as in the class": as_its_class,
     "tied, head alone": tied(head=1.0),
     "tied, both": tied(embedding=1.0, head=1.0),
     "tied, but not the same": tied(embedding=1.0, head=2.0),  # transformers does not tie these
@@ -209,29 +198,19 @@ def test_no_model_is_loaded_whole(
     assert growkit.verify(folder, folder, **QUICK)["kept"]
 
 
-def test_dtypes_are_those_of_the_files(tmp_path: Path) -> None:
-    """Also where all arithmetic is to be done in float64."""
+def test_experts_in_the_file_twice_or_missing_are_refused(tmp_path: Path) -> None:
+    """Which of two transformers reads, names decide; a missing one is no random one."""
     folder = save("mixtral", tmp_path / "model")
-    with strict_float64():
+    with strict_float64():  # dtypes are those of the files all the same
         _, weights, _ = empty_model(Checkpoint(folder), torch.float64, None)
-    assert {info.dtype for info in weights.tensors.values()} == {"F32"}
     assert all(weights.read(name).dtype == torch.float32 for name in weights.tensors)
-
-
-def test_a_tensor_that_is_in_the_file_twice_is_refused(tmp_path: Path) -> None:
-    """Experts one by one and in one tensor: which of them transformers reads, names decide."""
-    folder = save("mixtral", tmp_path / "model")
     name = "model.layers.0.mlp.experts.down_proj"
-    with edited(folder) as tensors:
+    with edit_weights(folder) as tensors:
         tensors[name] = 2 * loaded(folder, torch.float32)[name]
     with pytest.raises(InputError, match=r"experts\.0\.w2\.weight and .*experts\.down_proj"):
         growkit.verify(folder, folder, **QUICK)
-
-
-def test_an_expert_that_is_missing_is_no_random_one(tmp_path: Path) -> None:
-    folder = save("mixtral", tmp_path / "model")
-    with edited(folder) as tensors:
-        del tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"]
+    with edit_weights(folder) as tensors:
+        del tensors[name], tensors["model.layers.1.block_sparse_moe.experts.2.w3.weight"]
     with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.experts\.gate_up_proj"):
         growkit.verify(folder, folder, **QUICK)
 
@@ -247,7 +226,7 @@ def test_the_bias_of_experts_in_a_buffer(kind: str, renamed: bool, tmp_path: Pat
         tensors = AutoModelForCausalLM.from_pretrained(source).state_dict()
         save_file(tensors, target / "model.safetensors", {"format": "pt"})
     assert growkit.verify(source, target, **QUICK)["kept"]
-    with edited(target) as tensors:
+    with edit_weights(target) as tensors:
         name = max(name for name in tensors if name.endswith("e_score_correction_bias"))
         tensors[name] += torch.linspace(0, 5, len(tensors[name]))
     found = growkit.verify(source, target, **QUICK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,19 +18,21 @@ from transformers import AutoTokenizer, MixtralConfig
 
 from benchmarks.continual import models, results, runs
 from benchmarks.continual.__main__ import LINES, ROOT
-from benchmarks.continual.analysis import Judged, Outcome, Spread, reached, reaching
+from benchmarks.continual.analysis import Judged, Spread, reaching
 from benchmarks.continual.campaign import Campaign, wanted
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.report import write
 from benchmarks.continual.retrieval import QUESTION, WIDTH, mixed, seen, with_needles
 from benchmarks.continual.runs import Job, Run
 from benchmarks.continual.text import PARTS, Text, part_of, read_text
+from benchmarks.figures import drawn
 from growkit.base.errors import InputError
 from growkit.cli.demo import training_text
 from growkit.modeling.differential_attention import head_norm
 from growkit.probing.lines import append_line
 from growkit.probing.training import Schedule, Segment, batch_of, branches
 
+FIGURES = {"first-steps": "first-steps.svg", "symmetry": "parting.svg"}
 OF_THE_PROCESS = ("seconds", "machine")
 
 
@@ -119,49 +120,6 @@ def test_a_source_is_trained_again_if_only_its_line_is_left(
     Campaign(small("source goes on"), text, tmp_path, file).carry_out()
     assert reported(file) == reported(trained_on / "lines")
     assert len(reported(file)) == 2
-
-
-def test_lines_of_other_settings_are_refused(text: Text, tmp_path: Path) -> None:
-    experiment = small("source goes on")
-    settings = Campaign(experiment, text, tmp_path, tmp_path / "lines").settings["source"]
-    line = {"experiment": "growth", "scale": "tiny", "run": "source", "seed": 0, "rate": 1e-2}
-    for changed, right in ((settings, True), ("other", False)):
-        campaign = Campaign(experiment, text, tmp_path, tmp_path / changed / "growth.jsonl")
-        campaign.file.parent.mkdir()
-        append_line(campaign.file, {**line, "settings": changed})
-        if right:
-            assert list(campaign.found()) == [("source", 0, 1e-2)]
-        else:
-            with pytest.raises(InputError, match="other settings"):
-                campaign.found()
-
-
-def test_the_same_run_of_another_experiment_is_not_repeated(
-    text: Text, trained_on: Path, tmp_path: Path
-) -> None:
-    """Control: with another decay it is."""
-    for line in results.read(trained_on / "lines"):
-        append_line(tmp_path / "growth.jsonl", line)
-    experiment = small("source goes on", experiment="depth")
-    other = replace(experiment, scale=replace(experiment.scale, weight_decay=0.2))
-    file = tmp_path / "depth.jsonl"
-    assert not Campaign(experiment, text, tmp_path, file).ready()
-    assert Campaign(other, text, tmp_path, file).ready()
-
-
-def test_a_source_may_have_its_own_budget(text: Text, tmp_path: Path) -> None:
-    """What an arm computes on top follows it; settings without a budget keep their hash."""
-    plain = small("source goes on")
-    source = plain.sources["source"]
-    longer = replace(plain, sources={"source": replace(source, tokens=2 * 640)})
-    ends = []
-    for experiment in (plain, longer):
-        run = Run(Job(experiment, "source", 0, 1e-2), text, tmp_path)
-        ends.append((run.schedule.segments[-1].end, models.source_flops(experiment, "source")))
-    assert ends[1] == (2 * ends[0][0], 2 * ends[0][1])
-    assert settings_of(plain, "source", "") != settings_of(longer, "source", "")
-    same = replace(plain, sources={"source": replace(source, tokens=None)})
-    assert settings_of(plain, "source", "") == settings_of(same, "source", "")
 
 
 def test_every_experiment_can_be_read() -> None:
@@ -272,17 +230,6 @@ def test_what_it_takes_to_a_loss() -> None:
     assert reaching(points, 0.5, "tokens")[0] == "="
 
 
-def test_the_baseline_is_as_fast_as_itself() -> None:
-    """Also where a source comes before it, and another arm begins with more."""
-    line = line_of(load("depth", "tiny"), "source goes on", 0, 1e-3, 9.0)
-    one, other = (
-        Outcome("", 1e-3, False, {}, {0: line | {"before_flops": before}}) for before in (1e9, 9e9)
-    )
-    (itself,), (later,) = reached(one, one, 1), reached(other, one, 1)
-    assert itself.saved == itself.saved_total == later.saved == 0.0
-    assert later.saved_total == pytest.approx(math.log(9e9 / 17e9))
-
-
 def test_noise_is_called_noise() -> None:
     def verdict(*values: float, more: bool = False) -> str:
         return Judged("", "test", Spread(values), more).verdict
@@ -295,6 +242,17 @@ def test_noise_is_called_noise() -> None:
     assert verdict(0.0, 0.0) == "no difference at all"
     assert Judged("", "test", None, False).verdict == "not run"
     assert Spread((1.0, 2.0, 3.0)).margin == pytest.approx(2.484, abs=1e-3)  # scipy.stats.t
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_charts_of_the_documents_show_what_was_measured(kind: str, tmp_path: Path) -> None:
+    (runs,) = (ROOT / "benchmarks" / "results").glob(f"*-{kind}-cpu.jsonl")
+    made = drawn(kind, runs)
+    assert made == (ROOT / "docs" / FIGURES[kind]).read_text("utf-8")
+    ElementTree.fromstring(made)
+    fewer = runs.read_text("utf-8").splitlines()[:-1]
+    (tmp_path / "fewer").write_text("\n".join(fewer), "utf-8")
+    assert drawn(kind, tmp_path / "fewer") != made  # the control
 
 
 LINE: dict[str, Any] = {
@@ -409,24 +367,6 @@ def test_lines_changed_by_hand_are_refused(tmp_path: Path) -> None:
             results.read(file)
     file.write_text(committed + "\n", "utf-8")
     assert len(results.read(file)) == 1
-
-
-@pytest.mark.parametrize(("began_with", "taken"), [(1e-3, True), (1e-2, False)])
-def test_the_page_takes_runs_that_began_with_the_best_source(
-    began_with: float, taken: bool, tmp_path: Path
-) -> None:
-    """Of another experiment's runs; the lower rate has the lower loss."""
-    growth, depth = load("growth", "tiny"), load("depth", "tiny")
-    for rate in (1e-3, 1e-2):
-        append_line(tmp_path / "growth.jsonl", line_of(growth, "source", 0, rate, 9.0))
-        going_on = line_of(growth, "source goes on", 0, rate, 8.0)
-        append_line(tmp_path / "growth.jsonl", going_on | {"source_rate": began_with})
-    append_line(tmp_path / "depth.jsonl", line_of(depth, "from scratch", 0, 1e-3, 9.0))
-    write(tmp_path, tmp_path / "page.md", tmp_path / "tables.md")
-    page = (tmp_path / "tables.md").read_text("utf-8")
-    page = page[page.index("## depth, tiny") : page.index("## growth, tiny")]
-    assert ("4 of these runs are those of *growth*" in page) == taken
-    assert ("2 of these runs are those of *growth*" in page) == (not taken)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

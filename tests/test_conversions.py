@@ -33,10 +33,9 @@ def convert(source: Path, target: Path, to: str, dtype: str | None = None, **opt
 def diff_source(folder: Path, seed: int, **options: Any) -> Path:
     """A random DIFF Transformer without an integral and with full projections."""
     choose = seeded(seed)
-    while True:
+    kind, config, _ = draw_source(choose)
+    while kind != "diff_transformer":
         kind, config, _ = draw_source(choose)
-        if kind == "diff_transformer":
-            break
     config |= {"integral": "none", "qk_projection": "full"} | options
     return save_model(folder, kind, seed, choose.choice(DTYPES), **config)
 
@@ -178,16 +177,9 @@ def test_a_pair_shares_as_well_as_can_be(shape: tuple[int, ...], rank: int) -> N
 @pytest.mark.parametrize("seed", range(12))
 def test_sharing_with_enough_rank_loses_nothing(scope: str, seed: int, tmp_path: Path) -> None:
     """At r = d/2 a pair is held exactly, in float64; at r = d everything is."""
-    source = diff_source(
-        tmp_path / "source",
-        seed,
-        num_attention_heads=4,
-        num_noise_heads=2,
-        num_key_value_heads=4,
-        noise_keys="own",
-        head_dim=4,
-        hidden_size=16,
-    )
+    sizes = {"num_attention_heads": 4, "num_noise_heads": 2, "num_key_value_heads": 4}
+    sizes |= {"head_dim": 4, "hidden_size": 16}
+    source = diff_source(tmp_path / "source", seed, noise_keys="own", **sizes)
     rank = {"head": 2, "layer": 4, "all_heads": 4}[scope]
     shared = convert(source, tmp_path / "shared", "shared-diff", "float64", scope=scope, rank=rank)
     assert shared["promise"] == "bounded"
@@ -202,13 +194,10 @@ def test_sharing_with_less_rank_is_bounded(scope: str, tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "diffllama", num_key_value_heads=4, head_dim=8)
     distances = []
     for rank in (1, 2, 3):
-        recipe = Recipe(
-            str(source),
-            (ConvertStep("shared-diff", {"scope": scope, "rank": rank}),),
-            str(tmp_path / f"shared{rank}"),
-            verify=QUICK,
-        )
-        verification = growkit.run(recipe)["verification"]
+        out, asked = tmp_path / f"shared{rank}", {"scope": scope, "rank": rank}
+        verification = growkit.convert(source, out, "shared-diff", verify=QUICK, **asked)[
+            "verification"
+        ]
         assert verification is not None
         assert verification["kept"]
         assert verification["promise"] == "bounded"
@@ -217,38 +206,27 @@ def test_sharing_with_less_rank_is_bounded(scope: str, tmp_path: Path) -> None:
     assert distances[0] > distances[2] > 1e-6
 
 
-@pytest.mark.parametrize(
-    ("kind", "config", "to", "options", "why"),
-    [
-        ("llama", {}, "dint", {}, r"it has no λ"),
-        (
-            "llama",
-            {},
-            "shared-diff",
-            {"rank": 2},
-            r"no noise heads .* --to diff first, and then --to",
-        ),
-        ("llama", {}, "llama", {}, r"of Llama already; choose another layout"),
-        (
-            "llama",
-            {},
-            "diff-v2",
-            {"rank": 2},
-            r"has no option rank, nor any other; for rank choose",
-        ),
-        ("diffllama", {}, "diff-v2", {}, r"λ of another kind"),
-        ("llama", {}, "gda", {}, r"it has no noise heads"),
-        ("diff_transformer", {"num_noise_heads": 1}, "gda", {}, r"it is grouped already"),
-        ("diffllama", {}, "diff", {}, r"it is DIFF already"),
-        ("diffllama", {}, "diff", {"head_norm": "plain"}, r"head_norm is for softmax models"),
-        ("diffllama", {}, "shared-diff", {}, r"rank is missing; give a whole number"),
-        ("diffllama", {}, "shared-diff", {"rank": 0}, r"rank is '0'; give a whole number"),
-        ("diffllama", {}, "dint", {"gamma": "open"}, r"gamma 'open' is not known; choose gated or"),
-        ("diffllama", {}, "dint", {"rank": 2}, r"has no option rank; it has gamma, integral"),
-        ("diffllama", {}, "dnit", {}, r"no conversion to 'dnit'; did you mean 'dint'"),
-        ("diff_transformer", {"integral": "causal"}, "dint", {}, r"an integral already"),
-    ],
-)
+GROUPED = {"num_noise_heads": 1}
+REFUSED: list[tuple[str, Any, str, Any, str]] = [
+    ("llama", {}, "dint", {}, r"it has no λ"),
+    ("llama", {}, "shared-diff", {"rank": 2}, r"no noise heads .* --to diff first, and then --to"),
+    ("llama", {}, "llama", {}, r"of Llama already; choose another layout"),
+    ("llama", {}, "diff-v2", {"rank": 2}, r"has no option rank, nor any other; for rank choose"),
+    ("diffllama", {}, "diff-v2", {}, r"λ of another kind"),
+    ("llama", {}, "gda", {}, r"it has no noise heads"),
+    ("diff_transformer", GROUPED, "gda", {}, r"it is grouped already"),
+    ("diffllama", {}, "diff", {}, r"it is DIFF already"),
+    ("diffllama", {}, "diff", {"head_norm": "plain"}, r"head_norm is for softmax models"),
+    ("diffllama", {}, "shared-diff", {}, r"rank is missing; give a whole number"),
+    ("diffllama", {}, "shared-diff", {"rank": 0}, r"rank is '0'; give a whole number"),
+    ("diffllama", {}, "dint", {"gamma": "open"}, r"gamma 'open' is not known; choose gated or"),
+    ("diffllama", {}, "dint", {"rank": 2}, r"has no option rank; it has gamma, integral"),
+    ("diffllama", {}, "dnit", {}, r"no conversion to 'dnit'; did you mean 'dint'"),
+    ("diff_transformer", {"integral": "causal"}, "dint", {}, r"an integral already"),
+]
+
+
+@pytest.mark.parametrize(("kind", "config", "to", "options", "why"), REFUSED)
 def test_what_makes_no_sense_is_refused(
     kind: str, config: Any, to: str, options: Any, why: str, tmp_path: Path
 ) -> None:
