@@ -16,9 +16,8 @@ import growkit
 from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import save_model, seeded
 from tests.sweeping import sweep
-from tests.test_diffllama import draw as draw_diffllama
 from tests.test_group_diff import draw_factors, draw_source, legal
-from tests.test_llama import DTYPES
+from tests.test_llama import DTYPES, draw_diffllama
 from tests.test_llama import draw as draw_llama
 
 

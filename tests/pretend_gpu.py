@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -24,12 +23,11 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 import growkit
 from growkit.engine import strict
 from growkit.proof import verdict
-from tests.conftest import save_model
+from tests.conftest import edit_weights, save_model
 
 _setup_privateuseone_for_python_backend("pretended")
 GPU = torch.device("pretended", 0)
 TAKE_INDICES_OF_THE_CPU = ("aten::index", "aten::index_put", "aten::index_put_")
-SPOILED = "model.layers.1.self_attn.o_proj.weight"
 
 
 class OnGpu(Tensor):
@@ -143,13 +141,15 @@ def converted(source: Path, target: Path, **options: Any) -> Any:
 
 PAIRS: dict[str, tuple[str, dict[str, Any], Callable[..., Any], dict[str, Any]]] = {
     "llama": ("llama", {}, grown, {"hidden": "x2"}),
-    "tied": ("llama", {"tie_word_embeddings": True}, grown, {"hidden": "x2"}),
-    "window": ("mistral", {"sliding_window": 5}, grown, {"hidden": "x2"}),
+    "window": (
+        "mistral",
+        {"sliding_window": 5, "tie_word_embeddings": True},
+        grown,
+        {"hidden": "x2"},
+    ),
     "grouped": ("diffllama", {}, grown, {"method": "group-diff", "signal_heads": "x4"}),
-    "v2": ("llama", {}, converted, {"to": "diff-v2"}),
     "dint": ("diffllama", {}, converted, {"to": "dint"}),
     "shared": ("diffllama", {"head_dim": 8}, converted, {"to": "shared-diff", "rank": 2}),
-    "motif": ("diffllama", {}, converted, {"to": "motif"}),
 }
 
 
@@ -165,17 +165,14 @@ def main(folder: Path) -> None:
     for name, (kind, options, make, sizes) in PAIRS.items():
         source, target = save_model(folder / name, kind, **options), folder / f"{name}-target"
         make(source, target, **sizes)
-        for state in ("sound", "spoiled"):
+        for state in ("sound", "spoiled") if name in ("llama", "grouped") else ("sound",):
             if state == "spoiled":
-                file = target / "model.safetensors"
-                weights = load_file(file)
-                spoiled = SPOILED if SPOILED in weights else "model.layers.1.mlp.up_proj.weight"
-                weights[spoiled] *= 1.01
-                save_file(weights, file, metadata={"format": "pt"})
+                with edit_weights(target) as weights:
+                    weights["model.layers.1.self_attn.o_proj.weight"] *= 1.01
             with PretendedGpu():
                 # Backward and in training as well, which other tensors take part in.
                 more = {"trainability": True, "steps": 2} if name == "llama" else {}
-                found = growkit.verify(source, target, prompts=2, length=12, **more)
+                found = growkit.verify(source, target, prompts=1, length=10, **more)
             results[f"{name}, {state}"] = {"kept": found["kept"], "fault": found["fault"]}
     json.dump(results, sys.stdout)
 

@@ -1,4 +1,4 @@
-"""A dry run shows all that a run would do, and refuses what a run refuses, in the same words."""
+"""What a run will do and take, told before: by a dry run in full, by a plan from headers alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,18 +16,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig
-from typer.testing import CliRunner
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import growkit
+from growkit.base.errors import InputError
 from growkit.base.tensors import TensorInfo
 from growkit.checkpoint import writing
-from growkit.cli.app import app
-from growkit.cli.demo import MODEL
-from growkit.pipeline.estimate import estimate
+from growkit.pipeline.estimate import estimate, plan
+from growkit.recipe.recipe import GrowStep
 from growkit.report.operation import group_names, in_common
-from tests.conftest import save_model, save_random, seeded
+from tests.architectures import save
+from tests.conftest import cli, save_model, seeded, with_tokenizer
+from tests.hub import stand_in
 
+Make = Callable[..., Path]
 GROW = ("--hidden", "x2")
 QUICK = ("--prompts", "2", "--length", "12")
 
@@ -38,10 +42,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def source(sound: Path, tmp_path: Path) -> Path:
     return shutil.copytree(sound, tmp_path / "place" / "source")
-
-
-def run(*words: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
 
 
 def expanded(name: str) -> list[str]:
@@ -60,7 +60,7 @@ def expanded(name: str) -> list[str]:
 
 
 def test_one_row_for_each_kind_of_tensor(source: Path, tmp_path: Path) -> None:
-    shown = run("grow", source, tmp_path / "out", *GROW, "--dry-run").stdout
+    shown = cli("grow", source, tmp_path / "out", *GROW, "--dry-run").stdout
     plan = growkit.grow(source, tmp_path / "out", hidden="x2", dry_run=True)["plan"]
     rows = [line.split("│")[0].strip() for line in shown.splitlines() if "│" in line]
     names = [name for row in rows if "." in row for name in expanded(row)]
@@ -70,16 +70,16 @@ def test_one_row_for_each_kind_of_tensor(source: Path, tmp_path: Path) -> None:
 
 
 def test_experts_are_one_row(tmp_path: Path) -> None:
-    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
-    source = save_random(tmp_path / "source", MixtralConfig(**sizes, **heads))
-    shown = run("grow", source, tmp_path / "out", "--ffn", "x2", "--dry-run").stdout
+    source = save("mixtral", tmp_path / "source")
+    shown = cli("grow", source, tmp_path / "out", "--ffn", "x2", "--dry-run").stdout
     assert re.search(r"model\.layers\.0–1\.\S+experts\.0–3\.w1", shown)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_kinds_are_all_names_once(seed: int) -> None:
-    """Whatever layers have which experts, and whatever tells some of them apart."""
+    """Whatever layers have which experts, and whatever tells some of them apart, but numbers."""
+    assert in_common(["rank-8 of 3.5e-1, a", "rank-6 of 3.5e-1, a"]) == "rank-… of 3.5e-1, a"
+    assert in_common(["as it is"]) == "as it is"
     choose = seeded(seed)
     names = {
         f"layers.{layer}.{inner}": choose.choice("ab") if choose.random() < 0.2 else "a"
@@ -93,11 +93,6 @@ def test_kinds_are_all_names_once(seed: int) -> None:
     for shown, members in found.items():
         assert sorted(members) == sorted([shown] if "01" in shown else expanded(shown))
         assert len({names[name] for name in members}) == 1
-
-
-def test_rules_that_differ_in_numbers_are_one() -> None:
-    assert in_common(["rank-8 of 3.5e-1, a", "rank-6 of 3.5e-1, a"]) == "rank-… of 3.5e-1, a"
-    assert in_common(["as it is"]) == "as it is"
 
 
 def test_the_config_before_and_after(source: Path, tmp_path: Path) -> None:
@@ -114,7 +109,7 @@ def test_the_config_before_and_after(source: Path, tmp_path: Path) -> None:
         assert json.loads(change["after"] or "null") == after.get(key)
     loaded = AutoConfig.from_pretrained(tmp_path / "out")
     assert found["hidden_size"]["after"] == str(loaded.hidden_size)
-    shown = run("grow", source, tmp_path / "dry", *GROW, "--dry-run").stdout
+    shown = cli("grow", source, tmp_path / "dry", *GROW, "--dry-run").stdout
     assert re.search(rf"hidden_size +│ {before['hidden_size']} +│ {after['hidden_size']}\b", shown)
     assert "vocab_size" not in shown
 
@@ -132,11 +127,8 @@ def test_the_disk_holds_all_that_is_written(layout: str, source: Path, tmp_path:
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     (source / "tokenizer.model").write_bytes(bytes(3 << 20))
-    options: dict[str, Any] = {
-        "hidden": "x8",
-        "format": layout,
-        "optimizer": tmp_path / "optimizer.pt",
-    }
+    options: dict[str, Any] = {"hidden": "x8", "format": layout}
+    options["optimizer"] = tmp_path / "optimizer.pt"
     out = tmp_path / "out"
     expected = growkit.grow(source, out, dry_run=True, **options)["estimate"]
     assert expected
@@ -151,7 +143,7 @@ def test_what_it_takes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     out = tmp_path / "out"
     expected = growkit.grow(source, out, hidden="x2", dry_run=True)["estimate"]
     assert expected
-    shown = run("grow", source, out, *GROW, "--dry-run").stdout
+    shown = cli("grow", source, out, *GROW, "--dry-run").stdout
     assert re.search(r"disk .* MB needed, .* free", shown)
     assert re.search(r"memory .*about .* [MG]B", shown)
     assert re.search(r"time .*about .* s to write, .* s to prove \(.*2 CPU cores", shown)
@@ -159,15 +151,15 @@ def test_what_it_takes(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert result["estimate"] is None
     written = bytes_in(out)
     assert written <= expected["disk_needed"] < written + (5 << 18)
-    assert "to prove" not in run("grow", source, out, *GROW, "--dry-run", "--no-verify").stdout
+    assert "to prove" not in cli("grow", source, out, *GROW, "--dry-run", "--no-verify").stdout
 
     usage = shutil.disk_usage(source)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    done = run("grow", source, tmp_path / "other", *GROW, "--dry-run")
+    done = cli("grow", source, tmp_path / "other", *GROW, "--dry-run")
     assert done.exit_code == 0
     assert "warning: the disk has no room" in done.stdout
     assert "1 kB free" in done.stdout
-    assert "are needed" in run("grow", source, tmp_path / "other", *GROW).stderr
+    assert "are needed" in cli("grow", source, tmp_path / "other", *GROW).stderr
 
 
 def test_estimates_grow_with_what_they_are_of(tmp_path: Path) -> None:
@@ -217,24 +209,130 @@ def test_what_cannot_be_copied_is_told_before_anything_is_written(
 
     monkeypatch.setattr(os, "open", denied)
     monkeypatch.setattr(writing, "_write_tensor", lambda *arguments: pytest.fail("too late"))
-    done = run("grow", source, source.parent / "out", *GROW, "--no-verify", *more)
+    done = cli("grow", source, source.parent / "out", *GROW, "--no-verify", *more)
     assert done.exit_code == 2
     assert "LICENSE cannot be read (Permission denied)" in done.stderr
 
 
 def test_what_a_run_takes_a_dry_run_takes(tmp_path: Path) -> None:
     """The control: a missing parent is made, a text that can be read is taken."""
-    source = save_model(tmp_path / "words", "llama", vocab_size=256)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODEL / name, source)
+    source = with_tokenizer(save_model(tmp_path / "words", "llama", vocab_size=256))
     text = tmp_path / "text.txt"
     text.write_text("A text that is long enough to be read.")
     words = [source, tmp_path / "a" / "b" / "out", *GROW, "--text", text, *QUICK]
     words += ["--report", tmp_path / "proof.html"]
-    done = run("grow", *words, "--dry-run")
+    done = cli("grow", *words, "--dry-run")
     assert done.exit_code == 0, done.output
     assert not (tmp_path / "a").exists()
-    done = run("grow", *words)
+    done = cli("grow", *words)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "a" / "b" / "out" / "growkit.json").exists()
     assert load_file(tmp_path / "a" / "b" / "out" / "model.safetensors")
+
+
+# What a plan tells from headers, or from a config alone.
+
+
+def recipe_of(source: Path | str, output: Path, **more: Any) -> growkit.Recipe:
+    step = GrowStep("hypercloning", {"hidden": "x2"})
+    return growkit.Recipe(str(source), (step,), str(output), **more)
+
+
+def config_of(size: str, folder: Path) -> LlamaConfig:
+    """A Llama of a published size, without weights."""
+    folder.mkdir()
+    hidden, ffn, layers, heads = {"70B": (8192, 28672, 80, 64), "8B": (4096, 14336, 32, 32)}[size]
+    config = LlamaConfig(
+        vocab_size=128256,
+        num_key_value_heads=8,
+        architectures=["LlamaForCausalLM"],
+        dtype="bfloat16",
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+    )
+    config.save_pretrained(folder)
+    return config
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_files_are_those_that_a_run_writes(tied: bool, make: Make, tmp_path: Path) -> None:
+    """From headers, and from config.json alone."""
+    source = make("llama", dtype=torch.bfloat16, tie_word_embeddings=tied)
+    wanted = recipe_of(source, tmp_path / "out", shard_size="4KB")
+    found = plan(wanted)
+    for weights in source.glob("*.safetensors"):
+        weights.rename(tmp_path / weights.name)
+    assert plan(wanted) == found
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.rename(source / weights.name)
+    result = growkit.run(wanted, verify=False)
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert found["files"] == len(files)
+    assert found["parameters"] == result["parameters"]
+    written = sum(file.stat().st_size for file in files)
+    assert result["bytes"] <= written <= found["disk_needed"]
+    assert found["largest_file"] < max(file.stat().st_size for file in files)
+    assert not any(tmp_path.glob("**/plan*"))
+
+
+def test_a_plan_says_that_it_counts_no_optimizer(make: Make, tmp_path: Path) -> None:
+    source = make("llama")
+    wanted = recipe_of(source, tmp_path / "out", optimizer="somewhere/optimizer.pt")
+    assert any("somewhere/optimizer.pt" in each for each in plan(wanted)["warnings"])
+    assert plan(recipe_of(source, tmp_path / "out"))["warnings"] == []
+
+
+@pytest.mark.parametrize("size", ["8B", "70B"])
+def test_large_models_need_no_weights(size: str, tmp_path: Path) -> None:
+    config = config_of(size, tmp_path / "source")
+    wanted = recipe_of(tmp_path / "source", tmp_path / "out")
+    found = plan(wanted, bandwidth="2GB")
+    with torch.device("meta"):
+        small = LlamaForCausalLM(config).num_parameters()
+    assert found["source_parameters"] == small
+    assert found["dtype"] == "bfloat16"
+    assert found["read"] == 2 * small
+    assert 2 * found["parameters"] < found["disk_needed"] < 2 * found["parameters"] + 2**22
+    moved = 2 * (small + found["parameters"])
+    assert found["write_seconds"] >= moved / 2e9
+    largest = {"8B": 30e9, "70B": 60e9}[size]  # of which a proof holds a layer in float64
+    assert plan(replace(wanted, verify=None))["memory"] < 8e9 < found["memory"] < largest
+
+
+def test_a_plan_and_a_dry_run_give_the_same_figures(make: Make, tmp_path: Path) -> None:
+    wanted = recipe_of(make("llama"), tmp_path / "out")
+    found, expected = plan(wanted), growkit.run(wanted, dry_run=True)["estimate"]
+    for key in ("memory", "disk_needed", "write_seconds"):
+        assert found[key] == expected[key]
+
+
+def test_what_cannot_be_planned(tmp_path: Path) -> None:
+    config_of("8B", tmp_path / "source")
+    wanted = recipe_of(tmp_path / "source", tmp_path / "out")
+    with pytest.raises(InputError, match="bandwidth 'fast' is not understood"):
+        plan(wanted, bandwidth="fast")
+    (tmp_path / "source" / "config.json").write_text('{"model_type": "unheard"}')
+    with pytest.raises(InputError, match="unheard"):
+        plan(wanted)
+
+
+def test_the_command_fetches_no_weights(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make("llama", shard_size="8KB")
+    file = tmp_path / "recipe.yaml"
+    steps = "steps:\n  - grow: hypercloning\n    ffn: x2\n"
+    file.write_text(f"source: hf://org/small\n{steps}output: {tmp_path}/out\n")
+    with stand_in(monkeypatch, tmp_path / "cache") as hub:
+        commit = hub.add("org/small", source)
+        done = cli("plan", file, "--json")
+        assert not any(".safetensors" in each and "index" not in each for each in hub.asked)
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["source"] == f"hf://org/small@{commit}"
+    assert found["source_parameters"] == growkit.inspect(source)["parameters"]
+    shown = cli("plan", file, "--source", source)
+    assert shown.exit_code == 0
+    assert "promise: exact" in shown.stdout

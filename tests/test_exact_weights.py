@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 import growkit
-from tests.conftest import relative_error, save_model
+from tests.conftest import edit_weights, relative_error, save_model
 
 Array = NDArray[np.float64]
 
@@ -54,16 +54,9 @@ def test_coefficients_sum_to_the_weight(
     kind: str, symmetry: str, factor: int, dtype: torch.dtype, tied: bool, tmp_path: Path
 ) -> None:
     n, d = factor, 4
-    source_folder = save_model(
-        tmp_path / "source",
-        kind,
-        dtype=dtype,
-        tie_word_embeddings=tied,
-        attention_bias=True,
-        head_dim=d,
-        num_key_value_heads=4,
-    )
-    target_folder = tmp_path / "target"
+    sizes = {"attention_bias": True, "head_dim": d, "num_key_value_heads": 4}
+    source_folder, target_folder = tmp_path / "source", tmp_path / "target"
+    save_model(source_folder, kind, dtype=dtype, tie_word_embeddings=tied, **sizes)
     growkit.grow(source_folder, target_folder, hidden=f"x{n}", symmetry=symmetry, verify=None)
     source = load_file(source_folder / "model.safetensors")
     target = load_file(target_folder / "model.safetensors")
@@ -74,23 +67,17 @@ def test_coefficients_sum_to_the_weight(
     value = 2 * d if kind == "diffllama" else d
     plain, heads, values, once = (n, 0), (n, d), (n, value), (1, 0)
     expected = {
-        "embed_tokens": (once, plain),
         "norm": (plain, once),
-        "layernorm": (plain, once),
-        "q_proj": (heads, plain),
-        "k_proj": (heads, plain),
-        "v_proj": (heads, plain),
         "o_proj": (plain, values),
-        "gate_proj": (plain, plain),
-        "up_proj": (plain, plain),
-        "down_proj": (plain, plain),
-        "lm_head": (once, plain),
         "lambda": (once, once),
+        **dict.fromkeys(("embed_tokens", "lm_head"), (once, plain)),
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj"), (heads, plain)),
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), (plain, plain)),
     }
     for name, tensor in target.items():
         assert tensor.dtype == dtype
         grown, weight = tensor.double().numpy(), source[name].double().numpy()
-        kind_of = next(key for key in reversed(expected) if key in name)
+        kind_of = next(key for key in expected if key in name)
         written, read = expected[kind_of]
         if name == "model.norm.weight" and tied:  # read by the embedding as output head
             grown, weight, written, read = grown[None], weight[None], once, plain
@@ -104,21 +91,17 @@ def test_coefficients_sum_to_the_weight(
         if read[0] > 1:
             spoiled = grown.copy()
             spoiled[0, 0] *= 1 + torch.finfo(dtype).eps
-            assert not copies_of(
-                np.split(spoiled, lists)[0], np.split(weight, lists)[0], written, read
-            )
+            parts = (np.split(each, lists)[0] for each in (spoiled, weight))
+            assert not copies_of(*parts, written, read)
     assert relative_error(source_folder, target_folder) < 1e-12
 
 
 def test_float8(tmp_path: Path) -> None:
     """Formats without arithmetic of their own grow as well; they are compared in float64."""
-    from safetensors.torch import save_file
-
     source = save_model(tmp_path / "source", "llama", dtype=torch.bfloat16)
-    file = source / "model.safetensors"
-    save_file(
-        {k: t.to(torch.float8_e4m3fn) for k, t in load_file(file).items()}, file, {"format": "pt"}
-    )
+    with edit_weights(source) as tensors:
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.to(torch.float8_e4m3fn)
     growkit.grow(source, tmp_path / "target", hidden="x3", verify=None)
     kept = load_file(tmp_path / "target" / "model.safetensors")
     assert {tensor.dtype for tensor in kept.values()} == {torch.float8_e4m3fn}

@@ -6,24 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.cli.app import app
-from tests.conftest import save_model
+from tests.conftest import cli, save_model
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 8}
 SAID = "the arguments appear to be exchanged"
 
 
 def made(source: Path, target: Path, how: str) -> Path:
-    if how == "layers":
-        growkit.grow(source, target, method="depth", layers="x2", verify=False)
-    elif how == "convert":
+    if how == "convert":
         growkit.convert(source, target, "diff-v2", verify=False)
     else:
-        growkit.grow(source, target, **{how: "x2"}, verify=False)
+        method = "depth" if how == "layers" else "hypercloning"
+        growkit.grow(source, target, method=method, verify=False, **{how: "x2"})
     return target
 
 
@@ -38,7 +35,7 @@ def test_exchanged_arguments(how: str, source: Path, tmp_path: Path) -> None:
     assert growkit.verify(source, target, **QUICK)["kept"]
     with pytest.raises(InputError, match=f"^{SAID}: growkit.json in .*target records"):
         growkit.verify(target, source, **QUICK)
-    done = CliRunner().invoke(app, ["verify", str(target), str(source)])
+    done = cli("verify", target, source)
     assert done.exit_code == 2
     assert f"growkit verify {source} {target}" in " ".join(done.output.split())
     (target / "growkit.json").unlink()  # nothing says which was first

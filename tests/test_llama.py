@@ -1,4 +1,4 @@
-"""Random Llamas and Mistrals grown, and judged by transformers in strict float64."""
+"""Random Llamas, Mistrals and DiffLlamas grown, and judged by transformers in strict float64."""
 
 from __future__ import annotations
 
@@ -8,29 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, DiffLlamaForCausalLM, LlamaForCausalLM
 
 import growkit
-from tests.conftest import relative_error, save_model, seeded
+from growkit.base.errors import InputError
+from tests.conftest import edit_json, edit_weights, relative_error, save_model, seeded
 
+STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 1e4}
 ROPES: list[dict[str, Any] | None] = [
     None,
     {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4},
-    {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8,
-        "rope_theta": 5e5,
-    },
-    {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 16,
-        "rope_theta": 1e4,
-    },
+    {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **STRETCHED},
+    {"rope_type": "yarn", **STRETCHED},
     {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -76,16 +66,9 @@ def test_any_llama(seed: int, tmp_path: Path) -> None:
     dtype = choose.choice(DTYPES)
     shard_size = choose.choice(["5GB", "6KB"])
     source = save_model(tmp_path / "source", "llama", seed, dtype, shard_size=shard_size, **config)
-    growkit.grow(
-        source,
-        tmp_path / "target",
-        symmetry=choose.choice(["break", "keep"]),
-        snr_db=choose.choice([5.0, 10.0, 30.0]),
-        seed=seed,
-        shard_size=choose.choice(["5GB", "9KB"]),
-        verify=None,
-        **sizes,
-    )
+    options: dict[str, Any] = {"symmetry": choose.choice(["break", "keep"]), "seed": seed, **sizes}
+    options |= {"snr_db": choose.choice([5.0, 10.0]), "shard_size": choose.choice(["5GB", "9KB"])}
+    growkit.grow(source, tmp_path / "target", verify=None, **options)
     assert relative_error(source, tmp_path / "target") < 1e-12
 
 
@@ -95,25 +78,6 @@ def test_any_mistral(seed: int, tmp_path: Path) -> None:
     del config["attention_bias"], config["mlp_bias"]
     config["sliding_window"] = 5
     source = save_model(tmp_path / "source", "mistral", seed, **config)
-    growkit.grow(source, tmp_path / "target", verify=None, **sizes)
-    assert relative_error(source, tmp_path / "target") < 1e-12
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"ffn": "x3"},
-        {"hidden": "x2", "heads": "x1"},
-        {"hidden": "x2", "kv_heads": "x1"},
-        {"heads": "x2", "hidden": "x1"},
-        {"hidden": 48},
-        {"hidden": "32", "ffn": "72"},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("tied", [True, False])
-def test_part_of_the_sizes(sizes: dict[str, Any], tied: bool, tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama", tie_word_embeddings=tied)
     growkit.grow(source, tmp_path / "target", verify=None, **sizes)
     assert relative_error(source, tmp_path / "target") < 1e-12
 
@@ -131,11 +95,9 @@ def test_one_wrong_head_is_noticed(tmp_path: Path) -> None:
     """The property above can fail: two heads of the grown model swapped are a different model."""
     source = save_model(tmp_path / "source", "llama")
     growkit.grow(source, tmp_path / "target", hidden="x2", verify=None)
-    file = tmp_path / "target" / "model.safetensors"
-    tensors = load_file(file)
-    queries = tensors["model.layers.1.self_attn.q_proj.weight"].view(8, 4, 32)
-    queries[[0, 7]] = queries[[7, 0]].clone()
-    save_file(tensors, file, {"format": "pt"})
+    with edit_weights(tmp_path / "target") as tensors:
+        queries = tensors["model.layers.1.self_attn.q_proj.weight"].view(8, 4, 32)
+        queries[[0, 7]] = queries[[7, 0]].clone()
     assert relative_error(source, tmp_path / "target") > 1e-3
 
 
@@ -144,15 +106,90 @@ def test_steps_of_a_recipe_are_one_pass(tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", "llama", dtype=torch.bfloat16)
     growkit.grow(source, tmp_path / "one", hidden="x2", verify=None)
     growkit.grow(tmp_path / "one", tmp_path / "two", ffn="x3", symmetry="keep", verify=None)
-    from growkit.recipe.recipe import GrowStep, Recipe
-
-    steps = (
-        GrowStep("hypercloning", {"hidden": "x2"}),
-        GrowStep("hypercloning", ffn="x3", symmetry="keep"),
-    )
-    growkit.run(Recipe(str(source), steps, str(tmp_path / "both"), verify=None))
+    wide = growkit.GrowStep("hypercloning", {"hidden": "x2"})
+    steps = (wide, growkit.GrowStep("hypercloning", ffn="x3", symmetry="keep"))
+    growkit.run(growkit.Recipe(str(source), steps, str(tmp_path / "both"), verify=None))
     apart = load_file(tmp_path / "two" / "model.safetensors")
     together = load_file(tmp_path / "both" / "model.safetensors")
     assert apart.keys() == together.keys()
     assert all(apart[name].equal(together[name]) for name in apart)
     assert relative_error(source, tmp_path / "both") < 1e-12
+
+
+# --- DiffLlama, grown 1:1 -------------------------------------------------------------------------
+
+
+def draw_diffllama(choose: Random) -> tuple[dict[str, Any], dict[str, str]]:
+    """A random legal config, and random legal sizes to grow it to."""
+    kv_pairs = choose.choice([1, 2, 3])
+    group = choose.choice([1, 2, 4])
+    config = {
+        "hidden_size": choose.choice([12, 16, 20]),
+        "intermediate_size": choose.choice([7, 12, 24]),
+        "num_hidden_layers": choose.choice([1, 2, 3]),
+        "num_attention_heads": 2 * kv_pairs * group,
+        "num_key_value_heads": 2 * kv_pairs,
+        "head_dim": choose.choice([4, 6]),
+        "attention_bias": choose.random() < 0.5,
+        "tie_word_embeddings": choose.random() < 0.5,
+        "rms_norm_eps": choose.choice([1e-5, 1e-2]),
+        "lambda_std_dev": 0.3,
+    }
+    while True:
+        heads, kv_heads = choose.choice([1, 2, 3, 4]), choose.choice([1, 2, 3, 4])
+        sizes = {"hidden": choose.choice([1, 2, 3, 4]), "ffn": choose.choice([1, 2, 3])}
+        sizes |= {"heads": heads, "kv_heads": kv_heads}
+        if heads * group % kv_heads == 0 and max(sizes.values()) > 1:
+            return config, {name: f"x{factor}" for name, factor in sizes.items()}
+
+
+@pytest.mark.sampled(50)
+@pytest.mark.parametrize("seed", range(120))
+def test_any_diffllama(seed: int, tmp_path: Path) -> None:
+    choose = seeded(seed)
+    config, sizes = draw_diffllama(choose)
+    dtype = choose.choice([torch.float32, torch.bfloat16, torch.float16])
+    source = save_model(tmp_path / "source", "diffllama", seed, dtype, **config)
+    symmetry: Any = choose.choice(["break", "keep"])
+    growkit.grow(source, tmp_path / "target", symmetry=symmetry, seed=seed, verify=None, **sizes)
+    assert relative_error(source, tmp_path / "target") < 1e-12
+
+
+@pytest.mark.parametrize("kv_heads", ["x1", "x2"])
+def test_it_stays_diffllama(kv_heads: str, tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "diffllama")
+    growkit.grow(source, tmp_path / "target", hidden="x2", kv_heads=kv_heads, verify=None)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    assert type(model) is DiffLlamaForCausalLM
+    assert model.config.num_attention_heads == 8
+    assert relative_error(source, tmp_path / "target") < 1e-12
+
+
+@pytest.mark.parametrize("projection", ["q_proj", "k_proj", "v_proj"])
+def test_tiling_rows_naively_fails(projection: str, tmp_path: Path) -> None:
+    """[S N S N] is what generic cloning writes; DiffLlama reads it as [S N] and [S N]."""
+    source = save_model(tmp_path / "source", "diffllama", num_key_value_heads=4)
+    growkit.grow(source, tmp_path / "target", hidden="x2", symmetry="keep", verify=None)
+    assert relative_error(source, tmp_path / "target") < 1e-12
+
+    name = f"model.layers.0.self_attn.{projection}.weight"
+    original = load_file(source / "model.safetensors")[name]
+    with edit_weights(tmp_path / "target") as tensors:
+        tensors[name] = (original.repeat(2, 1) / 2).repeat_interleave(2, 1)
+    assert relative_error(source, tmp_path / "target") > 1e-3
+
+
+def test_sizes_are_in_the_units_of_the_config(tmp_path: Path) -> None:
+    """DiffLlama's head counts are signal and noise heads together."""
+    source = save_model(tmp_path / "source", "diffllama")
+    grown = growkit.grow(source, tmp_path / "target", hidden=16 * 3, heads=12, kv_heads=2)
+    assert grown["copies"] == [{"hidden": 3, "ffn": 3, "signal_heads": 3, "noise_heads": 3}]
+    assert growkit.inspect(tmp_path / "target")["sizes"]["kv_heads"] == 1
+
+
+def test_odd_heads_are_refused(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "source", "diffllama")
+    with edit_json(source / "config.json") as config:
+        config["num_attention_heads"] = 3
+    with pytest.raises(InputError, match=r"num_attention_heads is 3.*multiple of 2"):
+        growkit.inspect(source)
