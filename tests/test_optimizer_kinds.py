@@ -53,10 +53,8 @@ def undecayed_first(model: Any) -> torch.optim.Optimizer:
 
 
 def of_tensors(model: Any) -> torch.optim.Optimizer:
-    rates = {key: torch.tensor(value, dtype=torch.float64) for key, value in RATES.items()}
-    betas = tuple(torch.tensor(each, dtype=torch.float64) for each in (0.75, 0.5))
-    made = {**RATES, "lr": rates["lr"], "betas": betas, "foreach": False}
-    return torch.optim.AdamW(model.parameters(), **made)
+    rate = torch.tensor(RATES["lr"], dtype=torch.float64)
+    return torch.optim.AdamW(model.parameters(), **RATES | {"lr": rate}, foreach=False)
 
 
 LEGAL: dict[str, Make] = {

@@ -212,8 +212,8 @@ def _moved(where: slice, by: int) -> slice:
 
 def _open_archive(folder: Folder, tensor: str, file: str, begin: int, length: int) -> WeightFile:
     """The archive in a part of a file, which holds nothing but a tensor."""
-    part = begin, length
-    return open_saved(folder, file, lambda saved: plain_tensors({tensor: saved}), PART, part)[1]
+    _, select = open_saved(folder, file, PART, (begin, length))
+    return select(lambda saved: plain_tensors({tensor: saved}))
 
 
 def open_model(folder: Folder) -> DistributedFile:

@@ -33,7 +33,7 @@ from growkit.base.tensors import (
     cut,
     full,
 )
-from growkit.checkpoint.folder import Folder, read, state_of
+from growkit.checkpoint.folder import Folder, State, read, state_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,18 +104,17 @@ class WeightFile(Weights):
     Args:
         folder: that has the file.
         name: its name there.
-        stream: the open file.
+        state: of the file, in which its header was read.
         places: of all tensors.
     """
 
     def __init__(
-        self, folder: Folder, name: str, stream: IO[bytes], places: Mapping[str, Place]
+        self, folder: Folder, name: str, state: State, places: Mapping[str, Place]
     ) -> None:
         self.path, self.paths = folder.path / name, [folder.path / name]
         self.places = places
         self.tensors = {name: place.info for name, place in places.items()}
-        self._folder = folder
-        self._stamp = state_of(os.fstat(stream.fileno()))
+        self._folder, self._state = folder, state
 
     def cuts(self, name: str) -> int:
         """Rows and columns, if the elements are in order."""
@@ -182,7 +181,7 @@ class WeightFile(Weights):
         Raises:
             InputError: it has been replaced or written to since.
         """
-        if state_of(os.fstat(stream.fileno())) != self._stamp:
+        if state_of(os.fstat(stream.fileno())) != self._state:
             raise InputError(
                 f"{self.path} has changed while it was read; "
                 "try again when nothing writes to it any more"
@@ -222,11 +221,12 @@ def open_weights(folder: Folder, name: str) -> WeightFile:
         if read(stream, 40, path).startswith(b"version https://git-lfs"):
             raise InputError(f"{path} only points to the weights; fetch them with 'git lfs pull'")
         if name.endswith(".bin"):
-            return open_saved(folder, name, plain_tensors, WEIGHTS)[1]
+            return open_saved(folder, name, WEIGHTS)[1](plain_tensors)
         stream.seek(0)
         remedy = "it may be truncated, copy it again"
         with damaged(f"{path} is not a whole safetensors file", remedy):
-            return WeightFile(folder, name, stream, _listed(stream, path))
+            state = state_of(os.fstat(stream.fileno()))
+            return WeightFile(folder, name, state, _listed(stream, path))
 
 
 # safetensors
@@ -299,25 +299,24 @@ class TorchFile:
 WEIGHTS = TorchFile("plain weights", "save the model as safetensors")
 
 
+Select = Callable[[Callable[[Any], "Mapping[str, Tensor]"]], WeightFile]
+"""The file from which some tensors of what was saved are read by their names. What chooses these,
+and names them, is called with what was saved, in which all tensors are on the meta device."""
+
+
 def open_saved(
-    folder: Folder,
-    name: str,
-    tensors: Callable[[Any], Mapping[str, Tensor]],
-    kind: TorchFile,
-    part: tuple[int, int] | None = None,
-) -> tuple[Any, WeightFile]:
+    folder: Folder, name: str, kind: TorchFile, part: tuple[int, int] | None = None
+) -> tuple[Any, Select]:
     """Read what ``torch.save`` wrote, plain values and tensors, without the numbers in these.
 
     Args:
         folder: that has the file.
         name: of the file.
-        tensors: takes what was saved, with tensors on the meta device, and gives those that are to
-            be read, each with a name.
         kind: what it is expected to hold.
         part: begin and length in the file, in bytes; None for all of it.
 
     Returns:
-        What was saved, and the file from which these tensors are read by their names.
+        What was saved, and what gives tensors of it; see ``Select``.
 
     Raises:
         InputError: it is truncated, holds code or is no archive.
@@ -326,16 +325,20 @@ def open_saved(
     failure = f"{path} cannot be loaded as {kind.name}"
     remedy = f"it may be truncated or hold code, {kind.remedy}"
     with folder.open(name) as stream, damaged(failure, remedy):
-        begin, length = part or (0, os.fstat(stream.fileno()).st_size)
+        state = state_of(os.fstat(stream.fileno()))
+        begin, length = part or (0, state[3])
         archive = cast("IO[bytes]", _Archive(stream, begin, length))
         if archive.read(4) != b"PK\x03\x04":
             raise ValueError("it is no archive, as torch writes them since version 1.6")
-        records, pickled = _records(archive, path, kind.most)
-        content = _content(records, pickled)
-        found = tensors(content)
-        places = {each: _place(path, each, tensor) for each, tensor in found.items()}
-        moved = {n: place._replace(begin=begin + place.begin) for n, place in places.items()}
-        return content, WeightFile(folder, name, stream, moved)
+        content = _content(*_records(archive, path, kind.most))
+
+    def select(tensors: Callable[[Any], Mapping[str, Tensor]]) -> WeightFile:
+        with damaged(failure, remedy):
+            chosen = tensors(content).items()
+            places = {each: _place(path, each, tensor, begin) for each, tensor in chosen}
+        return WeightFile(folder, name, state, places)
+
+    return content, select
 
 
 def plain_tensors(content: Any) -> dict[str, Tensor]:
@@ -461,26 +464,21 @@ def _content(records: Records, pickled: bytes) -> Any:
         return loader.load()
 
 
-def _place(path: Path, name: str, tensor: Tensor) -> Place:
-    """Where a tensor is in an archive.
+def _place(path: Path, name: str, tensor: Tensor, archive: int) -> Place:
+    """Where a tensor is in a file, in which an archive begins at this byte.
 
     Raises:
         ValueError: it reaches beyond its storage, or repeats numbers.
     """
-    info = _info(path, name, tensor)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    info = TensorInfo(tuple(tensor.shape), SAFETENSORS_NAMES.get(dtype, dtype))
+    check_header(path, name, info)
     begin, size = getattr(tensor.untyped_storage(), "place", (0, -1))
     strides = tuple(tensor.stride())
     first = int(tensor.storage_offset()) * info.element_bytes
     in_order = tensor.is_contiguous() or not info.elements
-    place = Place(begin + first, info, None if in_order else strides)
+    place = Place(archive + begin + first, info, None if in_order else strides)
     end = first + place.extent * info.element_bytes
     if max(info.bytes, end) > size:
         raise ValueError(f"tensor {name} reaches beyond its storage, or repeats parts of it")
     return place
-
-
-def _info(path: Path, name: str, tensor: Tensor) -> TensorInfo:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    info = TensorInfo(tuple(tensor.shape), SAFETENSORS_NAMES.get(dtype, dtype))
-    check_header(path, name, info)
-    return info

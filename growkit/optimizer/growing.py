@@ -46,6 +46,7 @@ class GrownState(Weights):
         factors: by what the law of updates scales options of parameters of the target.
 
     Attributes:
+        state: that of the source.
         groups: of the target's parameters.
         steps: that every parameter has taken, as far as its moments tell.
         tensors: the header of every tensor, by the name ``parameter.kind``.
@@ -60,7 +61,7 @@ class GrownState(Weights):
         after: Parameters,
         factors: Mapping[str, Factors],
     ) -> None:
-        self._state, self._before, self._after = state, before, after
+        self.state, self._before, self._after = state, before, after
         self._lineage = lineage
         self._made = {}
         for kind in sorted({kind for each in state.kinds.values() for kind in each}):
@@ -148,7 +149,7 @@ class GrownState(Weights):
         What was grown stays in its group. What is new joins those that decay as it does, and of
         these what has as many dimensions: some let matrices decay, and no vector.
         """
-        kinds, groups = self._state.kinds, self._state.groups
+        kinds, groups = self.state.kinds, self.state.groups
         number_of = {name: number for number, of in enumerate(groups) for name in of.parameters}
         alike: dict[object, int] = {}
         for name, number in number_of.items():
@@ -174,7 +175,7 @@ class GrownState(Weights):
         found = self._made[kind].tensors.get(name)
         if found is not None:
             return found
-        tensors = self._state.numbers.tensors
+        tensors = self.state.numbers.tensors
         dtype = next(info.dtype for key, info in tensors.items() if key.endswith(f".{kind}"))
         return TensorInfo(self._after.shapes[name], _moments_dtype(dtype))
 

@@ -140,7 +140,7 @@ class Optimizer:
         """
         grown = self.grown(Checkpoint(folder), law)
         with progress.bytes("optimizer", total_bytes(grown.tensors)) as advance:
-            self.state.format.write(self.state, grown, folder, advance, hashes)
+            self.state.write(grown, folder, advance, hashes)
         return self.result(grown)
 
     def result(self, grown: GrownState | None = None) -> OptimizerResult:

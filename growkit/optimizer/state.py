@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Weights
@@ -83,7 +83,9 @@ class State:
         groups: of parameters, by their names in the class.
         steps: that every parameter has taken; none where the optimizer does not count them.
         numbers: its tensors, by the name ``parameter.kind``.
-        rest: what the format passes from reading to writing.
+        write: writes a state that was grown of this one into the folder of its model, block by
+            block; called with the state, the folder, what is called with the number of bytes
+            written, and the hashes of the files, which are computed while they are written.
         beside: what else of a training is in the same place, by its name, and what becomes of it.
         schedules: what may hold schedules of rates, by the file or folder that it comes from.
         assumed: what was assumed of the order of parameters; empty if the files name them.
@@ -95,7 +97,7 @@ class State:
     groups: Sequence[ParamGroup]
     steps: Mapping[str, float]
     numbers: Weights
-    rest: Any = None
+    write: Callable[[GrownState, Path, Callable[[int], None], Hashes], None]
     beside: Mapping[str, str] = field(default_factory=dict)
     schedules: Mapping[str, Any] = field(default_factory=dict)
     assumed: str = ""
@@ -110,48 +112,23 @@ class State:
         return {parameter: frozenset(kinds) for parameter, kinds in found.items()}
 
 
-class Format(Protocol):
-    """What the file of a format defines.
+@dataclass(frozen=True)
+class Format:
+    """What the file of a format defines, as ``FORMAT``.
 
     Attributes:
         name: in a few words.
         outputs: patterns of everything that it writes into the folder of a model; the first is the
             state itself.
+        holds: whether a file or folder looks like one of this format.
+        open: reads everything but the numbers of a state that belongs to these parameters; raises
+            an ``InputError`` where it is damaged, or of another model or optimizer.
     """
 
     name: str
     outputs: tuple[str, ...]
-
-    def holds(self, path: Path) -> bool:
-        """Whether a file or folder looks like one of this format."""
-        ...
-
-    def open(self, path: Path, parameters: Parameters) -> State:
-        """Read everything but the numbers.
-
-        Raises:
-            InputError: it is damaged, or belongs to another model or optimizer.
-        """
-        ...
-
-    def write(
-        self,
-        state: State,
-        grown: GrownState,
-        folder: Path,
-        advance: Callable[[int], None],
-        hashes: Hashes,
-    ) -> None:
-        """Write a grown state into the folder of a model, block by block.
-
-        Args:
-            state: as it was read.
-            grown: what became of it.
-            folder: of the grown model.
-            advance: called with the number of bytes written.
-            hashes: of the files, which are computed while they are written.
-        """
-        ...
+    holds: Callable[[Path], bool]
+    open: Callable[[Path, Parameters], State]
 
 
 def check_state(state: State, parameters: Parameters) -> None:
@@ -265,12 +242,14 @@ def _parts(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
 
-def as_float(value: float) -> float:
-    """A number as a float; infinity for whole numbers that no float reaches."""
+def as_float(value: Any) -> float:
+    """A number as a float: infinity for whole numbers that no float reaches, NaN for no number."""
     try:
         return float(value)
     except OverflowError:
         return math.inf
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def _is_number(value: Any) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters
 from growkit.optimizer.schedule import OF_GROUPS, grown_schedule, holds_schedule
-from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, State, as_float
+from growkit.optimizer.state import CARRIED, NO_MOMENTS, SCALED, STEP, Format, State, as_float
 
 FOLDER = "optimizer"
 """What it is called in the folder of a model."""
@@ -53,172 +53,105 @@ MOST_VALUE = 1 << 20
 """Bytes of an entry that is no tensor."""
 
 
-@dataclass(frozen=True)
-class _Rest:
-    """What reading passes to writing.
-
-    Attributes:
-        before: what the names of entries begin with.
-        carried: values of entries that are neither the optimizer's nor a schedule's.
-    """
-
-    before: str
-    carried: Mapping[str, Any]
+def _holds(path: Path) -> bool:
+    return (path / LIST).is_file()
 
 
-class _Distributed:
-    name = "torch.distributed.checkpoint"
-    outputs: tuple[str, ...] = (FOLDER,)
-
-    def holds(self, path: Path) -> bool:
-        """See ``Format``."""
-        return (path / LIST).is_file()
-
-    def open(self, path: Path, parameters: Parameters) -> State:
-        """See ``Format``."""
-        entries = _Entries(path)
-        options: dict[str, dict[str, Any]] = {}
-        steps: dict[str, float] = {}
-        tensors: dict[str, Listed] = {}
-        befores, others = set(), []
-        for entry, of in entries.listed.items():
-            found = ENTRY.fullmatch(entry)
-            if not found:
-                others.append(entry)
-                continue
-            befores.add(found["before"])
-            name, key = found["of"], found["key"]
-            if found["part"] == "param_groups":
-                options.setdefault(name, {})[key] = entries.option(entry)
-            elif key == STEP:
-                steps[name] = entries.number(entry)
-            elif of.shape is not None:
-                tensors[f"{name}.{key}"] = of
-        if len(befores) == 1 and not tensors:
-            raise InputError(f"{path} {NO_MOMENTS}")
-        if len(befores) != 1:
-            raise InputError(
-                f"{path} has no entries of one optimizer like optimizer.state.NAME.exp_avg; save "
-                "its state flat (StateDictOptions(flatten_optimizer_state_dict=True))"
-            )
-        groups = _groups(options, parameters)
-        numbers = DistributedFile(entries.folder, tensors)
-        carried, beside = entries.carried(others, parameters)
-        schedules = _schedules(path, carried, groups)
-        for parent, kept in schedules.items():
-            beside[f"{parent}{min(kept)}".partition(".")[0]] = SCALED
-            carried = {k: v for k, v in carried.items() if _parent(k) != parent}
-        rest = _Rest(befores.pop(), carried)
-        of_path = {str(path): schedules} if schedules else {}
-        return State(self, path, entries.files, groups, steps, numbers, rest, beside, of_path)
-
-    def write(
-        self,
-        state: State,
-        grown: GrownState,
-        folder: Path,
-        advance: Callable[[int], None],
-        hashes: Hashes,
-    ) -> None:
-        """See ``Format``."""
-        rest: _Rest = state.rest
-        made = folder / FOLDER
-        made.mkdir()
-        shards = distributed_shards(grown.tensors, SHARD_BYTES)
-        write_shards(grown, made, shards, advance, hashes)
-        names = {f"{rest.before}state.{key}": key for key in grown.tensors}
-        values = dict(rest.carried)
-        for group in grown.groups:
-            for name in group.parameters:
-                for key, value in group.options.items():
-                    values[f"{rest.before}param_groups.{name}.{key}"] = value
-        for where, schedules in state.schedules.items():
-            for parent, kept in schedules.items():
-                schedule = grown_schedule(kept, where, len(state.groups), grown.groups)
-                values |= {f"{parent}{key}": value for key, value in schedule.items()}
-        write_list(shards, made, names, values, rest.before.removesuffix("."))
+def _open(path: Path, parameters: Parameters) -> State:
+    folder = Folder(path)
+    listed = read_list(folder)
+    options: dict[str, dict[str, Any]] = {}
+    steps: dict[str, float] = {}
+    tensors: dict[str, Listed] = {}
+    befores, others = set(), {}
+    for entry, of in listed.items():
+        found = ENTRY.fullmatch(entry)
+        if not found:
+            others[entry] = of
+            continue
+        befores.add(found["before"])
+        name, key = found["of"], found["key"]
+        if found["part"] == "param_groups":
+            options.setdefault(name, {})[key] = _option(folder, entry, of)
+        elif key == STEP:
+            steps[name] = as_float(_option(folder, entry, of))
+        elif of.shape is not None:
+            tensors[f"{name}.{key}"] = of
+    if len(befores) == 1 and not tensors:
+        raise InputError(f"{path} {NO_MOMENTS}")
+    if len(befores) != 1:
+        raise InputError(
+            f"{path} has no entries of one optimizer like optimizer.state.NAME.exp_avg; save "
+            "its state flat (StateDictOptions(flatten_optimizer_state_dict=True))"
+        )
+    groups = _groups(options, parameters)
+    carried, beside = _carried(folder, others, parameters)
+    schedules = _schedules(path, carried, groups)
+    for parent, kept in schedules.items():
+        beside[f"{parent}{min(kept)}".partition(".")[0]] = SCALED
+        for key in kept:
+            del carried[f"{parent}{key}"]
+    names = {LIST} | {part.file for each in listed.values() for part in each.parts}
+    return State(
+        FORMAT,
+        path,
+        tuple(path / name for name in sorted(names)),
+        groups,
+        steps,
+        DistributedFile(folder, tensors),
+        partial(_write, befores.pop(), carried),
+        beside,
+        {str(path): schedules} if schedules else {},
+    )
 
 
-FORMAT = _Distributed()
+def _value(folder: Folder, entry: str, of: Listed) -> Any:
+    """A plain value or a small tensor."""
+    if of.shape is not None:
+        return DistributedFile(folder, {entry: of}).read(entry)
+    with refusing(folder, entry):
+        (place,) = of.parts
+        if place.length > MOST_VALUE:
+            raise ValueError(f"it has more than {MOST_VALUE:,} bytes")
+        with folder.open(place.file) as stream:
+            stream.seek(place.begin)
+            return torch.load(io.BytesIO(stream.read(place.length)), weights_only=True)
 
 
-class _Entries:
-    """The entries of a checkpoint.
-
-    Attributes:
-        folder: that has it.
-        listed: all entries, by name.
-        files: all files.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.folder = Folder(path)
-        self.listed = read_list(self.folder)
-        names = {LIST} | {part.file for each in self.listed.values() for part in each.parts}
-        self.files = tuple(path / name for name in sorted(names))
-
-    def value(self, entry: str) -> Any:
-        """A plain value or a small tensor."""
-        of = self.listed[entry]
-        if of.shape is not None:
-            return DistributedFile(self.folder, {entry: of}).read(entry)
-        with refusing(self.folder, entry):
-            (place,) = of.parts
-            if place.length > MOST_VALUE:
-                raise ValueError(f"it has more than {MOST_VALUE:,} bytes")
-            with self.folder.open(place.file) as stream:
-                stream.seek(place.begin)
-                return torch.load(io.BytesIO(stream.read(place.length)), weights_only=True)
-
-    def option(self, entry: str) -> Any:
-        """An option of a group, which is compared with those of other groups."""
-        if self.listed[entry].shape is not None:
-            return self.number(entry)
-        found = self.value(entry)
-        if isinstance(found, Tensor):
-            raise InputError(f"{entry} in {self.folder.path} is a tensor, no option; {REMEDY}")
-        return found
-
-    def number(self, entry: str) -> float:
-        """A number, which may be saved as a tensor."""
-        shape, where = self.listed[entry].shape, self.folder.path
-        if shape is not None and prod(shape) != 1:
-            raise InputError(f"{entry} in {where} has shape {list(shape)}; {REMEDY}")
-        found = self.value(entry)
-        if isinstance(found, Tensor) and found.numel() == 1:
-            return float(found)
-        if not isinstance(found, int | float):
-            raise InputError(f"{entry} in {where} is no number; {REMEDY}")
-        return as_float(found)
-
-    def carried(
-        self, names: list[str], parameters: Parameters
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Values of entries that are carried over, and what becomes of all entries."""
-        values: dict[str, Any] = {}
-        becomes: dict[str, str] = {}
-        for entry in names:
-            shape, first = self.listed[entry].shape, entry.partition(".")[0]
-            known = entry in parameters.shapes or entry.removeprefix("model.") in parameters.shapes
-            if known or (shape is not None and prod(shape) > 1):
-                becomes.setdefault(WEIGHTS, "left: they are in the files of the model")
-                continue
-            try:
-                values[entry] = self.value(entry)
-                becomes.setdefault(first, CARRIED)
-            except InputError:
-                becomes[first] = "left: it holds more than plain values"
-        return values, becomes
+def _option(folder: Folder, entry: str, of: Listed) -> Any:
+    """An option of a group, or steps; a number that is saved as a tensor becomes one again."""
+    if of.shape is not None and prod(of.shape) != 1:
+        raise InputError(f"{entry} in {folder} has shape {list(of.shape)}; {REMEDY}")
+    found = _value(folder, entry, of)
+    if of.shape is not None:
+        return float(found)
+    if isinstance(found, Tensor):
+        raise InputError(f"{entry} in {folder} is a tensor, no option; {REMEDY}")
+    return found
 
 
-def _parent(entry: str) -> str:
-    """What the name of an entry begins with, up to its last part."""
-    before, dot, _ = entry.rpartition(".")
-    return before + dot
+def _carried(
+    folder: Folder, entries: Mapping[str, Listed], parameters: Parameters
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values of entries that are carried over, and what becomes of all entries."""
+    values: dict[str, Any] = {}
+    becomes: dict[str, str] = {}
+    for entry, of in entries.items():
+        known = entry in parameters.shapes or entry.removeprefix("model.") in parameters.shapes
+        if known or prod(of.shape or ()) > 1:
+            becomes.setdefault(WEIGHTS, "left: they are in the files of the model")
+            continue
+        first = entry.partition(".")[0]
+        try:
+            values[entry] = _value(folder, entry, of)
+            becomes.setdefault(first, CARRIED)
+        except InputError:
+            becomes[first] = "left: it holds more than plain values"
+    return values, becomes
 
 
 def _schedules(
-    path: Path, values: Mapping[str, Any], groups: list[ParamGroup]
+    path: Path, values: Mapping[str, Any], groups: Sequence[ParamGroup]
 ) -> dict[str, dict[str, Any]]:
     """Entries that belong to schedules, by what their names begin with.
 
@@ -227,7 +160,8 @@ def _schedules(
     """
     found: dict[str, dict[str, Any]] = {}
     for entry, value in values.items():
-        found.setdefault(_parent(entry), {})[entry.removeprefix(_parent(entry))] = value
+        before, dot, key = entry.rpartition(".")
+        found.setdefault(before + dot, {})[key] = value
     found = {parent: kept for parent, kept in found.items() if holds_schedule(kept)}
     for parent, kept in found.items():
         for key in OF_GROUPS & kept.keys():
@@ -252,3 +186,44 @@ def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> li
             else:
                 alike.append(name)
     return [ParamGroup(tuple(names), each) for each, names in found]
+
+
+def _write(
+    before: str,
+    carried: Mapping[str, Any],
+    grown: GrownState,
+    folder: Path,
+    advance: Callable[[int], None],
+    hashes: Hashes,
+) -> None:
+    """Write a state.
+
+    Args:
+        before: what the names of entries begin with.
+        carried: values of entries that are neither the optimizer's nor a schedule's.
+        grown: see ``State.write``, also for what follows.
+        folder: see there.
+        advance: see there.
+        hashes: see there.
+    """
+    made, state = folder / FOLDER, grown.state
+    made.mkdir()
+    shards = distributed_shards(grown.tensors, SHARD_BYTES)
+    write_shards(grown, made, shards, advance, hashes)
+    values = dict(carried)
+    for group in grown.groups:
+        for name in group.parameters:
+            for key, value in group.options.items():
+                values[f"{before}param_groups.{name}.{key}"] = value
+    for where, schedules in state.schedules.items():
+        made_of = grown_schedule(schedules, where, len(state.groups), grown.groups)
+        values |= {
+            f"{parent}{key}": value
+            for parent, kept in made_of.items()
+            for key, value in kept.items()
+        }
+    names = {f"{before}state.{key}": key for key in grown.tensors}
+    write_list(shards, made, names, values, before.removesuffix("."))
+
+
+FORMAT = Format("torch.distributed.checkpoint", (FOLDER,), _holds, _open)
