@@ -342,7 +342,6 @@ class TestLeftovers:
         """It was killed right after names were exchanged, and somebody has been quicker."""
         scratch = Scratch(out.with_name(".out."))
         scratch.make()
-        scratch.note("1")
         scratch.release()
         (out / "mine.txt").write_text("the only copy")
         earlier = out.rename(scratch.path / "new")

@@ -42,7 +42,6 @@ from growkit.checkpoint.scratch import (
     flush_tree,
     free,
     move,
-    noted,
 )
 from growkit.checkpoint.writing import sha256
 
@@ -94,15 +93,11 @@ class Inputs:
             for identity in _above(path):
                 self._named.setdefault(identity, given)
 
-    def inside(self, folder: Path) -> Path | None:
-        """A path that is read in a folder, or the folder itself."""
-        return self._named.get(_identity(folder))
-
-    def among(self, folder: Path) -> Path | None:
-        """The same; also a path that is read under another name than its name in the folder."""
-        found = self.inside(folder)
+    def overlap(self, path: Path) -> Path | None:
+        """What is read and is a file or folder, in it, or around it; also by another name."""
+        found = self.around(path) or self._named.get(_identity(path))
         # A link in there is only a name: what it leads to stays.
-        others = (self._named.get(_identity(path, follow=False)) for path in below(folder))
+        others = (self._named.get(_identity(each, follow=False)) for each in below(path))
         return found or next(filter(None, others), None)
 
     def around(self, path: Path) -> Path | None:
@@ -180,7 +175,9 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any], known: Mapping[str
         if not stat.S_ISDIR(mode)
     }
     complete = {**manifest, "files": files}
-    write_json(folder / MANIFEST, {**complete, "sha256": _hash(complete)})
+    unnamed = folder / f".{MANIFEST}"  # what has a manifest is complete
+    write_json(unnamed, {**complete, "sha256": _hash(complete)})
+    unnamed.rename(folder / MANIFEST)
 
 
 def own_hash(manifest: Mapping[str, Any]) -> bool:
@@ -287,7 +284,11 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
         InputError: with what to do about it.
     """
     for folder in (output, rejected_name(output)):
-        _check_apart(folder, inputs.inside(folder) or inputs.around(folder))
+        if read := inputs.overlap(folder):
+            raise InputError(
+                f"this run would write {folder} and read {read}, which overlap; "
+                "choose another output folder"
+            )
     if model := made_around(output):
         raise InputError(
             f"{output} would become part of {model}, which growkit wrote; choose another name"
@@ -314,7 +315,6 @@ def check_output(output: Path, inputs: Inputs, overwrite: bool) -> dict[Path, Co
                 f"{folder} broke no promise, and would be replaced if {output} did; "
                 "move it away or choose another name"
             )
-        _check_apart(folder, inputs.among(folder))
     return found
 
 
@@ -327,14 +327,6 @@ def _check_makeable(output: Path) -> None:
             raise OSError(code, os.strerror(code), str(parent))
         with suppress(FileNotFoundError):  # another error: its name is too long
             os.lstat(Scratch(output.with_name(f".{output.name}.")).path)
-
-
-def _check_apart(folder: Path, read: Path | None) -> None:
-    if read is not None:
-        raise InputError(
-            f"this run would write {folder} and read {read}, which overlap; "
-            "choose another output folder"
-        )
 
 
 def rejected_name(output: Path) -> Path:
@@ -433,9 +425,9 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
         raise
     finally:
         try:
-            stays = tidy(scratch.path, replaceable.values())
+            stays = staging.tidy() if staging else tidy(scratch.path)
         except BaseException:  # an interrupt; the next one is ignored
-            stays = tidy(scratch.path, replaceable.values())
+            stays = staging.tidy() if staging else tidy(scratch.path)
             raise
         finally:
             scratch.release()
@@ -455,14 +447,17 @@ class Staging:
         self.folder = scratch.path / NEW
         self._output, self._replaceable = output, replaceable
         self.folder.mkdir()
-        self._inode = _inode(self.folder)
-        scratch.note(self._inode)
+        self._identity = _identity(self.folder)
 
     @property
     def final(self) -> Path | None:
         """The name that the folder has got; None if it has none yet."""
         names = (self._output, rejected_name(self._output))
-        return next((name for name in names if _inode(name) == self._inode), None)
+        return next((name for name in names if _identity(name, False) == self._identity), None)
+
+    def tidy(self) -> list[Path]:
+        """End what was begun; see ``tidy``."""
+        return tidy(self.folder.parent, self._replaceable.values(), self._identity)
 
     def publish(self, *, rejected: bool = False) -> Path:
         """Give the folder its final name, or ``OUT.rejected``, so that its faults can be found.
@@ -481,7 +476,7 @@ class Staging:
             except FileExistsError:
                 raise _appeared(final) from None
             except OSError:
-                tidy(self.folder.parent, self._replaceable.values())
+                self.tidy()
                 if self.final is None:
                     raise
         try:
@@ -498,6 +493,10 @@ class Staging:
         expected = self._replaceable.get(final)
         if expected is None or contents(final) != expected:
             raise _appeared(final)
+        if not expected:  # an empty folder
+            final.rmdir()
+            move(self.folder, final)
+            return
         if atomic_swap(self.folder, final):
             if contents(self.folder) == expected:
                 return
@@ -513,13 +512,6 @@ class Staging:
         raise _appeared(final)
 
 
-def _inode(path: Path) -> str:
-    try:
-        return str(path.lstat().st_ino)
-    except OSError:
-        return ""
-
-
 def _appeared(final: Path) -> InputError:
     return InputError(f"{final} has appeared or changed meanwhile; move it away and try again")
 
@@ -527,26 +519,27 @@ def _appeared(final: Path) -> InputError:
 # After a run
 
 
-def tidy(scratch: Path, known: Collection[Contents] = ()) -> list[Path]:
+def tidy(
+    scratch: Path, known: Collection[Contents] = (), own: Identity | None = None
+) -> list[Path]:
     """End what a run has begun next to its output, and delete what is left of it.
 
     Args:
         scratch: the folder ``.OUT.xxxxxxxx`` of this run, or of one that is dead.
         known: contents of earlier outputs that may be deleted; any other one is looked at.
+        own: what this run has written, which is deleted if it got no name.
 
     Returns:
         Earlier outputs that stay, since they cannot be deleted or were changed.
     """
-    stays = []
+    new, stays = scratch / NEW, []
     try:
-        own = noted(scratch)  # without it nothing was begun, and nothing can be an earlier output
         for old in scratch.glob(f"{OLD}*"):
-            _finish(scratch / NEW, old, scratch.with_name(old.name.removeprefix(OLD)))
-        unpublished = _inode(scratch / NEW) == own
-        for path in scratch.iterdir():
-            earlier = own and path.is_dir() and _inode(path) != own
-            if earlier and (unpublished or not _removed(path, known)):
-                stays.append(path)
+            _finish(new, old, scratch.with_name(old.name.removeprefix(OLD)))
+            if os.path.lexists(old) and (new.is_dir() or not _removed(old, known)):
+                stays.append(old)
+        if not stays and _identity(new, False) != own and not _removed(new, known):
+            stays.append(new)
     except OSError:
         return [scratch] if os.path.lexists(scratch) else []
     if not stays:
@@ -565,12 +558,15 @@ def _finish(new: Path, old: Path, final: Path) -> None:
     flush(final.parent)
 
 
-def _removed(earlier: Path, known: Collection[Contents]) -> bool:
-    """Delete an earlier output, unless it was changed; gives whether it is gone."""
+def _removed(folder: Path, known: Collection[Contents]) -> bool:
+    """Delete an earlier output, unless it was changed; gives whether nothing of it is left.
+
+    What has no manifest is none: it was still being written.
+    """
     with suppress(OSError, InputError):
-        if contents(earlier) in known or is_untouched(earlier, partly=True):
-            remove(earlier)
-    return not os.path.lexists(earlier)
+        if contents(folder) in known or is_untouched(folder, partly=True):
+            remove(folder)
+    return not os.path.lexists(folder / MANIFEST)
 
 
 def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
@@ -586,7 +582,7 @@ def sweep(outputs: Iterable[Path], inputs: Inputs) -> None:
     places = [*(path.parent for path in outputs), Path(tempfile.gettempdir())]
     own = {f".{path.name}." for path in outputs}
     for folder in (folder for place in dict.fromkeys(places) for folder in _candidates(place)):
-        if inputs.among(folder) is not None:
+        if inputs.overlap(folder):
             continue
         with suppress(OSError), free(folder / LOCK) as dead:
             if dead:

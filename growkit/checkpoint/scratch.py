@@ -75,11 +75,6 @@ class Scratch:
                     self.release()
             self.path = self._any_path()
 
-    def note(self, text: str) -> None:
-        """Leave a note for the run that finds the folder when this one is dead."""
-        assert self._lock is not None
-        os.pwrite(self._lock, text.encode(), 0)
-
     def close(self) -> None:
         """Delete the folder."""
         clear(self.path)
@@ -118,17 +113,6 @@ def temporary(kind: str) -> Iterator[Path]:
 def temporary_scratch(kind: str) -> Scratch:
     """A folder for temporary files, to be made and closed."""
     return Scratch(Path(tempfile.gettempdir()) / f"growkit-{kind}-")
-
-
-def noted(folder: Path) -> str:
-    """The note that a run left; empty if it left none.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with suppress(FileNotFoundError):
-        return (folder / LOCK).read_bytes().decode("utf-8", "replace")
-    return ""
 
 
 def clear(folder: Path) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Weights
@@ -28,32 +28,42 @@ MUON = frozenset({"momentum_buffer"})
 KNOWN = (ADAMW, ADAMW | {"max_exp_avg_sq"}, MUON)
 """Kinds of moments that belong together: AdamW's, with ``amsgrad``, and Muon's."""
 
-REQUIRED = {
-    ADAMW: ({"betas", "eps", "amsgrad"}, {"betas", "eps", "bias_correction"}),
-    MUON: ({"momentum", "ns_steps"},),
-}
-"""Options, of one implementation or another, that optimizers with moments alike do not have."""
-
 OF_SCHEDULES = {*RATES, "base_momentum", "max_momentum"}
+
+
+class Law(NamedTuple):
+    """What the options of an optimizer's groups tell of it.
+
+    Attributes:
+        name: of the optimizer.
+        required: options, of one implementation or another, that optimizers with moments alike do
+            not have.
+        known: all options with numbers, in torch, DeepSpeed or Apex. Any other number or switch may
+            be a part of another law, such as the bounds of LAMB's trust ratio. What is no number,
+            such as the name of a group, is not.
+    """
+
+    name: str
+    required: tuple[set[str], ...]
+    known: set[str]
+
+
 LAWS = {
-    ADAMW: (
+    ADAMW: Law(
         "AdamW",
+        ({"betas", "eps", "amsgrad"}, {"betas", "eps", "bias_correction"}),
         OF_SCHEDULES
         | {"betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable"}
         | {"differentiable", "fused", "decoupled_weight_decay", "bias_correction", STEP},
     ),
-    MUON: (
+    MUON: Law(
         "Muon",
+        ({"momentum", "ns_steps"},),
         OF_SCHEDULES
         | {"momentum", "nesterov", "weight_decay", "eps"}
         | {"ns_coefficients", "ns_steps", "adjust_lr_fn"},
     ),
 }
-"""All options with numbers that optimizers of a kind have, in torch, DeepSpeed or Apex.
-
-Any other number or switch may be a part of another law, such as the bounds of LAMB's trust ratio.
-What is no number, such as the name of a group, is not.
-"""
 
 NO_MOMENTS = (
     "holds no moments: the optimizer has taken no step, or is one that keeps none, such as SGD "
@@ -151,21 +161,10 @@ def check_state(state: State, parameters: Parameters) -> None:
                 f"{state.where} has {name} in {grouped[name] or 'no'} groups, where one was "
                 "expected; save the optimizer again"
             )
-    first: dict[str, ParamGroup] = {}
     for group in state.groups:
-        _check_options(state, group)
         for name in group.parameters:
             _check_optimizer(state, group, name, kinds[name])
-        for name in group.parameters[:1]:
-            # torch fills in what is left out, so groups of one optimizer have the same options.
-            optimizer, known = LAWS[MUON if kinds[name] >= MUON else ADAMW]
-            other = first.setdefault(optimizer, group)
-            for key in sorted((group.options.keys() ^ other.options.keys()) & known):
-                without, having = (other, group) if key in group.options else (group, other)
-                raise InputError(
-                    f"{state.where} has no {key} for {without.parameters[0]}, but one for "
-                    f"{having.parameters[0]}; save the optimizer again"
-                )
+        _check_options(state, group)
 
 
 def _check_moments(
@@ -199,22 +198,21 @@ def _check_moments(
 def _check_optimizer(state: State, group: ParamGroup, name: str, kinds: frozenset[str]) -> None:
     if kinds not in KNOWN:
         _refuse(state, f"only {' and '.join(sorted(kinds)) or 'no moment'} of {name}")
-    first = MUON if kinds == MUON else ADAMW
-    if not any(options <= group.options.keys() for options in REQUIRED[first]):
-        missing = min(REQUIRED[first][0] - group.options.keys())
+    optimizer = MUON if kinds == MUON else ADAMW
+    law, step = LAWS[optimizer], state.steps.get(name)
+    if not any(options <= group.options.keys() for options in law.required):
+        missing = min(law.required[0] - group.options.keys())
         _refuse(state, f"{min(kinds)} in a group without {missing}")
-    optimizer, known = LAWS[first]
     for key, value in group.options.items():
         remark = all(each is None or isinstance(each, str) for each in _parts(value))
-        if key not in known and not remark:
+        if key not in law.known and not remark:
             _refuse(
                 state,
-                f"{key} = {str(value)[:40]} in a group of parameters, an option that {optimizer} "
+                f"{key} = {str(value)[:40]} in a group of parameters, an option that {law.name} "
                 "does not have",
                 f"; take {key} out of the groups if it is only a remark of yours",
             )
-    step = state.steps.get(name)
-    if first == ADAMW and (step is None or not 0 <= step < MOST_STEPS or step % 1):
+    if optimizer == ADAMW and (step is None or not 0 <= step < MOST_STEPS or step % 1):
         shown = "none" if step is None else f"{step:g}"
         raise InputError(
             f"the step of {name} in {state.where} is {shown}; a whole number of steps that were "

@@ -166,8 +166,7 @@ def workplace(folder: Path | None, inputs: Inputs, resume: bool) -> Iterator[Wor
 
 
 def _problem(folder: Path, inputs: Inputs, resume: bool) -> str | None:
-    read = inputs.inside(folder) or inputs.around(folder)
-    if read is not None:
+    if read := inputs.overlap(folder):
         return f"this probe would work in {folder} and read {read}, which overlap;"
     if model := made_around(folder):
         return f"{folder} would become part of {model}, which growkit wrote;"

@@ -70,7 +70,7 @@ def check_report(file: Path | None, inputs: Inputs, outputs: Sequence[Path] = ()
 
 def _check_free(path: Path, inputs: Inputs) -> None:
     """Refuse to replace anything but an earlier report."""
-    if os.path.lexists(path) and (inputs.inside(path) or not _is_report(path)):
+    if os.path.lexists(path) and (inputs.overlap(path) or not _is_report(path)):
         raise InputError(f"{path} is no report that growkit wrote; name another file")
 
 
