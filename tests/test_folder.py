@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from unittest.mock import ANY
 import pytest
 from transformers import AutoTokenizer
 
+import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import Folder
+from growkit.checkpoint.publishing import write_manifest
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.prompts import load_tokenizer
 from growkit.families.family import family_of
@@ -215,3 +218,47 @@ def test_a_key_that_was_added_is_found(key: str, tmp_path: Path) -> None:
     source.config = source.config | {key: {"a": "b"}}
     changed = compare_with_plan(source, source, planned).changed
     assert changed[0] == f"{key} in config.json"
+
+
+CODE = "differential_attention.py"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kept"),
+    [
+        (None, True),
+        (lambda folder: (folder / CODE).write_text("# changed since"), False),
+        (lambda folder: (folder / CODE).unlink(), False),
+        (lambda folder: (folder / "more.py").write_text("# of somebody else"), False),
+        (lambda folder: (folder / "growkit.json").unlink(), False),
+    ],
+)
+def test_code_of_an_earlier_version_is_named(
+    make: Callable[..., Path], tmp_path: Path, spoil: Callable[[Path], Any] | None, kept: bool
+) -> None:
+    source, out = make("llama"), tmp_path / "out"
+    growkit.convert(source, out, "diff-v2", verify=False)
+    (out / "seen_tokens.py").unlink()
+    (out / CODE).write_text("# of an earlier version")
+    with opened(out / "config.json") as config:
+        del config["auto_map"]["AutoModelForTokenClassification"]
+    manifest = json.loads((out / "growkit.json").read_text())
+    (out / "growkit.json").unlink()
+    write_manifest(out, manifest, {})
+    if spoil:
+        spoil(out)
+    result = growkit.verify(source, out)
+    assert result.kept == kept
+    assert not kept or f"{CODE}" in result["reason"]
+
+
+def test_classes_of_an_earlier_version_are_in_its_code(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    source, out = make("llama"), tmp_path / "out"
+    growkit.convert(source, out, "diff-v2", verify=False)
+    with opened(out / "config.json") as config:
+        config["auto_map"]["AutoModelForCausalLM"] = "other.Model"
+    manifest = json.loads((out / "growkit.json").read_text())
+    write_manifest(out, manifest, {})
+    assert not growkit.verify(source, out).kept

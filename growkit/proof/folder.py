@@ -131,10 +131,11 @@ def compare_folders(
     for checkpoint, each in zip((source, target), loads, strict=True):
         code = foreign_code(checkpoint.opened)
         if code:
+            growkits = not each.own_class or growkits_code(each.config.get("model_type"))
             notes.append(
                 f"the code in {checkpoint.folder} ({listed(code)}), which runs only where it is "
                 f"trusted, was not looked at: proved is {each.model} of "
-                f"{'transformers' if each.own_class else 'growkit'}"
+                f"{'growkit' if growkits else 'transformers'}"
             )
         if each.passed_over:
             notes.append(
@@ -161,14 +162,18 @@ def compare_with_plan(
     """
     family = family_of(planned, str(target.folder))
     wanted = family.named(planned)
-    values = _first_changed_key(wanted, target.config)
-    by_plan = _changed_by_plan(source, planned)
-    values += by_plan
-    changed = [each["name"] for each in values]
     code = dict(growkits_code(wanted.get("model_type")))
     carries = wanted.get("auto_map") and wanted["auto_map"] == source.config.get("auto_map")
     if not family.write_code and carries:
         code = {name: source.opened.bytes(name) for name in code_of(source.opened)}
+    elif code and _has_earlier_code(target, wanted):
+        # A note of ``compare_folders`` says that this code was not looked at.
+        code = {name: target.opened.bytes(name) for name in code_of(target.opened)}
+        wanted["auto_map"] = target.config["auto_map"]
+    values = _first_changed_key(wanted, target.config)
+    by_plan = _changed_by_plan(source, planned)
+    values += by_plan
+    changed = [each["name"] for each in values]
     for name, content in code.items():
         if not (target.opened.find(name) and target.opened.bytes(name) == content):
             changed.append(name)
@@ -409,6 +414,22 @@ def growkits_code(model_type: Any) -> Mapping[str, bytes]:
                 family.write_code(scratch)
                 return {path.name: path.read_bytes() for path in sorted(scratch.glob("*.py"))}
     return {}
+
+
+def _has_earlier_code(target: Checkpoint, wanted: Config) -> bool:
+    """Whether a folder has the code of another version of growkit, as its manifest records it."""
+    if not target.opened.has(MANIFEST):
+        return False
+    names, classes = code_of(target.opened), target.config.get("auto_map")
+    recorded = target.opened.json(MANIFEST).get("files")
+    return (
+        isinstance(recorded, dict)
+        and names == sorted(name for name in recorded if name.endswith(".py"))
+        and not changed_since(target, [*names, "config.json"])
+        and isinstance(classes, dict)
+        and {"AutoConfig", "AutoModelForCausalLM"} <= classes.keys()
+        and all(wanted["auto_map"].get(key) == name for key, name in classes.items())
+    )
 
 
 def _is_growkits(folder: Folder) -> bool:
