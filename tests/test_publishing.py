@@ -25,9 +25,7 @@ from growkit.checkpoint.scratch import LOCK, Scratch
 from growkit.cli.app import app
 from growkit.pipeline import running
 from tests.conftest import folder_bytes, save_model, seeded
-from tests.faults.errors import Errors
-from tests.faults.kills import ANYWHERE, PUBLISHING, Kills
-from tests.faults.world import in_child, without_exchange
+from tests.faults import ANYWHERE, PUBLISHING, World, in_child, without_exchange
 
 QUICK = growkit.Settings(prompts=1, length=8)
 
@@ -440,27 +438,27 @@ def ended(how: str, arguments: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def kills(tmp_path_factory: pytest.TempPathFactory) -> Kills:
-    return Kills(tmp_path_factory.mktemp("kills"))
+def kills(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("kills"))
 
 
 @pytest.mark.parametrize("where", [PUBLISHING, ANYWHERE])
 @pytest.mark.parametrize("exchanging", [True, False])
 @pytest.mark.parametrize("seed", range(2))
-def test_kills(where: str, exchanging: bool, seed: int, kills: Kills) -> None:
+def test_kills(where: str, exchanging: bool, seed: int, kills: World) -> None:
     moment = seeded(seed + 2 * exchanging).random()
     kills.kill(where, True, exchanging, moment)
 
 
 def test_errors(tmp_path: Path) -> None:
-    errors = Errors(tmp_path)
+    world = World(tmp_path)
     for seed in range(8):
-        errors.one(seeded(seed))
+        world.fail(seeded(seed))
 
 
 def test_the_harness_sees_what_is_half_written(tmp_path: Path) -> None:
     """Controls: a changed source, a torn output, a lost one."""
-    world = Kills(tmp_path).world
+    world = World(tmp_path)
     world.reset(overwrite=True)
     assert world.state() == "old"
     weights = world.out / "model.safetensors"
@@ -476,17 +474,17 @@ def test_the_harness_sees_what_is_half_written(tmp_path: Path) -> None:
 
 def test_a_kill_between_two_names(tmp_path: Path) -> None:
     """Without an exchange of names an output is gone for a moment; the next run finishes it."""
-    kills = Kills(tmp_path)
-    kills.world.reset(overwrite=True)
+    world = World(tmp_path)
+    world.reset(overwrite=True)
 
     def hook(name: str, after: bool, about: object) -> None:
         if name == "rename" and after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    in_child(without_exchange(lambda: kills.world.grow(1)), hook, PUBLISHING)
-    assert kills.world.state() == "none"
-    kills.check_finished()
-    kills.world.check_next_run()
+    in_child(without_exchange(lambda: world.grow(1)), hook, PUBLISHING)
+    assert world.state() == "none"
+    world.check_finished()
+    world.check_next_run()
 
 
 def test_a_full_disk_leaves_the_earlier_report(

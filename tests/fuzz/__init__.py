@@ -1,8 +1,7 @@
 """A fuzzer of the command line: odd files and odd arguments, and what must hold of every answer.
 
-``values`` and ``contents`` make odd things, ``places`` are the folders that they are put into,
-``sources``, ``pairs`` and ``lines`` draw inputs (``targets`` says how often), ``worker`` runs them
-in a child that may die, ``rules`` judges the answers.
+``odd`` makes odd things, ``places`` are the folders that they are put into, ``targets`` draws
+inputs, ``worker`` runs them in a child that may die, ``rules`` judges the answers.
 
 ``python -m tests.fuzz --help`` runs it for as long as one likes. The suite runs a sample, and all
 inputs that ever broke something (``corpus``).

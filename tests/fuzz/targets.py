@@ -12,18 +12,23 @@ from typing import Any
 import typer
 from transformers import CONFIG_MAPPING, GenerationConfig
 
+from growkit.base.errors import InputError
 from growkit.cli.app import app
 from growkit.families.family import families
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from tests.fuzz import steps
+from growkit.planning.operation import Operation, Option, SizeOption, Switch
+from growkit.recipe.recipe import PACKAGES, operations
 from tests.fuzz.odd import (
     HOSTILE,
+    REAL,
     SEEDS,
     WHOLE,
     WORDS,
     change,
     damaged,
     json_text,
+    near,
+    odd,
     odd_archive,
     odd_safetensors,
     words,
@@ -51,6 +56,98 @@ VERIFY = ("verify", "source", "target", "--json", *QUICK)
 GROW = ("grow", "source", "out", "--hidden", "x2", "--json")
 
 
+WRITTEN = words(
+    "1 2 3 4 8 16 0.1 0.5 1.0 10 30 x1 x2 x3 x4 x3/2 x1.5 x5/4 0,1 1,2,0 0,0 even end auto "
+    "on text.txt 17 24 x16"
+)
+"""What a freely written value may be; an option takes those that it accepts."""
+SIZES = words("x1 x2 x3 x4 x3/2 x1.5 x5/4 8 16 17 24 32")
+ODD = [*ARGUMENTS, *map(str, REAL)]
+ODD += words("x1e3 x2.5.1 x/2 x2/0 x0/3 x1/0 1/2 x-1/2 ٣ x٢ ２ x２ Ⅷ 1,,2 ,1 1, -1,0 0,-1")
+ODD += words("x1.0000000000000001 x99999/99998 100001 1_0 +2 x+2 0x2 1e1 2.0 true None off [1] {}")
+DEFAULT = {"grow": "hypercloning"}
+"""By the verb, what needs no name on the command line."""
+
+
+def any_operation(random: Random) -> tuple[str, Operation]:
+    """A verb and one of its operations; each as often as the others, conversions less."""
+    verb = random.choices(list(PACKAGES), [2, 1])[0]
+    return verb, random.choice(list(operations(verb).values()))
+
+
+def sound_value(random: Random, option: Option) -> Any:
+    """A value that an option takes; None if none was found."""
+    if isinstance(option, Switch):
+        return True
+    known = option.values or (SIZES if isinstance(option, SizeOption) else WRITTEN)
+    return random.choice([each for each in known if _takes(option, each)] or [None])
+
+
+def _takes(option: Option, value: Any) -> bool:
+    kinds = option.kinds
+    try:
+        option.read(value if str in kinds or not isinstance(value, str) else _typed(value, kinds))
+    except (InputError, ValueError):
+        return False
+    return True
+
+
+def _typed(text: str, kinds: tuple[type, ...]) -> Any:
+    """A text as a value of a kind, as the command line reads it."""
+    return float(text) if float in kinds else int(text)
+
+
+def chosen_options(random: Random, operation: Operation, odd_ones: int) -> dict[str, Any]:
+    """Options of an operation, so many of them odd."""
+    often = random.choice([1, 2, 4]) / max(len(operation.options), 1)
+    found = {
+        each.name: value
+        for each in operation.options
+        if each.needed or random.random() < often
+        for value in [sound_value(random, each)]
+        if value is not None
+    }
+    for option in random.choices(operation.options, k=odd_ones) if operation.options else ():
+        sound = found.get(option.name, random.choice(WRITTEN))
+        found[option.name] = random.choice([odd(random), near(random, sound), random.choice(ODD)])
+    return found
+
+
+def odd_line(random: Random, odd_ones: int = 0) -> tuple[str, ...]:
+    """A command that makes something of a source."""
+    verb, operation = any_operation(random)
+    made = [verb, "source", "out"]
+    if operation.name != DEFAULT.get(verb) or random.random() < 0.2:
+        made += ["--method" if verb == "grow" else "--to", operation.name]
+    for name, value in chosen_options(random, operation, odd_ones).items():
+        made.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            made.append(_written(value))
+    return tuple(made)
+
+
+def _written(value: Any) -> str:
+    """A value as an argument, which nothing ends but its end."""
+    return str(value).replace("\0", "")[:100_000]
+
+
+def steps(random: Random, places: dict[str, Place]) -> Case:
+    """Odd options of any operation, of a model of any family."""
+    place = random.choice(list(places))
+    if random.random() < 0.5:
+        dry = ("--dry-run", *(("--json",) if random.random() < 0.9 else ()))
+        return Case(place, (*odd_line(random, random.choice([0, 0, 1, 2])), *dry))
+    recipe: dict[str, Any] = {"source": "source", "output": "out", "verify": False, "steps": []}
+    for _ in range(random.choice([1, 1, 2, 3])):
+        verb, operation = any_operation(random)
+        chosen = chosen_options(random, operation, random.choice([0, 0, 1, 2]))
+        recipe["steps"].append({verb: operation.name, **chosen})
+    if random.random() < 0.2:
+        recipe = change(random, recipe, [])
+    files = {"recipe.yaml": yaml_text(random, recipe)}
+    return Case(place, ("run", "recipe.yaml", "--dry-run", "--json"), files)
+
+
 @functools.cache
 def config_keys() -> list[str]:
     """Every key that a config may have, as far as one can list them."""
@@ -70,7 +167,7 @@ def look(random: Random) -> tuple[str, ...]:
 def make(random: Random) -> tuple[str, ...]:
     """A command that makes something of a source."""
     if random.random() < 0.4:
-        return steps.line(random)
+        return odd_line(random)
     if random.random() < 0.5:
         to = random.choice(VARIANTS)
         rank = ("--rank", random.choice(["1", "2", "100"])) if to == "shared-diff" else ()
@@ -222,32 +319,23 @@ def manifest(random: Random, places: Places) -> Case:
 
 
 def proof(random: Random, places: Places) -> Case:
-    """An odd manifest, or an odd config on either side, of a pair that is proved."""
-    name = random.choice([MANIFEST, "target/config.json", "source/config.json"])
-    if name == MANIFEST:
-        return Case("pair", VERIFY, {name: _odd_manifest(random, places)})
-    content = odd_json(random, places["pair"].content(name), config_keys())
-    none = {MANIFEST: {"none": True}} if random.random() < 0.3 else {}
-    return Case("pair", VERIFY, {name: content, **none})
-
-
-def tokenizer(random: Random, places: Places) -> Case:
-    """An odd file of a tokenizer, where a text is read with it or two are compared."""
-    files = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-    name = f"{random.choice(('source', 'target'))}/{random.choice(files)}"
-    odd: dict[str, Any] = {name: odd_json(random, places["pair"].content(name), TOKENIZER_KEYS)}
-    odd |= {f"source/{random.choice(CANARIES)}": CANARY} if random.random() < 0.1 else {}
-    odd |= {MANIFEST: {"none": True}} if random.random() < 0.3 else {}
-    text = ("--text", "text.txt")
-    lines = [(*VERIFY, *text), VERIFY, (*GROW, *text, *QUICK), (*GROW, "--dry-run", *text)]
-    return Case("pair", random.choice([*lines, (*GROW, "--no-verify")]), odd)
-
-
-def generation(random: Random, places: Places) -> Case:
-    """Odd generation settings."""
-    name = f"{random.choice(('source', 'target'))}/generation_config.json"
-    content = odd_json(random, places["pair"].content(name), sorted(GenerationConfig().to_dict()))
-    return Case("pair", random.choice([VERIFY, (*GROW, *QUICK)]), {name: content})
+    """An odd manifest, or an odd file on either side, of a pair that is proved or grown again."""
+    if random.random() < 0.3:
+        return Case("pair", VERIFY, {MANIFEST: _odd_manifest(random, places)})
+    name, keys = random.choice(
+        [
+            ("config.json", config_keys()),
+            ("generation_config.json", sorted(GenerationConfig().to_dict())),
+            *((f"{each}.json", TOKENIZER_KEYS) for each in ("tokenizer", "tokenizer_config")),
+        ]
+    )
+    file = f"{random.choice(('source', 'target'))}/{name}"
+    files: dict[str, Any] = {file: odd_json(random, places["pair"].content(file), keys)}
+    files |= {f"source/{random.choice(CANARIES)}": CANARY} if random.random() < 0.1 else {}
+    files |= {MANIFEST: {"none": True}} if random.random() < 0.3 else {}
+    told = ("--text", "text.txt")
+    lines = [VERIFY, (*VERIFY, *told), (*GROW, *told, *QUICK), (*GROW, "--dry-run", *told)]
+    return Case("pair", random.choice([*lines, (*GROW, "--no-verify")]), files)
 
 
 def text(random: Random, places: Places) -> Case:
@@ -271,13 +359,11 @@ TARGETS: dict[str, tuple[Callable[[Random, Places], Case], float]] = {
     "folder": (folder, 2),
     "recipe": (recipe, 13),
     "arguments": (arguments, 13),
-    "steps": (steps.steps, 20),
+    "steps": (steps, 20),
     "manifest": (manifest, 4),
     "growth": (growth, 0.6),
     "text": (text, 0.3),
-    "proof": (proof, 0.15),
-    "tokenizer": (tokenizer, 0.15),
-    "generation": (generation, 0.05),
+    "proof": (proof, 0.3),
 }
 """Every target, and its share of the inputs: what runs models takes a hundred times as long."""
 

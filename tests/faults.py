@@ -1,34 +1,50 @@
-"""A source, an output and everything beside them, to see what a run that ends badly leaves behind.
+"""Runs that are killed, interrupted or given errors: what they leave behind, and what comes next.
 
 Runs are children of this process, which has imported everything: so a run takes a moment, and can
-be killed or given errors at any call of the system that it makes.
+end badly at any call of the system that it makes. ``python -m tests.faults --count 300`` kills so
+many, half of them while an output gets its name, and lets calls of as many fail.
 """
 
 from __future__ import annotations
 
+import argparse
 import builtins
+import errno
 import fcntl
 import hashlib
 import io
 import json
 import logging
 import os
+import random
 import shutil
+import signal
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint import publishing, scratch
-from tests.conftest import folder_bytes, save_model
+from tests.conftest import folder_bytes, save_model, seeded
+from tests.sweeping import say, sweep
 
 DONE, REFUSED, INTERRUPTED, FAULTY = 0, 2, 130, 99
 
 OS_CALLS = (
     *("open", "close", "read", "pwrite", "fsync", "mkdir", "rmdir", "unlink", "remove", "rename"),
     *("replace", "stat", "lstat", "fstat", "listdir", "scandir", "statvfs"),
+)
+ANYWHERE, PUBLISHING, ANY_TIME = "", "publishing", "any time"
+CTRL_C = 0
+ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EINTR, errno.EROFS),
+    *(errno.EMFILE, errno.ENOENT, errno.ESTALE, errno.EBUSY, CTRL_C, CTRL_C),
 )
 QUICK = growkit.Settings(prompts=1, length=8)
 Hook = Callable[[str, bool, Any], None]
@@ -58,6 +74,7 @@ class World:
         self.new = folder_bytes(self.out)
         shutil.rmtree(self.out)
         self._calls: dict[tuple[str, bool, bool], int] = {}
+        self.seen: Counter[str] = Counter()
 
     def _grown(self, seed: int) -> None:
         code, said = in_child(lambda: self.grow(seed))
@@ -141,9 +158,125 @@ class World:
         for name in full:
             assert name in said, f"nothing was said of {name}: {said}"
 
+    def check_finished(self) -> None:
+        """The next run finishes what was begun, also one that refuses to overwrite."""
+
+        def refused() -> None:
+            tempfile.tempdir = str(self.temporary)
+            with pytest.raises(InputError, match="--overwrite"):
+                growkit.grow(self.source, self.out, hidden="x2", verify=False)
+
+        code, said = in_child(refused)
+        assert code == DONE, said
+        assert self.state() == "new"
+
+    def kill(
+        self, where: str, overwrite: bool, exchanging: bool, moment: float, *, proved: bool = False
+    ) -> None:
+        """Kill one run.
+
+        Args:
+            where: among which moments.
+            overwrite: whether there is an earlier output.
+            exchanging: whether the file system can exchange names.
+            moment: when among these, from 0 to 1.
+            proved: whether the run has a proof.
+
+        Raises:
+            AssertionError: something is lost, half-written, or not cleaned up by the next run.
+        """
+        run = self.growing(exchanging, proved=proved)
+        if where == ANY_TIME:
+            self.reset(overwrite=overwrite)
+            seconds = 0.001 + moment * (3.0 if proved else 0.15)
+            in_child(lambda: (kill_after(seconds), run()))
+        else:
+            number = int(moment * self.calls(where, overwrite=overwrite, exchanging=exchanging))
+            self.reset(overwrite=overwrite)
+            code, said = in_child(run, kill_at(number), where)
+            assert code == -signal.SIGKILL, said
+        state = self.state()
+        # Without an exchange it is gone between two names, and the next run finishes it.
+        between = overwrite and not exchanging and state == "none"
+        assert between or state in ("old" if overwrite else "none", "new"), state
+        self.seen[f"killed {where}: {state}{'' if exchanging else ', with a journal'}"] += 1
+        if between:
+            self.check_finished()
+        self.check_next_run()
+
+    def fail(self, chance: random.Random) -> None:
+        """Let calls of the system of one run fail, or interrupt it.
+
+        Raises:
+            AssertionError: something is lost, half-written, not said, or not cleaned up.
+        """
+        overwrite, exchanging = chance.random() < 0.7, chance.random() < 0.7
+        inside, code = chance.choice([ANYWHERE, PUBLISHING]), chance.choice(ERRORS)
+        lasting = code != CTRL_C and chance.random() < 0.4
+        count = self.calls(inside, overwrite=overwrite, exchanging=exchanging) // 2
+        self.reset(overwrite=overwrite)
+        number, run = chance.randrange(count), self.growing(exchanging)
+        end, said = in_child(run, fail_at(self.place.parent, number, code, lasting), inside)
+        what = f"{errno.errorcode.get(code, 'Ctrl-C')} at {number} {inside} {lasting}: {said}"
+        state = self.state()
+        if overwrite and not exchanging and state == "none":
+            # Every further call failed as well: the next run finishes it.
+            assert lasting or code == CTRL_C, what
+        else:
+            assert state in ("old" if overwrite else "none", "new"), what
+        assert end in (DONE, REFUSED, INTERRUPTED), what
+        assert end != DONE or state == "new", what
+        assert (end == INTERRUPTED) <= (code == CTRL_C), what
+        if end == REFUSED:
+            assert ("is written" in said) == (state == "new"), what
+            assert len(said.strip().splitlines()) <= 2, what
+        assert "is written" not in said or state == "new", what
+        self.seen[f"failed, exit code {end}: {state}"] += 1
+        self.check_next_run()
+
 
 def _holds_lock(folder: Path) -> bool:
     return (folder / "growkit.lock").exists()
+
+
+def kill_at(number: int) -> Hook:
+    """Dies at the call of the system of this number, counted from 0."""
+    left = iter(range(number))
+
+    def hook(name: str, after: bool, about: object) -> None:
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+def kill_after(seconds: float) -> None:
+    """Dies at a moment, whatever it is doing then."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def fail_at(place: Path, number: int, code: int, lasting: bool) -> Hook:
+    """Fails at the call of the system of this number, counted from 0, or from there on.
+
+    What is about files elsewhere (those of Python itself, say) does not fail.
+    """
+    done = 0
+
+    def hook(name: str, after: bool, about: object) -> None:
+        nonlocal done
+        if after or name == "close":  # which has happened, or frees what else would stay open
+            return
+        if isinstance(about, str | Path) and not Path(about).is_relative_to(place):
+            return
+        done += 1
+        if done - 1 == number or (lasting and done > number):
+            if code == CTRL_C:
+                raise KeyboardInterrupt
+            named = [str(about)] if isinstance(about, str | Path) else []
+            raise OSError(code, os.strerror(code), *named)
+
+    return hook
 
 
 def in_child(run: Callable[[], Any], hook: Hook | None = None, inside: str = "") -> tuple[int, str]:
@@ -268,3 +401,27 @@ def without_exchange(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 _write = os.write
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=300)
+    seeds = range(parser.parse_args().count)
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder))
+
+        def kill(seed: int, _: Path) -> None:
+            chance, where = seeded(seed), (PUBLISHING, ANYWHERE, PUBLISHING, ANY_TIME)[seed % 4]
+            overwrite, proved = where == PUBLISHING or chance.random() < 0.6, chance.random() < 0.3
+            world.kill(where, overwrite, chance.random() < 0.7, chance.random(), proved=proved)
+
+        wrong = sweep("kills", seeds, kill)
+        wrong += sweep("errors", seeds, lambda seed, _: world.fail(seeded(seed)))
+    for what, count in sorted(world.seen.items()):
+        say(f"{count:5} {what}")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
