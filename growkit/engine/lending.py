@@ -115,8 +115,8 @@ class Lender:
             with torch.cuda.stream(self._copying):
                 for key, name in names.items():
                     owner, last, empty = _owner(module, key)
-                    dtype = None if self._stays(owner, last, empty, name) else empty.dtype
-                    self._fetched[name] = self.whole(name, dtype)
+                    stays = self._stays(owner, last, name)
+                    self._fetched[name] = self.whole(name, None if stays else empty.dtype)
 
     @contextmanager
     def lent(
@@ -133,13 +133,16 @@ class Lender:
         buffer: Tensor | None = None
         try:
             for name, owner, last, empty in owners:
-                if self._stays(owner, last, empty, name, head=head):
-                    if buffer is None:
-                        buffer = torch.empty(AT_ONCE, dtype=self.dtype, device=self._device)
-                    lend(owner, last, self._rows(name), self._info(name).shape, buffer)
-                else:
+                if not self._stays(owner, last, name, head=head):
                     ready = self._ready(name, empty.dtype)
                     owner._parameters[last] = nn.Parameter(ready, ready.is_floating_point())
+                    continue
+                rows: Rows = partial(self.read, name)
+                if self._device.type != "cpu" or not self._weights.cuts(self._stored(name)):
+                    rows = self._ready(name, None).__getitem__
+                if buffer is None:
+                    buffer = torch.empty(AT_ONCE, dtype=self.dtype, device=self._device)
+                lend(owner, last, rows, self._info(name).shape, buffer)
             yield
         finally:
             del buffer
@@ -152,21 +155,14 @@ class Lender:
     def _info(self, name: str) -> TensorInfo:
         return self._weights.tensors[self._stored(name)]
 
-    def _stays(
-        self, owner: nn.Module, last: str, empty: nn.Parameter, name: str, *, head: bool = False
-    ) -> bool:
+    def _stays(self, owner: nn.Module, last: str, name: str, *, head: bool = False) -> bool:
         """Whether a parameter is so large that it stays where it is stored."""
-        info = self._info(name)
+        info, parameter = self._info(name), owner._parameters[last]
         # Products of layers are taken as they will run, if nothing is cast.
         cast = info.torch_dtype != self.dtype
-        if empty.dtype != self.dtype or not (cast or head):
+        if parameter is None or parameter.dtype != self.dtype or not (cast or head):
             return False
         return can_stay(owner, last, info) or (cast and _is_large_stack(info))
-
-    def _rows(self, name: str) -> Rows:
-        if self._device.type == "cpu" and self._weights.cuts(self._stored(name)):
-            return partial(self.read, name)
-        return self._ready(name, None).__getitem__
 
     def _ready(self, name: str, dtype: torch.dtype | None) -> Tensor:
         fetched = self._fetched.pop(name, None)
@@ -205,12 +201,7 @@ class Stored:
         if not (number or isinstance(index, int)):
             return self.whole()[index]
         place = range(len(self))[int(index)]
-        if not torch.is_grad_enabled():
-            return self.cast(slice(place, place + 1))[0]
-        if self._together is None:
-            self._together = _Together.apply(self.parameter, self)  # type: ignore[no-untyped-call]
-        one: Tensor = _One.apply(self._together, self, place)  # type: ignore[no-untyped-call]
-        return one
+        return self._part(slice(place, place + 1))[0]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.parameter if name in OF_THE_SHAPE else self.whole(), name)
@@ -235,8 +226,14 @@ class Stored:
 
     def whole(self) -> Tensor:
         """All of it."""
-        whole: Tensor = _Whole.apply(self.parameter, self)  # type: ignore[no-untyped-call]
-        return whole
+        return self._part(slice(0, len(self)))
+
+    def _part(self, rows: slice) -> Tensor:
+        """Some rows, with gradients."""
+        if self._together is None and torch.is_grad_enabled():
+            self._together = _Together.apply(self.parameter, self)  # type: ignore[no-untyped-call]
+        part: Tensor = _Part.apply(self._together, self, rows)  # type: ignore[no-untyped-call]
+        return part
 
     def cast(self, rows: slice, *, reuse: bool = False) -> Tensor:
         """Some rows, without gradients.
@@ -261,14 +258,14 @@ class Stored:
             places = slice(begin, min(begin + count, rows))
             yield places, self.cast(places, reuse=True)
 
-    def collect(self, index: int, gradient: Tensor) -> None:
-        """Keep the gradient of an expert, until those of all are there."""
+    def collect(self, rows: slice, gradient: Tensor) -> None:
+        """Keep the gradient of some rows, until those of all are there."""
         if self._gradient is None:
             self._gradient = gradient.new_zeros(self.shape)
-        self._gradient[index] += gradient
+        self._gradient[rows] += gradient
 
     def collected(self) -> Tensor | None:
-        """The gradient of all experts; the next gradients begin anew."""
+        """The gradient of all rows; the next gradients begin anew."""
         found, self._gradient, self._together = self._gradient, None, None
         return found
 
@@ -353,40 +350,30 @@ class _Product(torch.autograd.Function):
         return of_hidden, of_matrix, None
 
 
-class _Whole(torch.autograd.Function):
-    """All rows of a parameter."""
+class _Together(torch.autograd.Function):
+    """Goes backward when every part that was used has: the gradient of all of them."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, stored: Stored) -> Tensor:
-        return torch.cat([block.clone() for _, block in stored.blocks()])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient, None
-
-
-class _Together(torch.autograd.Function):
-    """Goes backward when every expert that was used has: the gradient of all of them."""
-
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, experts: Stored) -> Tensor:
-        ctx.experts = experts
+        ctx.stored = stored
         return parameter.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return ctx.experts.collected(), None
+        return ctx.stored.collected(), None
 
 
-class _One(torch.autograd.Function):
-    """A single expert."""
+class _Part(torch.autograd.Function):
+    """Some rows of a parameter: a single expert, or all."""
 
     @staticmethod
-    def forward(ctx: Any, together: Tensor, experts: Stored, index: int) -> Tensor:
-        ctx.experts, ctx.index = experts, index
-        return experts.cast(slice(index, index + 1))[0]
+    def forward(ctx: Any, together: Tensor | None, stored: Stored, rows: slice) -> Tensor:
+        ctx.stored, ctx.rows = stored, rows
+        if rows.stop - rows.start == 1:
+            return stored.cast(rows)
+        return torch.cat([block.clone() for _, block in stored.blocks()])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        ctx.experts.collect(ctx.index, gradient)
+        ctx.stored.collect(ctx.rows, gradient)
         return gradient.new_zeros(()), None, None

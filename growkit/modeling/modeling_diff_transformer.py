@@ -17,15 +17,16 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
     GradientCheckpointingLayer,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.granite.modeling_granite import GraniteForCausalLM
 from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
 from transformers.utils.deprecation import deprecate_kwarg
-from transformers.utils.generic import can_return_tuple
 from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import capture_outputs
 
@@ -72,22 +73,7 @@ class PolyNorm(nn.Module):
         return output.to(hidden_states.dtype)
 
 
-class DiffTransformerMLP(nn.Module):
-    """Gated MLP: down(activation(gate) · up)."""
-
-    def __init__(self, config: DiffTransformerConfig) -> None:
-        super().__init__()
-        hidden, ffn, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(hidden, ffn, bias=bias)
-        self.up_proj = nn.Linear(hidden, ffn, bias=bias)
-        self.down_proj = nn.Linear(ffn, hidden, bias=bias)
-        self.act_fn = PolyNorm() if config.hidden_act == "poly_norm" else ACT2FN[config.hidden_act]
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """[batch, rows, hidden] to the same."""
-        gate = self.act_fn(self.gate_proj(hidden_states))
-        output: Tensor = self.down_proj(gate * self.up_proj(hidden_states))
-        return output
+ACT2FN["poly_norm"] = PolyNorm
 
 
 class HeadRMSNorm(nn.Module):
@@ -430,7 +416,7 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: DiffTransformerConfig, layer_idx: int) -> None:
         super().__init__()
         self.self_attn = DiffTransformerAttention(config, layer_idx)
-        self.mlp = DiffTransformerMLP(config)
+        self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.residual_multiplier = config.residual_multiplier
@@ -642,49 +628,8 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: Any = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits of the next token; see the model for the arguments.
-
-        Args:
-            input_ids: [batch, rows].
-            attention_mask: see the model, also for the rest.
-            position_ids: see there.
-            cache: see there.
-            inputs_embeds: see there.
-            labels: [batch, rows], -100 where there is no loss; None for no loss.
-            use_cache: see there.
-            logits_to_keep: number of last rows, or which rows; 0 for all.
-            **kwargs: for the model, and for the loss.
-        """
-        outputs = self.model(
-            *(input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache),
-            return_dict=True,
-            **kwargs,
-        )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        if self.config.logits_scaling != 1:
-            logits = logits / self.config.logits_scaling
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs
-            )
-        rest = outputs.cache, outputs.hidden_states, outputs.attentions
-        return CausalLMOutputWithPast(loss, logits, *rest)
+    # As of Granite: logits of the next token, divided by ``logits_scaling``, and their loss.
+    forward = GraniteForCausalLM.forward
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; a model with a column mean generates without a cache."""
