@@ -474,10 +474,10 @@ def flip(file: Path) -> None:
 
 MISTAKES = {
     "--resume": "names? that folder",
-    "--seeds 1": "give 2 to 100, as one alone shows no spread",
-    "--lr nan": "lr nan cannot be had; give more than 0",
+    "--seeds 1": "seeds 1 cannot be used; choose 2 to 100",
+    "--lr nan": "lr nan cannot be used; choose more than 0",
     "--lr 0.1 -0.1": "has no option -0",
-    "--dtype int8": "choose float32 or bfloat16",
+    "--dtype int8": "choose from float32, bfloat16",
     "--text short.txt": "needed, give a longer text or a smaller --length or --batch",
     "--candidates wide.yaml nowhere.yaml": "there is no file nowhere.yaml",
     "--candidates wide.yaml typo.yaml": "typo.yaml: there is no growth method 'nothing'",

@@ -75,7 +75,7 @@ def test_a_recipe_file_runs_from_python(make: Make, tmp_path: Path) -> None:
     )
     assert growkit.run(file)["kept"] is None
     assert growkit.grow(make("llama"), tmp_path / "b", hidden="x2", verify=False)["kept"] is None
-    with pytest.raises(InputError, match="seed '1'"):
+    with pytest.raises(InputError, match="seed is '1'"):
         growkit.grow(make("llama"), tmp_path / "c", hidden="x2", seed="1")  # type: ignore[arg-type]
 
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
 
+Limits = tuple[float | None, float]
+"""The least and the most that a number may be; None for more than 0."""
 
-def option(default: Any, help: str, form: str = "", values: Iterable[str] = ()) -> Any:  # noqa: A002
+
+def option(
+    default: Any,
+    help: str,  # noqa: A002
+    form: str = "",
+    values: Iterable[str] = (),
+    limits: Limits | None = None,
+) -> Any:
     """A field of a dataclass that is an option of commands and a key of recipes.
 
     Args:
@@ -19,19 +28,54 @@ def option(default: Any, help: str, form: str = "", values: Iterable[str] = ()) 
         help: one line for ``--help``.
         form: a freely written value, e.g. ``FILE``.
         values: the values to choose from.
+        limits: of a number, or of each in a tuple.
     """
-    return field(default=default, metadata={"help": help, "form": form, "values": values})
+    metadata = {"help": help, "form": form, "values": values, "limits": limits}
+    return field(default=default, metadata=metadata)
+
+
+def check_options(settings: Any) -> None:
+    """Refuse options beyond their limits, or with values that are not to be chosen.
+
+    Raises:
+        InputError: names the option and what it takes.
+    """
+    for each in fields(settings):
+        value, known = getattr(settings, each.name), each.metadata["values"]
+        if value is None and each.default is None:
+            continue
+        if known and value not in known:
+            hint = perhaps(value, known, {"gpu": "cuda"})
+            choices = ", ".join(known)
+            raise InputError(f"{each.name} {value!r} is not known; choose from {choices}{hint}")
+        for number in value if isinstance(value, tuple) else (value,):
+            if each.metadata["limits"]:
+                whole = str(each.type).startswith("int")
+                check_number(each.name, number, each.metadata["limits"], whole=whole)
+
+
+def check_number(name: str, value: Any, limits: Limits, *, whole: bool) -> None:
+    """Refuse what is no number, or beyond its limits.
+
+    Raises:
+        InputError: names the number and what it may be.
+    """
+    least, most = limits
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise InputError(f"{name} is {value!r}; a {'whole ' if whole else ''}number was expected")
+    if not (value > 0 if least is None else least <= value) or not value <= most:  # also for a NaN
+        first = "more than 0, at most" if least is None else f"{least:,} to"
+        last = f"{most:,}" if whole else f"{most:g}"
+        raise InputError(f"{name} {value} cannot be used; choose {first} {last}")
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that random generators do not take.
+    """Refuse a seed that random generators do not take."""
+    check_number("seed", seed, SEEDS, whole=True)
 
-    Raises:
-        InputError: it is negative or does not fit into 63 bits.
-    """
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise InputError(f"seed {seed!r} cannot be used; choose one from 0 to {2**63 - 1}")
 
+SEEDS = (0, 2**63 - 1)
+"""What random generators take."""
 
 DEVICES = ("auto", "cpu", "cuda")
 """Where a proof runs; the first is the default."""
@@ -46,12 +90,6 @@ FEW, SHORT = 4, 48
 (``docs/numerics.md``, "How many tokens")."""
 
 SETTLED = "if every weight was recovered"
-
-MOST_PROMPTS = 1 << 16
-"""Each is a tensor by itself."""
-
-MOST_STEPS = 10_000
-"""Training steps in a proof."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +112,28 @@ class Settings:
 
     text: str | None = option(None, "UTF-8 text to compare on; random tokens without.", "FILE")
     prompts: int | None = option(
-        None, f"Windows of text, or random prompts: {MANY}, or {FEW} {SETTLED}."
+        None,
+        f"Windows of text, or random prompts: {MANY}, or {FEW} {SETTLED}.",
+        limits=(1, 1 << 16),  # each is a tensor by itself
     )
     length: int | None = option(
-        None, f"Tokens in each window or prompt: {LONG}, or {SHORT} {SETTLED}."
+        None,
+        f"Tokens in each window or prompt: {LONG}, or {SHORT} {SETTLED}.",
+        limits=(2, 2**31 - 1),
     )
-    seed: int = option(0, "Seed of everything random.")
+    seed: int = option(0, "Seed of everything random.", limits=SEEDS)
     device: str = option("auto", "Where the proof runs: auto, cpu or cuda.", values=DEVICES)
     trainability: bool = option(False, "Every parameter of OUT must be able to train.")
     max_kl: float | None = option(
-        None, "Largest KL that OUT may cost, in nats per token; exit code 1 above it.", "NATS"
+        None,
+        "Largest KL that OUT may cost, in nats per token; exit code 1 above it.",
+        "NATS",
+        limits=(None, 1e300),
     )
     steps: int | None = option(
-        None, "Also train both models for this many steps in float64, and compare what they learn."
+        None,
+        "Also train both models for this many steps in float64, and compare what they learn.",
+        limits=(1, 10_000),
     )
 
     @property
@@ -109,26 +156,7 @@ class Settings:
     def __post_init__(self) -> None:
         if isinstance(self.text, Path):  # recipes hold strings
             object.__setattr__(self, "text", str(self.text))
-        check_seed(self.seed)
-        prompts, length = self.amount
-        if not 1 <= prompts <= MOST_PROMPTS or not 2 <= length < 2**31:
-            raise InputError(
-                f"{prompts} prompts of {length} tokens cannot be compared; at least 1 prompt of 2 "
-                f"tokens is needed, at most {MOST_PROMPTS:,} prompts of less than {2**31:,} tokens"
-            )
-        if self.device not in DEVICES:
-            raise InputError(
-                f"device {self.device!r} is not known; choose auto, cpu or cuda"
-                + perhaps(self.device, DEVICES, {"gpu": "cuda"})
-            )
-        if self.steps is not None and not 1 <= self.steps <= MOST_STEPS:
-            raise InputError(
-                f"{self.steps} steps of training cannot be taken; choose 1 to {MOST_STEPS:,}"
-            )
-        if self.max_kl is not None and not 0 < self.max_kl < 1e300:  # false for a NaN
-            raise InputError(
-                f"max_kl {self.max_kl} is no limit; give nats per token above 0, such as 0.01"
-            )
+        check_options(self)
 
 
 def settings_of(verify: Settings | bool | None) -> Settings | None:

@@ -104,11 +104,11 @@ def inspect_command(
         return
     if family is not None:
         raise InputError("--infer describes a family itself; leave --family out, or --infer")
-    from growkit.inference import inferring  # which takes seconds
+    from growkit.inference.inferring import infer as infer_family  # which takes seconds
 
-    found = inferring.infer(folder)
+    found = infer_family(folder)
     if as_json:
-        print_result(found, True)
+        print_result(found, as_json)
     else:
         typer.echo(plain(found["yaml"], keep="\n"), nl=False)
 
@@ -124,17 +124,14 @@ def list_families(
     """List the families, and the operations that the models of one, or of all, take."""
     from growkit.pipeline.catalogue import catalogue, model_types, table
     from growkit.report.operation import ability_parts, family_parts
-    from growkit.report.terminal import show_parts
 
     if name and every:
         raise InputError(f"--all is for every family, and {name} is one; leave one of them out")
     if name or every or as_json:
         found = catalogue(name)
-        parts = ability_parts(table(found), every=not name)
-        print_result(found, as_json, shown=lambda screen, _: show_parts(screen, parts))
+        print_result(found, as_json, parts=ability_parts(table(found), every=not name))
     else:
-        parts = family_parts(model_types())
-        print_result(None, False, shown=lambda screen, _: show_parts(screen, parts))
+        print_result(None, False, parts=family_parts(model_types()))
 
 
 @command(app, "grow")
@@ -156,8 +153,7 @@ def grow_command(
     destination: Destination,
 ) -> int:
     """Grow SRC into a larger model OUT that computes the same function, and prove it."""
-    step = GrowStep(method, options)
-    recipe = _recipe(source, step, output, verify, settings, written)
+    recipe = _recipe(source, GrowStep(method, options), output, verify, settings, written)
     if family is None:
         return _run(recipe, running, destination)
     return _run(replace(recipe, family=load_description(family)), running, destination, [family])
@@ -181,8 +177,7 @@ def convert_command(
     destination: Destination,
 ) -> int:
     """Turn SRC into another attention variant, or store it in another layout, and prove it."""
-    step = ConvertStep(to, options)
-    recipe = _recipe(source, step, output, verify, settings, written)
+    recipe = _recipe(source, ConvertStep(to, options), output, verify, settings, written)
     return _run(recipe, running, destination)
 
 
@@ -255,20 +250,19 @@ def run_command(
 
     file = recipe_file(recipe)
     chosen = load_recipe(file, source, output)
-    proof = _given(text=text, device=device, max_kl=max_kl, steps=steps)
-    _check_proved(chosen.verify, *proof)
+    proof = _of_proof(chosen.verify, text=text, device=device, max_kl=max_kl, steps=steps)
     if chosen.verify:
         chosen = replace(chosen, verify=replace(chosen.verify, **proof))
-    chosen = replace(chosen, **_given(base_model=base_model, optimizer=optimizer))
+    chosen = replace(
+        chosen,
+        base_model=base_model or chosen.base_model,
+        optimizer=str(optimizer) if optimizer else chosen.optimizer,
+    )
     if source is None and not os.path.isdir(chosen.source) and not address_of(chosen.source):
         raise InputError(
             f"{chosen.source}, the source of {recipe}, is not a folder; name yours with --source"
         )
     return _run(chosen, running, destination, [file])
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _recipe(
@@ -281,15 +275,21 @@ def _recipe(
 ) -> Recipe:
     """The recipe of a single step."""
     proof = settings if verify else None
-    _check_proved(proof, *_given(max_kl=settings.max_kl, steps=settings.steps))
+    _of_proof(proof, max_kl=settings.max_kl, steps=settings.steps)
     return Recipe(str(source), (step,), str(output), proof, settings.seed, **written)
 
 
-def _check_proved(proof: Settings | None, *given: str) -> None:
-    """Refuse options of a proof that is switched off, so that its limit cannot seem kept."""
+def _of_proof(proof: Settings | None, **options: Any) -> dict[str, Any]:
+    """Options of a proof that were given.
+
+    Raises:
+        InputError: there are some, but the proof is switched off: its limit must not seem kept.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
     if given and proof is None:
-        flag = option.flag_of(given[0])
+        flag = option.flag_of(next(iter(given)))
         raise InputError(f"{flag} is for the proof, which is switched off; switch it on")
+    return given
 
 
 def _run(
@@ -306,36 +306,28 @@ def _run(
     Returns:
         The exit code.
     """
+    from growkit.checkpoint.publishing import rejected_name
     from growkit.pipeline import running as pipeline
-    from growkit.report.terminal import Bars, show_result
+    from growkit.report.operation import growth_parts
+    from growkit.report.saving import check_report, write_report
+    from growkit.report.terminal import Bars
+    from growkit.report.view import Paragraph
     from growkit.results.advice import training_hint
 
-    inputs = recipe.inputs(reads)
-    if destination.report:
-        from growkit.checkpoint.publishing import rejected_name
-        from growkit.report.saving import check_report
-
-        _check_proved(recipe.verify, "report")
-        output = recipe.output_path
-        check_report(destination.report, inputs, [output, rejected_name(output)])
+    inputs, output, report = recipe.inputs(reads), recipe.output_path, destination.report
+    _of_proof(recipe.verify, report=report)
+    check_report(report, inputs, [output, rejected_name(output)])
     result = pipeline.run(recipe, reads=reads, **vars(running), progress=Bars())
-    written = "" if running.dry_run else f"{result['output']} is written"
-
-    def shown(screen: Any, found: Any) -> None:
-        show_result(screen, found)
-        if written:
-            kept = ": the proof, without the weights" if running.proof_only else ""
-            screen.print(f"written to {found['output']}{kept}", soft_wrap=True)
-            if then := training_hint(found):
-                screen.print(f"next: {then}", soft_wrap=True)
-
+    parts, written = [*growth_parts(result)], ""
+    if not running.dry_run:
+        written = f"{result['output']} is written"
+        kept = ": the proof, without the weights" if running.proof_only else ""
+        parts.append(Paragraph(f"written to {result['output']}{kept}"))
+        parts += [Paragraph(f"next: {then}") for then in [training_hint(result)] if then]
     with after(written):
-        if destination.report and result["verification"]:
-            from growkit.report.saving import write_report
-
-            output = Path(result["output"])
-            write_report(result["verification"], destination.report, inputs, [output])
-        print_result(result, destination.json, written, shown)
+        if result["verification"]:
+            write_report(result["verification"], report, inputs, [Path(result["output"])])
+        print_result(result, destination.json, written, parts)
     return 1 if result["kept"] is False else 0
 
 
@@ -438,4 +430,4 @@ def recipes_copy(
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; make it first")
     write_whole(copy, file.read_text(encoding="utf-8"), new=True)
-    print_result(str(copy), False, copy, lambda _, each: typer.echo(each))
+    typer.echo(copy)

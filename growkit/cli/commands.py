@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -31,7 +31,7 @@ from growkit.planning.operation import config_key_aliases
 from growkit.recipe.recipe import operations
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from growkit.report.view import Part
 
 USAGE: type[Any] = typer.BadParameter.__bases__[0]
 """The error of a command line that is not understood: of typer or of click, by typer's version."""
@@ -178,14 +178,11 @@ def _other_command(ctx: Any, name: str) -> str:
     commands = getattr(ctx.parent and ctx.parent.command, "commands", {})
     found = [each for each, command in commands.items() if name in _flags(command)[0]]
     if found:
-        *first, last = found
-        return (
-            f"growkit {', '.join(first)} and {last} have it" if first else f"growkit {last} has it"
-        )
+        return f"growkit {' and '.join(found)} {'has' if len(found) == 1 else 'have'} it"
     choosing = {"grow": "--method", "convert": "--to"}.get(ctx.info_name)
-    if choosing and name.removeprefix("--") in operations(ctx.info_name):
-        return f"did you mean {choosing} {name.removeprefix('--')}?"
-    return ""
+    operation = name.removeprefix("--")
+    known = operations(ctx.info_name) if choosing else {}
+    return f"did you mean {choosing} {operation}?" if operation in known else ""
 
 
 def _flags(command: Any) -> tuple[list[str], dict[str, str]]:
@@ -221,7 +218,7 @@ def print_result(
     result: Any,
     as_json: bool,
     written: Path | str | None = None,
-    shown: Callable[[Console, Any], None] | None = None,
+    parts: Iterable[Part] | None = None,
 ) -> None:
     """Print a result.
 
@@ -229,7 +226,7 @@ def print_result(
         result: JSON's types alone.
         as_json: print it as JSON.
         written: a file that holds it as well, so that it is no failure if it cannot be printed.
-        shown: prints it on a console; None for the view of results.
+        parts: what is shown of it; None for the view of results.
     """
     if as_json:
         text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
@@ -237,10 +234,11 @@ def print_result(
         safe = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
         typer.echo("".join(safe))
     else:
-        from growkit.report.terminal import PlainConsole, show_result
+        from growkit.report.terminal import PlainConsole, parts_of, show_parts
 
         # Into a file or a pipe, lines stay whole.
-        (shown or show_result)(PlainConsole(width=None if sys.stdout.isatty() else 200), result)
+        console = PlainConsole(width=None if sys.stdout.isatty() else 200)
+        show_parts(console, parts_of(result) if parts is None else parts)
     if written and (why := unprinted()):
         say(f"warning: {why}")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from growkit.base.errors import InputError
-from growkit.base.names import name_of, perhaps
-from growkit.base.settings import DEVICES, option
+from growkit.base.names import name_of
+from growkit.base.settings import DEVICES, check_options, option
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.engine.texts import read_text
 from growkit.recipe.files import load_recipe, recipe_file
@@ -23,14 +23,6 @@ COMPUTED = ("float32", "bfloat16")
 
 MOST_TOKENS, MOST_RATES, MOST_CANDIDATES = 1 << 24, 20, 50
 """Limits: of the tokens of a step, of learning rates, and of recipes."""
-
-LIMITS = {
-    "steps": (1, 100_000),
-    "seeds": (2, 100),
-    "warmup": (0, 100_000),
-    "batch": (1, MOST_TOKENS),
-    "length": (2, MOST_TOKENS),
-}
 
 LARGEST = 1e15
 """Rate or decay, so that updates stay within float32."""
@@ -57,17 +49,20 @@ class ProbeSettings:
         device: ``auto`` (CUDA when there is one), ``cpu`` or ``cuda``.
     """
 
-    steps: int = option(120, "Steps of AdamW that each takes.")
-    seeds: int = option(3, "Trainings of each, on other orders of the text.")
+    steps: int = option(120, "Steps of AdamW that each takes.", limits=(1, 100_000))
+    seeds: int = option(3, "Trainings of each, on other orders of the text.", limits=(2, 100))
     lr: tuple[float, ...] = option(
         (1e-4,),
         "Learning rates of SRC; each candidate gets the best, by the law of updates.",
         "RATE…",
+        limits=(None, LARGEST),
     )
-    weight_decay: float = option(0.1, "Of all but norms and biases, as in Trainer.")
-    warmup: int = option(10, "Steps until the rate is reached; then it stays.")
-    batch: int = option(4, "Windows in a step.")
-    length: int = option(128, "Tokens in a window, at most.")
+    weight_decay: float = option(
+        0.1, "Of all but norms and biases, as in Trainer.", limits=(0, LARGEST)
+    )
+    warmup: int = option(10, "Steps until the rate is reached; then it stays.", limits=(0, 100_000))
+    batch: int = option(4, "Windows in a step.", limits=(1, MOST_TOKENS))
+    length: int = option(128, "Tokens in a window, at most.", limits=(2, MOST_TOKENS))
     dtype: str | None = option(
         None,
         "What is computed in: float32, or bfloat16 by autocast, the default on a GPU.",
@@ -76,36 +71,17 @@ class ProbeSettings:
     device: str = option("auto", "Where it trains: auto, cpu or cuda.", values=DEVICES)
 
     def __post_init__(self) -> None:
-        given: Any = self.lr
-        rates = (given,) if isinstance(given, int | float | str) else tuple(given)
-        numbers = [("lr", rate) for rate in rates] + [("weight_decay", self.weight_decay)]
-        for name, value in numbers:
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise InputError(f"{name} is {value!r}; a number was expected")
-            if not 0 <= value <= LARGEST or (name == "lr" and not value):  # false for a NaN
-                least = "more than 0, such as 1e-4," if name == "lr" else "0"
-                raise InputError(f"{name} {value:g} cannot be had; give {least} to {LARGEST:g}")
+        rates: Any = self.lr if isinstance(self.lr, list | tuple) else (self.lr,)
+        object.__setattr__(self, "lr", tuple(rates))
+        check_options(self)
         object.__setattr__(self, "lr", tuple(dict.fromkeys(map(float, rates))))
         if not 1 <= len(self.lr) <= MOST_RATES:
             raise InputError(f"{len(self.lr)} learning rates were given; give 1 to {MOST_RATES}")
-        for name, (fewest, most) in LIMITS.items():
-            count = getattr(self, name)
-            if not isinstance(count, int) or not fewest <= count <= most:
-                why = ", as one alone shows no spread" if name == "seeds" else ""
-                raise InputError(f"{name} {count} cannot be had; give {fewest} to {most:,}{why}")
-        self._check_rest()
-
-    def _check_rest(self) -> None:
         if self.batch * self.length > MOST_TOKENS:
             raise InputError(
                 f"{self.batch:,} windows of {self.length:,} tokens are too many for a step; give "
                 f"fewer or shorter ones, of at most {MOST_TOKENS:,} tokens in all"
             )
-        for name, names in (("dtype", COMPUTED), ("device", DEVICES)):
-            value = getattr(self, name)
-            if value not in names and not (name == "dtype" and value is None):
-                known, hint = " or ".join(names), perhaps(value, names, {"gpu": "cuda"})
-                raise InputError(f"{name} {value!r} is not known; choose {known}{hint}")
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ class PlainConsole(Console):
         return super().render_str(plain(text), **options)
 
 
-def show_result(console: Console, result: Any) -> None:
-    """Print a result."""
-    show_parts(console, SHOWN[type(result).__name__](result))
+def parts_of(result: Any) -> Iterable[Part]:
+    """What is shown of a result."""
+    return SHOWN[type(result).__name__](result)
 
 
 def show_parts(console: Console, parts: Iterable[Part]) -> None:
@@ -75,7 +75,7 @@ def show_parts(console: Console, parts: Iterable[Part]) -> None:
 
 def show(result: Result) -> None:
     """Print a result as the command line does."""
-    show_result(PlainConsole(), result)
+    show_parts(PlainConsole(), parts_of(result))
 
 
 class Bars:
