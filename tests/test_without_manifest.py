@@ -13,7 +13,6 @@ from transformers import AutoTokenizer
 import growkit
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.reading import Checkpoint
-from growkit.engine.loader import loading
 from growkit.engine.prompts import load_tokenizer
 from growkit.proof import companions
 from growkit.proof.folder import compare_with_source
@@ -46,7 +45,7 @@ def change(folder: Path, name: str = "config.json", **values: Any) -> None:
 
 def found(source: Path, target: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     checkpoints = Checkpoint(source), Checkpoint(target)
-    beside = compare_with_source(*checkpoints, *map(loading, checkpoints))
+    beside = compare_with_source(*checkpoints)
     return tuple(beside.changed), tuple(beside.named)
 
 

@@ -69,6 +69,8 @@ def different_settings(
 ) -> tuple[list[str], list[str]]:
     """The keys that two configs resolve to other values.
 
+    Of two classes, only those keys are compared that both have, and how far every layer looks back.
+
     Args:
         first: the source's, complete.
         second: the target's.
@@ -78,39 +80,44 @@ def different_settings(
     Returns:
         Those that make another model, and those that are only to be named.
     """
-    if first.get("model_type") != second.get("model_type"):
-        return _settings_that_mean_the_same(first, second, copied)
     changed: list[str] = []
     named: list[str] = []
     follow = _follow_experts(first, second)
     layers = layers_of(first), layers_of(second)
-    free = PROVENANCE_KEYS | _sizes(second)
+    free, own = PROVENANCE_KEYS | _sizes(second), {}
+    one_class = first.get("model_type") == second.get("model_type")
+    keys = first.keys() | second.keys()
+    if not one_class:
+        free |= _sizes(first) | {"model_type"}
+        own = _own_names(second)
+        own["sliding_window"] = "layer_types" if "layer_types" in second else "sliding_window"
+        first, second = _in_shared_names(first), _in_shared_names(second)
+        keys = first.keys() & second.keys()
     missing: Any = object()
-    for key in sorted((first.keys() | second.keys()) - free):
+    for key in sorted(keys - free):
         was, now = (_entries(each, key, missing) for each in (first, second))
-        if was == now:
+        if was == now or not (one_class or key in SHARED or was or now):
             continue
+        by_layer = key in WINDOWS or (one_class and key not in SHARED)
         if isinstance(was, dict) and isinstance(now, dict) and key.endswith("config"):
             inside = different_settings(was, now, copied)
             changed += [f"{key}.{name}" for name in inside[0]]
             named += [f"{key}.{name}" for name in inside[1]]
         elif _harmless(key, was, now) or follow.get(key, missing) == now:
-            named.append(key)
-        elif (
-            isinstance(was, list)
-            and isinstance(now, list)
-            and layers == (len(was), len(now))
-            and len(was) != len(now)
-        ):
-            if key in SHARED or not follows(was, now, copied):
-                changed.append(key)
-            elif copied is None:
-                named.append(key)
+            named.append(own.get(key, key))
+        elif by_layer and _deeper(was, now, layers) and follows(was, now, copied):
+            named += [key] if copied is None else []
         elif all(each is missing or each is None or each is False for each in (was, now)):
             named.append(key)  # what the class does not know, and is not on
         else:
-            changed.append(key)
+            changed.append(own.get(key, key))
     return changed, named
+
+
+def _deeper(was: Any, now: Any, layers: tuple[int, int]) -> bool:
+    """Whether both are lists with an entry for each layer, of another number of layers."""
+    lists = isinstance(was, list) and isinstance(now, list)
+    return lists and layers[0] != layers[1] and layers == (len(was), len(now))
 
 
 def not_compared(first: Config, second: Config) -> list[str]:
@@ -128,7 +135,8 @@ def not_compared(first: Config, second: Config) -> list[str]:
     experts, _ = _experts_of(second)
     chosen = (experts.top_k, *experts.groups, experts.scaling) if experts else ()
     names = _own_names(second)
-    compared = {names.get(key, key) for key in _in_common(first).keys() & _in_common(second).keys()}
+    both = _in_shared_names(first).keys() & _in_shared_names(second).keys() & SHARED
+    compared = {names.get(key, key) for key in both}
     seen = {*compared, *first, *_sizes(second), *PROVENANCE_KEYS, "model_type"}
     found = []
     for key in sorted(second.keys() - seen):
@@ -139,37 +147,13 @@ def not_compared(first: Config, second: Config) -> list[str]:
     return found
 
 
-def _settings_that_mean_the_same(
-    first: Config, second: Config, copied: Copied | None
-) -> tuple[list[str], list[str]]:
-    """As ``different_settings``, of two classes."""
-    changed: list[str] = []
-    named: list[str] = []
-    was, now = _in_common(first), _in_common(second)
-    for key in sorted(was.keys() & now.keys()):
-        if was[key] != now[key]:
-            own = _own_names(second).get(key, key)
-            (named if _harmless(key, was[key], now[key]) else changed).append(own)
-    follow = _follow_experts(first, second)
-    apart = {*_own_names(first).values(), *_own_names(second).values(), "model_type"}
-    apart |= SHARED | WINDOWS | PROVENANCE_KEYS | _sizes(first) | _sizes(second)
-    for key in sorted((first.keys() & second.keys()) - apart):
-        was_set, now_set = first[key], second[key]
-        if was_set == now_set or not (was_set or now_set):
-            continue
-        same = _harmless(key, was_set, now_set) or follow.get(key, not now_set) == now_set
-        (named if same else changed).append(key)
-    windows = _windows(first), _windows(second)
-    deeper = len(windows[0]) != len(windows[1])
-    if not follows(*windows, copied) if deeper else windows[0] != windows[1]:
-        changed.append("layer_types" if "layer_types" in second else "sliding_window")
-    return changed, named
-
-
-def _in_common(config: Config) -> Config:
-    """The values of the keys in ``SHARED``, under the names that are shared."""
-    names = _own_names(config)
-    return {key: config[own] for key in SHARED if (own := names.get(key, key)) in config}
+def _in_shared_names(config: Config) -> Config:
+    """A config with the keys in ``SHARED`` under these names, and a window for every layer."""
+    own = _own_names(config)
+    apart = WINDOWS.union(own.values())
+    found = {key: value for key, value in config.items() if key not in apart}
+    found |= {key: config[name] for key, name in own.items() if name in config}
+    return found | {"sliding_window": _windows(config)}
 
 
 def _own_names(config: Config) -> dict[str, str]:
@@ -215,28 +199,29 @@ def _follow_experts(first: Config, second: Config) -> dict[str, Any]:
 
 def _experts_of(config: Config) -> tuple[Experts | None, list[str]]:
     """How a model uses experts, if it has any, and what the key of their number is called."""
-    family = _family(config)
+    family = listed_family(config)
     if family is None or family.experts is None:
         return None, []
     keys = [key for key, axes in family.axes.items() if axes == ("experts",)]
     return family.experts, keys + [family.aliases[key] for key in keys if key in family.aliases]
 
 
-def _family(config: Config) -> Family | None:
+def listed_family(config: Config) -> Family | None:
+    """The family of the package that knows a model's type, if there is one."""
     known = {kind: each for each in own_families().values() for kind in each.model_types}
     return known.get(str(config.get("model_type")))
 
 
 def _sizes(config: Config) -> frozenset[str]:
     """See ``SIZES``; of what its family describes."""
-    family = _family(config)
+    family = listed_family(config)
     return (SIZES | family.size_keys) - family.unseen_sizes - SHARED if family else SIZES
 
 
 def _entries(config: Config, key: str, missing: Any) -> Any:
     """The value of a key; of a list for the layers, as much as there are layers."""
     value = config.get(key, missing)
-    family = _family(config)
+    family = listed_family(config)
     of_layers = key in (family.lists if family else LISTS) and isinstance(value, list)
     return value[: layers_of(config)] if of_layers else value
 

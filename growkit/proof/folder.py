@@ -9,7 +9,7 @@ source.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,7 +22,7 @@ from growkit.checkpoint.model_files import GENERATION, carried, code_of, is_of_t
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint, RoundedCheckpoint
 from growkit.checkpoint.scratch import temporary
-from growkit.engine.loader import Loading, loading
+from growkit.engine.loader import loading
 from growkit.engine.oracle import PROVENANCE_KEYS, resolved, resolved_as_loaded
 from growkit.engine.user_family import unlisted_family
 from growkit.families.family import families, family_of
@@ -37,7 +37,13 @@ from growkit.proof.companions import (
     same_bytes,
     same_ids,
 )
-from growkit.proof.config import copied_layers, different_settings, layers_of, not_compared
+from growkit.proof.config import (
+    copied_layers,
+    different_settings,
+    layers_of,
+    listed_family,
+    not_compared,
+)
 from growkit.proof.weights import Origin
 from growkit.recipe.manifest import changed_since
 from growkit.recipe.recipe import Recipe
@@ -122,7 +128,7 @@ def compare_folders(
     """
     loads = loading(source), loading(target)
     if origin.unknown:
-        found = compare_with_source(source, target, *loads)
+        found = compare_with_source(source, target)
     else:
         found = compare_with_plan(source, target, origin.lineage.plans[-1].config, recipe)
     notes = []
@@ -131,7 +137,7 @@ def compare_folders(
     for checkpoint, each in zip((source, target), loads, strict=True):
         code = foreign_code(checkpoint.opened)
         if code:
-            growkits = not each.own_class or growkits_code(each.config.get("model_type"))
+            growkits = not each.own_class or growkits_code(each.config)
             notes.append(
                 f"the code in {checkpoint.folder} ({listed(code)}), which runs only where it is "
                 f"trusted, was not looked at: proved is {each.model} of "
@@ -162,33 +168,31 @@ def compare_with_plan(
     """
     family = family_of(planned, str(target.folder))
     wanted = family.named(planned)
-    code = dict(growkits_code(wanted.get("model_type")))
+    code = growkits_code(wanted)
     carries = wanted.get("auto_map") and wanted["auto_map"] == source.config.get("auto_map")
     if not family.write_code and carries:
-        code = {name: source.opened.bytes(name) for name in code_of(source.opened)}
+        code = own_code(source.opened)
     elif code and _has_earlier_code(target, wanted):
         # A note of ``compare_folders`` says that this code was not looked at.
-        code = {name: target.opened.bytes(name) for name in code_of(target.opened)}
+        code = own_code(target.opened)
         wanted["auto_map"] = target.config["auto_map"]
     values = _first_changed_key(wanted, target.config)
     by_plan = _changed_by_plan(source, planned)
     values += by_plan
     changed = [each["name"] for each in values]
-    for name, content in code.items():
-        if not (target.opened.find(name) and target.opened.bytes(name) == content):
-            changed.append(name)
+    changed += [name for name, content in code.items() if not _holds(target, name, content)]
     changed += changed_sidecars(source.opened, target.opened)
     expected = {*WRITTEN, *code, *carried(source.opened), *_weights_of(target)}
     if recipe is not None and recipe.optimizer is not None:
         states = target.opened.names(*outputs())
         changed += changed_since(target, states)
         expected.update(states)
-    extra = [name for name in target.opened.names() if name not in expected]
-    runs = bool(target.config.get("auto_map"))
-    changed += [name for name in extra if _is_read(name, runs)]
-    compared = (GENERATION, *PROCESSORS)
-    known = (is_of_tokenizer(n) or ("/" not in n and matches(n, compared)) for n in extra)
-    unknown = [n for n, each in zip(extra, known, strict=True) if not (each or _is_read(n, runs))]
+    runs, unknown = bool(target.config.get("auto_map")), []
+    for name in target.opened.names():
+        if name not in expected and _is_read(name, runs):
+            changed.append(name)
+        elif name not in expected and not _is_compared(name):
+            unknown.append(name)
     named = _without_effect(wanted, target, "its class") + _rewritten(source, target)
     if target.config.get(SPEED) not in (None, wanted.get(SPEED)):
         named.append(f"{SPEED} in config.json differs")
@@ -196,51 +200,43 @@ def compare_with_plan(
     return FolderDifferences([*dict.fromkeys(changed)], named, unknown, values, of_plan)
 
 
-def compare_with_source(
-    source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading
-) -> FolderDifferences:
+def compare_with_source(source: Checkpoint, target: Checkpoint) -> FolderDifferences:
     """Compare a folder with its source, where it is not known how it was made.
-
-    Args:
-        source: a folder.
-        target: the other folder.
-        loads: what transformers makes of the source.
-        loaded: what it makes of the target.
 
     Raises:
         InputError: the two have different vocabularies.
     """
+    loads, loaded = loading(source), loading(target)
     ids, unseen = same_ids(source.opened, target.opened)
     was, now = (
         # Without a dtype in its config, a folder is loaded in that of its weights.
-        each.config
-        | {"dtype": str(each.config.get("dtype") or TORCH_NAMES[main_dtype(model.tensors)])}
-        for model, each in ((source, loads), (target, loaded))
+        loading(each).config
+        | {"dtype": str(loading(each).config.get("dtype") or TORCH_NAMES[main_dtype(each.tensors)])}
+        for each in (source, target)
     )
     deeper = layers_of(was) != layers_of(now)
-    copied = copied_layers(source, target) if deeper else None
-    keys, named_keys = different_settings(was, now, copied)
+    keys, other_keys = different_settings(
+        was, now, copied_layers(source, target) if deeper else None
+    )
     values = [_changed_value(key, was, now) for key in keys]
     changed = [each["name"] for each in values]
-    named = [f"{key} in config.json differs" for key in named_keys]
-    if loads.config.get("model_type") != loaded.config.get("model_type"):
-        keys = not_compared(loads.config, loaded.config)
+    named = [f"{key} in config.json differs" for key in other_keys]
+    if was.get("model_type") != now.get("model_type"):
+        keys = not_compared(was, now)
         said = "of config.json only what means the same in both classes was compared"
         named.append(said + (f", not {', '.join(keys)}" if keys else ""))
     # Other engines look for the class that a config names; the source may name it otherwise.
-    model_type, classes = target.config.get("model_type"), target.config.get("architectures")
-    allowed: list[Any] = [[loaded.model]]
-    allowed += [[f.architecture] for f in families().values() if model_type in f.model_types]
-    if source.config.get("model_type") == model_type:
+    classes, family = target.config.get("architectures"), listed_family(target.config)
+    allowed: list[Any] = [[loaded.model], *([[family.architecture]] if family else [])]
+    if source.config.get("model_type") == target.config.get("model_type"):
         allowed.append(source.config.get("architectures"))
     if classes and classes not in allowed:
         changed.append("architectures in config.json")
     elif not classes and source.config.get("architectures"):
         named.append("architectures in config.json differs")
     named += _without_effect({**loads.config, **source.config}, target, loaded.model)
-    named += [] if unseen else _rewritten(source, target)
+    named += [f"not compared: {unseen}"] if unseen else _rewritten(source, target)
     changed += [f"the tokenizer ({ids})"] if ids else []
-    named += [f"not compared: {unseen}"] if unseen else []
     changed += [
         GENERATION if key == GENERATION else f"{key} in the generation settings"
         for key in changed_generation(source.opened, target.opened)
@@ -248,21 +244,22 @@ def compare_with_source(
     code = foreign_code(target.opened)
     if code and loaded.own_class and not same_code(source.opened, target.opened):
         changed += code
-    changed += _changed_buffers(source, target, loads, loaded)
-    own_code = code_of(target.opened) if target.config.get("auto_map") else []
-    known = {*WRITTEN, *code, *own_code, *_weights_of(target)}
+    changed += _changed_buffers(source, target)
+    own = code_of(target.opened) if target.config.get("auto_map") else []
+    known = {*WRITTEN, *code, *own, *_weights_of(target), TOKENIZER, SETTINGS, GENERATION}
     names = [name for name in target.opened.names() if name not in known]
-    read = {TOKENIZER, SETTINGS, GENERATION}
-    known = {n for n in names if n in read or (source.opened.has(n) and is_of_tokenizer(n))}
-    others = [n for n in names if n not in known and not matches(n, INERT)]
-    unknown = []
-    for name in others:
-        with suppress(InputError):  # of a large file, nothing is known
-            if source.opened.has(name) and same_bytes(source.opened, target.opened, name):
-                continue
-        unknown.append(name)
+    unknown = [name for name in names if not _is_of_source(name, source, target)]
     changed = [*dict.fromkeys(changed)]
     return FolderDifferences(changed, named, unknown, values, [*changed])
+
+
+def _is_of_source(name: str, source: Checkpoint, target: Checkpoint) -> bool:
+    """Whether no engine reads a file, or the source has it as well."""
+    if matches(name, INERT) or (source.opened.has(name) and is_of_tokenizer(name)):
+        return True
+    with suppress(InputError):  # of a large file, nothing is known
+        return source.opened.has(name) and same_bytes(source.opened, target.opened, name)
+    return False
 
 
 def _without_effect(wanted: Config, target: Checkpoint, model: str) -> list[str]:
@@ -286,20 +283,20 @@ def _without_effect(wanted: Config, target: Checkpoint, model: str) -> list[str]
 def _rewritten(source: Checkpoint, target: Checkpoint) -> list[str]:
     """A note on a tokenizer's files that are not the same bytes."""
     names = rewritten(source.opened, target.opened)
-    return [f"what transformers does with {listed(names)} was compared, not every byte"] * bool(
-        names
-    )
+    note = f"what transformers does with {listed(names)} was compared, not every byte"
+    return [note] if names else []
 
 
-def _changed_buffers(
-    source: Checkpoint, target: Checkpoint, loads: Loading, loaded: Loading
-) -> list[str]:
+def _changed_buffers(source: Checkpoint, target: Checkpoint) -> list[str]:
     """Buffers in the files of only one, or of the same shape in both, but with other values."""
-    names = sorted(loads.buffers.keys() & loaded.buffers.keys())
-    apart = sorted(loads.made_buffers ^ loaded.made_buffers)
-    both = [(loads.buffers[name], loaded.buffers[name]) for name in names]
-    same_shape = [(n, m) for n, m in both if source.tensors[n].shape == target.tensors[m].shape]
-    return apart + [m for n, m in same_shape if not source.read(n).equal(target.read(m))]
+    loads, loaded = loading(source), loading(target)
+    changed = sorted(loads.made_buffers ^ loaded.made_buffers)
+    for name in sorted(loads.buffers.keys() & loaded.buffers.keys()):
+        one, other = loads.buffers[name], loaded.buffers[name]
+        same_shape = source.tensors[one].shape == target.tensors[other].shape
+        if same_shape and not source.read(one).equal(target.read(other)):
+            changed.append(other)
+    return changed
 
 
 def listed(names: Sequence[str]) -> str:
@@ -320,6 +317,15 @@ def _is_read(name: str, runs: bool) -> bool:
     if "/" in name:
         return name.startswith(GENERATE.split("/")[0] + "/")
     return matches(name, WEIGHTS) or (runs and name.endswith(".py"))
+
+
+def _is_compared(name: str) -> bool:
+    """Whether ``changed_sidecars`` reports a file that was added."""
+    return is_of_tokenizer(name) or ("/" not in name and matches(name, (GENERATION, *PROCESSORS)))
+
+
+def _holds(target: Checkpoint, name: str, content: bytes) -> bool:
+    return bool(target.opened.find(name)) and target.opened.bytes(name) == content
 
 
 def _changed_value(key: str, wanted: Config, found: Config) -> ChangedValue:
@@ -373,47 +379,44 @@ GENERATE = "custom_generate/generate.py"
 
 def named_code(folder: Folder) -> dict[str, Any]:
     """What names code that transformers would run: ``{file: its auto_map}``, and own generation."""
-    found: dict[str, Any] = {}
-    for name in folder.names("*.json"):
-        if "/" in name or not name.endswith("config.json"):
-            continue
-        try:
-            auto_map = folder.json(name).get("auto_map")
-        except InputError:
-            continue  # its reader reports the error
-        if auto_map:
-            found[name] = auto_map
-    if folder.has(GENERATE):
-        found[GENERATE] = True
+    found: dict[str, Any] = {GENERATE: True} if folder.has(GENERATE) else {}
+    for name in folder.names("*config.json"):
+        with suppress(InputError):  # its reader reports the error
+            if "/" not in name and (auto_map := folder.json(name).get("auto_map")):
+                found[name] = auto_map
     return found
 
 
 def foreign_code(folder: Folder) -> list[str]:
     """Names of the files that name code which is not growkit's own, and of that code."""
-    named = named_code(folder)
-    if not named or (named.keys() == {"config.json"} and _is_growkits(folder)):
+    named, config = named_code(folder), folder.json("config.json")
+    family, own = listed_family(config), growkits_code(config)
+    growkits = {"config.json": dict(family.auto_map)} if family and family.auto_map else {}
+    if not named or (own and named == growkits and own_code(folder) == own):
         return []
     text = json.dumps(named)
-    called = [name for name in code_of(folder) if name.removesuffix(".py") in text]
-    return [*named, *called, *(name for name in code_of(folder) if name not in called)]
+    # Code that is named comes first.
+    return [*named, *sorted(code_of(folder), key=lambda name: name.removesuffix(".py") not in text)]
 
 
 def same_code(first: Folder, second: Folder) -> bool:
     """Whether two folders name the same code, and hold it byte for byte."""
-    if named_code(first) != named_code(second):
-        return False
-    names = code_of(first), code_of(second)
-    return names[0] == names[1] and all(first.bytes(n) == second.bytes(n) for n in names[0])
+    return named_code(first) == named_code(second) and own_code(first) == own_code(second)
 
 
-def growkits_code(model_type: Any) -> Mapping[str, bytes]:
-    """The code that growkit writes with models of a type, by file name; empty for most."""
-    for family in families().values():
-        if model_type in family.model_types and family.write_code:
-            with temporary("code") as scratch:
-                family.write_code(scratch)
-                return {path.name: path.read_bytes() for path in sorted(scratch.glob("*.py"))}
-    return {}
+def own_code(folder: Folder) -> dict[str, bytes]:
+    """The code in a folder, by file name."""
+    return {name: folder.bytes(name) for name in code_of(folder)}
+
+
+def growkits_code(config: Config) -> dict[str, bytes]:
+    """The code that growkit writes with such a model, by file name; empty for most."""
+    family = listed_family(config)
+    if family is None or family.write_code is None:
+        return {}
+    with temporary("code") as scratch:
+        family.write_code(scratch)
+        return {path.name: path.read_bytes() for path in sorted(scratch.glob("*.py"))}
 
 
 def _has_earlier_code(target: Checkpoint, wanted: Config) -> bool:
@@ -429,17 +432,4 @@ def _has_earlier_code(target: Checkpoint, wanted: Config) -> bool:
         and isinstance(classes, dict)
         and {"AutoConfig", "AutoModelForCausalLM"} <= classes.keys()
         and all(wanted["auto_map"].get(key) == name for key, name in classes.items())
-    )
-
-
-def _is_growkits(folder: Folder) -> bool:
-    config = folder.json("config.json")
-    model_type = config.get("model_type")
-    code = growkits_code(model_type)
-    maps = [f.auto_map for f in families().values() if model_type in f.model_types]
-    return (
-        bool(code)
-        and config.get("auto_map") in [dict(each) for each in maps if each]
-        and sorted(code) == code_of(folder)
-        and all(folder.bytes(name) == content for name, content in code.items())
     )
