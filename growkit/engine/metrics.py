@@ -11,10 +11,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from growkit.base.limits import SPACING, Limit
 from growkit.results.proof import Measured
-
-EPSILON = 2.0**-52
-"""Relative spacing of float64."""
 
 IN_CACHE = 1 << 17
 """Logits that are compared together on a CPU: a dozen passes over them stay in its cache."""
@@ -108,7 +106,7 @@ class Distance:
         Its terms are rounded as the logarithms that they are differences of, which are as large as
         logits: a sum may as well be less than 0, which no KL is.
         """
-        return 0.0 if abs(kl) <= EPSILON * (1 + self.scale) else kl
+        return 0.0 if abs(kl) <= SPACING["float64"] * (1 + self.scale) else kl
 
     def factor(self, within: float) -> float | None:
         """The number by which all logits are multiplied, if that explains the difference.
@@ -123,9 +121,7 @@ class Distance:
         explained = left <= (within * (1 + abs(factor))) ** 2 * self.squared_source
         return factor if explained and abs(factor - 1) > within else None
 
-    def measured(
-        self, dtype: str, device: str, tolerance: float | None, why: str | None
-    ) -> Measured:
+    def measured(self, dtype: str, device: str, limit: Limit | None) -> Measured:
         """The figures, as they are reported."""
         return Measured(
             dtype=dtype,
@@ -134,8 +130,8 @@ class Distance:
             mean_abs_logit_diff=finite(self.absolute / self.elements),
             logit_scale=finite(self.scale),
             relative=finite(self.relative),
-            tolerance=tolerance,
-            tolerance_why=why,
+            tolerance=limit and limit.largest,
+            tolerance_why=limit and limit.why,
             kl_nats_per_token=finite(self.kl_per_token),
             top1_agreement=self.agreeing / self.tokens,
         )

@@ -6,7 +6,7 @@ in, files are merged or split. So where bytes differ, what transformers reads fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -59,38 +59,33 @@ def changed_sidecars(source: Folder, target: Folder) -> list[str]:
     no tokenizer loads, only bytes count. A file that the source lacks is a change if transformers
     reads it, unless it only repeats other files.
     """
-    names = carried(source)
-    changed = [name for name in names if not same_bytes(source, target, name)]
-    had = set(source.names())
-    added = [name for name in target.names(*FILES, GENERATION, *PROCESSORS) if name not in had]
+    names, had = carried(source), {*source.names()}
+    differ = [name for name in names if not same_bytes(source, target, name)]
+    differ += [name for name in target.names(*FILES, GENERATION, *PROCESSORS) if name not in had]
     lost = [name for name in source.names(*FILES) if name not in names and not target.has(name)]
-    read = [name for name in (*changed, *added, *lost) if is_of_tokenizer(name)]
+    lost = [name for name in lost if is_of_tokenizer(name)]
+    read = [name for name in differ if is_of_tokenizer(name)]
     found: list[str] = []
     # config.json may make another tokenizer of the same files.
     was, now = (f.json("config.json") if f.has("config.json") else {} for f in (source, target))
     depends = any(was.get(key) != now.get(key) for key in OF_TOKENIZERS)
-    if has_tokenizer(source) and (read or depends):
-        found = _changed_in_tokenizer(source, target, changed, added, read)
-        changed = [name for name in changed if not is_of_tokenizer(name)]
-        added = [name for name in added if not is_of_tokenizer(name)]
-    found += [name for name in changed if not _same_json(source, target, name)]
-    found += [name for name in added if name != GENERATION or not _same_json(source, target, name)]
-    return found
+    if has_tokenizer(source) and (read or lost or depends):
+        found = _changed_in_tokenizer(source, target, read, lost)
+        differ = [name for name in differ if name not in read]
+    return found + [name for name in differ if not _same_json(source, target, name)]
 
 
 def _changed_in_tokenizer(
-    source: Folder, target: Folder, changed: Sequence[str], added: Sequence[str], read: list[str]
+    source: Folder, target: Folder, differ: list[str], lost: list[str]
 ) -> list[str]:
+    """Which of its files make another tokenizer; ``lost`` are those that growkit does not copy."""
     first, second = _loaded(source), _loaded(target)
-    if first is None and second is None and not read:
+    if first is None and second is None and not (differ or lost):
         return []
     if first is None or second is None or first_difference(first, second):
-        return read or ["the tokenizer, which depends on config.json,"]
-    found = [name for name in changed if name in read and not _is_saved_with_it(name, target)]
-    found = [name for name in found if not _same_json(source, target, name)]
-    if SETTINGS in read and _contradict(source, target, first, second):
-        found.append(SETTINGS)
-    return found + [name for name in added if name in read and not _agrees(name, target, first)]
+        return [*differ, *lost] or ["the tokenizer, which depends on config.json,"]
+    found = [name for name in differ if not _explained(name, source, target, first)]
+    return found + [SETTINGS] * (SETTINGS in differ and _contradict(source, target, first, second))
 
 
 def rewritten(source: Folder, target: Folder) -> list[str]:
@@ -157,11 +152,19 @@ def has_tokenizer(folder: Folder) -> bool:
     return bool(folder.names(TOKENIZER, *VOCABULARIES))
 
 
-def _is_saved_with_it(name: str, target: Folder) -> bool:
-    """Whether saving a tokenizer explains that a file is another, new or missing."""
-    if matches(name, LEFT_OUT):
-        return not target.has(name)
-    return matches(name, SAVED)
+def _explained(name: str, source: Folder, target: Folder, tokenizer: Any) -> bool:
+    """Whether saving the source's tokenizer explains that a file is another, new or missing."""
+    if source.has(name):
+        saved = not target.has(name) if matches(name, LEFT_OUT) else matches(name, SAVED)
+        return saved or _same_json(source, target, name)
+    if name not in (SPECIAL, ADDED):
+        return matches(name, SAVED)
+    with suppress(InputError):
+        content = target.json(name)
+        if name == ADDED:
+            return bool(content.items() <= tokenizer.get_vocab().items())
+        return all(str(getattr(tokenizer, k, None)) == _plain(v) for k, v in content.items())
+    return False
 
 
 def same_bytes(source: Folder, target: Folder, name: str) -> bool:
@@ -217,18 +220,6 @@ def _saved_settings(tokenizer: Any) -> Mapping[str, Any]:
             tokenizer.save_pretrained(scratch)
         return Folder(scratch).json(SETTINGS)
     return {}
-
-
-def _agrees(name: str, target: Folder, tokenizer: Any) -> bool:
-    """Whether an added file agrees with the source's tokenizer."""
-    if name not in (SPECIAL, ADDED):
-        return matches(name, SAVED)
-    with suppress(InputError):
-        content = target.json(name)
-        if name == ADDED:
-            return bool(content.items() <= tokenizer.get_vocab().items())
-        return all(str(getattr(tokenizer, k, None)) == _plain(v) for k, v in content.items())
-    return False
 
 
 def _plain(value: Any) -> Any:

@@ -48,12 +48,10 @@ from growkit.proof.preflight import vocabulary_error
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import Origin
 from growkit.results.proof import (
-    CopyDistance,
     Fault,
     Finding,
     Fingerprint,
     ModeResult,
-    Trainability,
 )
 from growkit.results.sentences import counted, too_much
 
@@ -135,14 +133,6 @@ class FunctionProof:
         symmetry: how far the gradients of copies are apart.
         notes: what was not compared, in words.
     """
-
-    modes: list[Mode]
-    strict: Comparison
-    native: Comparison
-    probe: Probe
-    rounding: Distance
-    trainability: Trainability | None
-    symmetry: list[CopyDistance]
 
     def __init__(
         self,
@@ -502,21 +492,15 @@ class FunctionProof:
         width = widest((self.before, self.after)[side])
         return fingerprint(of, self._question, exact, rounded, self.native.dtype, width)
 
-    def fault(self, lost: str | None, changed: str | None, *, unknown: bool) -> Fault | None:
-        """Where and why the two differ; None if they do not, or were not to be the same.
-
-        Args:
-            lost: the first tensor that does not give the source back.
-            changed: the first change next to the weights, in words.
-            unknown: whether it is not known how the target was made.
-        """
-        limit, prefill = self.strict_limit.largest, self.strict.prefill
-        logits_kept = within(self.strict.largest[1], limit)
-        if not self.exact or (logits_kept and not lost and not changed):
+    def fault(self, weights: Finding, files: Finding, logits: Finding) -> Fault | None:
+        """Where and why the two differ; None if they do not, or were not to be the same."""
+        lost = weights.place
+        failed = [each for each in (weights, files, logits) if each.kept is False]
+        if not self.exact or not failed:
             return None
         layer, module = self.first_difference
-        stored = spacing(self.after)
-        factor = prefill.factor(limit + stored)
+        limit, stored = self.strict_limit.largest, spacing(self.after)
+        factor = self.strict.prefill.factor(limit + stored)
         found = Fault(layer=layer)
         if lost:
             found = tensor_fault(self.lineage, self.after, lost, layer)
@@ -527,11 +511,11 @@ class FunctionProof:
                 found = fault_outside_layers(
                     self._models, self._hidden, given, limit, factor, stored
                 )
-        if changed and not lost:
-            found.cause = changed
+        if files.kept is False and not lost:
+            found.cause = files.sentence
             # Where every tensor gives the source's back, none is at fault.
-            found.tensor = found.tensor if unknown else None
-        if found.factor is None and not logits_kept:
+            found.tensor = None if self.lineage.plans else found.tensor
+        if found.factor is None and not logits.kept:
             found.factor = factor
         return found
 

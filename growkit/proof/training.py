@@ -40,6 +40,7 @@ from growkit.planning.plan import Lineage
 from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.updates import Law, Update, law_of
 from growkit.proof.fingerprint import widest
+from growkit.proof.weights import Origin
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import TrainingProof
 
@@ -106,6 +107,31 @@ def check_room(settings: Settings, tensors: Mapping[str, TensorInfo], device: to
         )
 
 
+def prepare_training(
+    settings: Settings,
+    before: Checkpoint,
+    after: Checkpoint,
+    origin: Origin,
+    recipe: Recipe | None,
+    optimizer: Path | None,
+    device: torch.device,
+) -> StatePaths:
+    """Find the states of both optimizers, before anything that takes time; see ``state_paths``.
+
+    Raises:
+        InputError: it is not known how the target was made, or it does not fit into memory.
+    """
+    if settings.steps is None:
+        return NO_STATES
+    if origin.unknown:
+        raise InputError(
+            f"training {after.folder} alongside its source needs to know how it was made, but "
+            f"{origin.unknown}; leave out --steps"
+        )
+    check_room(settings, after.tensors, device)
+    return state_paths(before, after, recipe, optimizer)
+
+
 def prove_training(
     before: Checkpoint,
     after: Checkpoint,
@@ -148,9 +174,8 @@ def prove_training(
         first = _trained(after, both[1], batches[:3], device, spoiled)
         off = abs(first.losses[1] - source.losses[1]) / max(abs(source.losses[0]), 1e-300)
         caught = not within(off, tolerance)
-    kept = None if tolerance is None else within(relative, tolerance) and bool(caught)
     still = sum(each.new for each in updates.values())
-    reason = _reason(law, source, target, tolerance, still, caught)
+    kept, reason = _judge(law, source, target, tolerance, still, caught)
     if states and states.unlike:
         kept, reason = False, f"the optimizer's state is not the source's, grown: {states.unlike}"
     elif states:
@@ -175,15 +200,9 @@ def prove_training(
     )
 
 
-def _loaded(
-    stored: Checkpoint,
-    beginning: Beginning | None,
-    device: torch.device,
-    updates: Updates | None = None,
-) -> StrictTraining:
+def _loaded(stored: Checkpoint, device: torch.device, *treated: Any) -> StrictTraining:
     with strict_float64():
-        model = load_model(stored, torch.float64, device, None)
-        return StrictTraining(model, updates, beginning.customs if beginning else None)
+        return StrictTraining(load_model(stored, torch.float64, device, None), *treated)
 
 
 def first_moments(
@@ -194,7 +213,7 @@ def first_moments(
     device: torch.device,
 ) -> tuple[Beginning, Beginning]:
     """The moments that the source has after some windows, and those grown for the target."""
-    moments = _loaded(before, None, device).gather(windows)
+    moments = _loaded(before, device).gather(windows)
     grown = grown_moments(moments, before, after, lineage.plans)
     one, other = (Beginning(each, dict.fromkeys(each, 1.0)) for each in (moments, grown))
     return one, other
@@ -209,7 +228,7 @@ def _trained(
     disturbed: float = 0.0,
 ) -> _Run:
     """Train a model on all batches but the first; the last gives a loss and logits alone."""
-    training = _loaded(stored, beginning, device, updates)
+    training = _loaded(stored, device, updates, beginning.customs)
     training.begin(beginning)
     losses = []
     for step, windows in enumerate(batches[1:-1], 1):
@@ -241,27 +260,27 @@ def _path(law: Law) -> str:
     return own if others else f"{own}, while --symmetry keep preserves the source's training"
 
 
-def _reason(
+def _judge(
     law: Law, source: _Run, target: _Run, tolerance: float | None, still: int, caught: bool | None
-) -> str:
-    """The finding in a sentence."""
+) -> tuple[bool | None, str]:
+    """Whether both learned the same, None where that is not promised; and that in a sentence."""
     relative, steps = source.apart(target), len(source.losses) - 1
     times = f"{steps} step{'s' * (steps != 1)}"
     besides = f", while {still} new parameters stood still" if still else ""
     if tolerance is None:
         apart = [abs(a - b) for a, b in zip(source.losses, target.losses, strict=True)]
-        return (
+        return None, (
             f"both were also trained for {times}: {_path(law)}; the losses are {apart[0]:.1e} nats "
             f"per token apart before the first step and {apart[-1]:.1e} after the last{besides}"
         )
     if not within(relative, tolerance):
-        return (
+        return False, (
             f"the target does not learn what its source does: after {times} losses or logits "
             f"differ by {relative:.1e} of their scale, and rounding allows {tolerance:.1e}{besides}"
         )
     if not caught:
-        return "a deliberate fault in the factors was not noticed, so that nothing is shown"
-    return (
+        return False, "a deliberate fault in the factors was not noticed, so that nothing is shown"
+    return True, (
         f"the target learns what its source does: after {times} losses and logits differ by at "
         f"most {relative:.1e} of their scale{besides}"
     )
@@ -360,17 +379,14 @@ class States:
     def _differences(self) -> Iterator[str]:
         expected, found = _settings(self._grown.groups), _settings(self._target.groups)
         where, steps = self._target.where, self._target.steps
-        for name in sorted({*expected, *found}):
-            if name not in expected or name not in found:
-                yield f"{name} is in {'no' if name in expected else 'a'} group of {where}"
-                continue
-            for key, value in expected[name].items():
-                is_now = found[name].get(key)
-                if is_now != value:
+        for name in sorted(found.keys() ^ expected.keys()):
+            yield f"{name} is in {'no' if name in expected else 'a'} group of {where}"
+        for name, options in expected.items():
+            for key, value in options.items():
+                if (is_now := found[name].get(key)) != value:
                     yield f"{key} of {name} in {where} is {is_now}, where {value} was expected"
         for name, step in steps.items():
-            wanted = self._grown.steps.get(name, step)
-            if step != wanted:
+            if step != (wanted := self._grown.steps.get(name, step)):
                 yield f"the step of {name} in {where} is {step:g}, where {wanted:g} was expected"
         for name, info in self._grown.tensors.items():
             parameter, _, kind = name.rpartition(".")
@@ -383,11 +399,10 @@ class States:
             return False
         begin = 0
         for block in self._grown.blocks(name):
-            end = begin + (block.shape[0] if block.dim() else 1)
-            there = numbers.read(name, slice(begin, end) if block.dim() else None)
-            if not torch.equal(block, there):
+            rows = slice(begin, begin + len(block)) if block.dim() else None
+            if not torch.equal(block, numbers.read(name, rows)):
                 return False
-            begin = end
+            begin += len(block) if block.dim() else 0
         return True
 
 
@@ -402,11 +417,8 @@ def _beginning(state: State) -> Beginning:
     for key in state.numbers.tensors:
         name, _, kind = key.rpartition(".")
         moments.setdefault(name, {})[kind] = state.numbers.read(key, None).double()
-    customs = {
-        name: Custom(
-            betas=(float(options["betas"][0]), float(options["betas"][1])),
-            amsgrad="max_exp_avg_sq" in moments[name],
-        )
-        for name, options in _settings(state.groups).items()
-    }
+    customs = {}
+    for name, options in _settings(state.groups).items():
+        first, second = map(float, options["betas"])
+        customs[name] = Custom((first, second), amsgrad="max_exp_avg_sq" in moments[name])
     return Beginning(moments, dict(state.steps), customs)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from growkit.base.errors import InputError
-from growkit.base.progress import Advance, Progress, Silent
+from growkit.base.progress import Progress, Silent
 from growkit.base.settings import Settings
 from growkit.base.tensors import total_bytes, total_parameters
 from growkit.base.units import given_date, today
@@ -29,9 +28,8 @@ from growkit.proof.folder import compare_folders
 from growkit.proof.function import FunctionProof
 from growkit.proof.modes import modes, used
 from growkit.proof.preflight import check_vocabularies
-from growkit.proof.training import NO_STATES, check_room, prove_training, state_paths
+from growkit.proof.training import prepare_training, prove_training
 from growkit.proof.weights import (
-    Origin,
     as_planned,
     check_order,
     compare_weights,
@@ -61,8 +59,6 @@ VERDICTS = {
 
 AFTERWARDS = ("max_kl", "training", "trainability")
 """Findings on a target that has kept its promise, which the sentence reports as well."""
-
-NO_LIMIT = (None, None)
 
 
 def verify(
@@ -167,59 +163,38 @@ def prove(
     place = choose_device(settings.device)
     started = time.perf_counter()
     total = 2 * (total_bytes(before.tensors) + total_bytes(after.tensors))
-    with reproducible(place):
+    bar = progress.bytes("proving", total)
+    with reproducible(place), bar as advance, ExitStack() as described:
         origin = origin_of(before, after, recipe)
         # A recipe that does not fit must not decide what is compared.
-        known = temporary_family(origin.family)
-        with known, progress.bytes("proving", total) as advance:
-            verdict = _proved(before, after, settings, recipe, advance, place, optimizer, origin)
-    verdict.seconds = round(time.perf_counter() - started, 3)
-    return verdict
-
-
-def _proved(
-    before: Checkpoint,
-    after: Checkpoint,
-    settings: Settings,
-    recipe: Recipe | None,
-    advance: Advance,
-    place: torch.device,
-    optimizer: Path | None,
-    origin: Origin,
-) -> VerifyResult:
-    prompts = make_prompts(settings, before.folder, before.config)
-    lineage, exact = origin.lineage, origin.lineage.promise == "exact"
-    if settings.steps is not None and origin.unknown:
-        raise InputError(
-            f"training {after.folder} alongside its source needs to know how it was made, but "
-            f"{origin.unknown}; leave out --steps"
-        )
-    before = as_planned(before, origin)
-    check_room(settings, after.tensors, place)
-    trains = settings.steps is not None
-    states = state_paths(before, after, recipe, optimizer) if trains else NO_STATES
-    files = compare_folders(before, after, origin, recipe)
-    longest, look = max(map(len, prompts.windows)), settings.trainability
-    logits = FunctionProof(before, after, place, origin, advance, longest, trainability=look)
-    files.changed += (layer_settings := logits.changed_layer_settings())
-    files.of_source += layer_settings if origin.unknown else []
-    weights = compare_weights(origin, after)
-    if exact and weights.settled and not files.changed:
-        prompts = prompts.cut(*settings.settled.amount)
-    logits.run(modes(prompts.windows, before.config, after.config))
-    tried = [*logits.mode_results(), *used(before, after, prompts.windows[0], place, exact)]
-    findings = [weights.finding(lineage.promise), files.finding]
-    findings += logits.findings(tried, settings.max_kl)
-    changed = files.finding.sentence if files.changed else None
-    fault = logits.fault(weights.lost, changed, unknown=bool(origin.unknown))
-    _explain(findings, fault, exact=exact)
-    training = None
-    if settings.steps is not None and not failed(findings):
-        training = prove_training(before, after, lineage, settings, place, states)
-    findings += findings_on_training(training, logits.trainability, settings)
+        described.enter_context(temporary_family(origin.family))
+        lineage, exact = origin.lineage, origin.lineage.promise == "exact"
+        prompts = make_prompts(settings, before.folder, before.config)
+        states = prepare_training(settings, before, after, origin, recipe, optimizer, place)
+        before = as_planned(before, origin)
+        files = compare_folders(before, after, origin, recipe)
+        longest, look = max(map(len, prompts.windows)), settings.trainability
+        logits = FunctionProof(before, after, place, origin, advance, longest, trainability=look)
+        files.changed += (layer_settings := logits.changed_layer_settings())
+        files.of_source += layer_settings if origin.unknown else []
+        weights = compare_weights(origin, after)
+        if exact and weights.settled and not files.changed:
+            prompts = prompts.cut(*settings.settled.amount)
+        logits.run(modes(prompts.windows, before.config, after.config))
+        tried = [*logits.mode_results(), *used(before, after, prompts.windows[0], place, exact)]
+        findings = [weights.finding(lineage.promise), files.finding]
+        findings += logits.findings(tried, settings.max_kl)
+        fault = logits.fault(*findings[:3])
+        _explain(findings, fault, exact=exact)
+        training = None
+        if settings.steps is not None and not failed(findings):
+            training = prove_training(before, after, lineage, settings, place, states)
+        findings += findings_on_training(training, logits.trainability, settings)
+        fingerprint = logits.fingerprint()
     notes = [*files.named, *logits.notes]
     verdict = verdict_of(lineage.promise, findings, settings.max_kl)
-    strict, native, rounding = logits.strict.prefill, logits.native.prefill, logits.native_limit
+    device, dtype = device_name(place), logits.native.dtype
+    strict, native = logits.strict.prefill, logits.native.prefill
     shown = native if exact else strict
     return VerifyResult(
         promise=lineage.promise,
@@ -233,13 +208,9 @@ def _proved(
         changed_values=files.values,
         notes=notes,
         unknown_files=files.unknown,
-        strict_float64=strict.measured("float64", device_name(place), *(logits.limit or NO_LIMIT)),
-        native=native.measured(
-            logits.native.dtype,
-            device_name(place),
-            *(rounding if exact and rounding else NO_LIMIT),
-        ),
-        rounding=logits.rounding.measured(logits.native.dtype, device_name(place), *NO_LIMIT),
+        strict_float64=strict.measured("float64", device, logits.limit),
+        native=native.measured(dtype, device, logits.native_limit if exact else None),
+        rounding=logits.rounding.measured(dtype, device, None),
         max_kl=settings.max_kl,
         lost=lineage.lost or None,
         loss_source=finite(strict.loss_source / strict.predictions),
@@ -256,7 +227,7 @@ def _proved(
         logit_sample=logits.native.sample,
         negative_control_caught=logits.caught,
         negative_control=logits.probe.fault,
-        fingerprint=logits.fingerprint(),
+        fingerprint=fingerprint,
         training=training,
         trainability=logits.trainability,
         symmetry=logits.symmetry,
@@ -276,7 +247,7 @@ def _proved(
         tensors_recovered=weights.recovered[0] if weights.recovered else None,
         source_tensors=weights.recovered[1] if weights.recovered else None,
         created=today(),
-        seconds=0.0,
+        seconds=round(time.perf_counter() - started, 3),
         versions=versions(),
     )
 

@@ -9,7 +9,6 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,53 +35,10 @@ from growkit.engine.class_weights import class_weights
 from growkit.proof.fingerprint import Question, apart, fingerprint_of
 from growkit.proof.preflight import check_vocabulary
 from growkit.recipe.manifest import changed_since
+from growkit.results.proof import Fingerprint
 from growkit.training.groups import check_same
 
 OTHER = "give the folder that it was loaded from"
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a model has to answer.
-
-    Attributes:
-        question: what it is asked.
-        logits: the answer, in float64.
-        scale: root mean square of the logits.
-        limits: what the answer may differ by, relative to the scale, by dtype of computation.
-        of: whose answer it is: ``source`` or ``target``.
-    """
-
-    question: Question
-    logits: Tensor
-    scale: float
-    limits: dict[str, float]
-    of: str
-
-    @classmethod
-    def parsed(cls, held: Any, vocabulary: int) -> Expected:
-        """From a manifest.
-
-        Raises:
-            TypeError, KeyError, ValueError, OverflowError, RuntimeError: something is odd.
-        """
-        ids, places = (torch.tensor(held[key], dtype=torch.long) for key in ("ids", "places"))
-        logits = torch.tensor(held["logits"], dtype=torch.float64)
-        scale = float(held["scale"])
-        limits = {name: float(held["limits"][name]) for name in COMPUTED}
-        tokens = torch.cat([ids.flatten(), places.flatten()])
-        fit = (
-            ids.dim() == 1,
-            logits.numel() > 0,
-            places.shape == logits.shape == (len(ids), places.shape[-1]),
-            bool(((tokens >= 0) & (tokens < vocabulary)).all()),
-            bool(logits.isfinite().all()),
-            all(0 < each < math.inf for each in (scale, *limits.values())),
-            held["of"] in ("source", "target"),
-        )
-        if not all(fit):
-            raise ValueError
-        return cls(Question(Call(ids), places), logits, scale, limits, held["of"])
 
 
 def assert_preserved(model: nn.Module, folder: str | Path) -> float:
@@ -106,8 +62,10 @@ def assert_preserved(model: nn.Module, folder: str | Path) -> float:
         InputError: they differ by more than rounding does; or the folder cannot be used.
     """
     expected = expected_of(Path(folder))
-    found, dtype = _asked(model, expected, folder)
-    distance = apart(expected.logits, expected.question.of(found), expected.scale)
+    question = Question(Call(torch.tensor(expected.ids)), torch.tensor(expected.places))
+    found, dtype = _asked(model, question, folder)
+    logits = torch.tensor(expected.logits, dtype=torch.float64)
+    distance = apart(logits, question.of(found), expected.scale)
     distance = distance if math.isfinite(distance) else math.inf
     if distributed.is_available() and distributed.is_initialized():
         shared = torch.tensor(distance, device=found.device, dtype=torch.float64)
@@ -150,7 +108,7 @@ class AssertPreserved(TrainerCallback):
             assert_preserved(kwargs["model"], self.folder)
 
 
-def expected_of(folder: Path) -> Expected:
+def expected_of(folder: Path) -> Fingerprint:
     """The fingerprint of a folder; out of its files, if the manifest holds none.
 
     Raises:
@@ -175,12 +133,38 @@ def expected_of(folder: Path) -> Expected:
     if held is None:
         raise InputError(f"the model in {folder} computes no usable logits to be known by")
     try:
-        return Expected.parsed(held, checkpoint.config["vocab_size"])
+        return _parsed(held, checkpoint.config["vocab_size"])
     except (TypeError, KeyError, ValueError, OverflowError, RuntimeError):
         raise InputError(
             f"the fingerprint in {file} is not as growkit writes it; make the model again with "
             f"'growkit run {file}'"
         ) from None
+
+
+def _parsed(held: Any, vocabulary: int) -> Fingerprint:
+    """A fingerprint from a manifest.
+
+    Raises:
+        TypeError, KeyError, ValueError, OverflowError, RuntimeError: something is odd.
+    """
+    ids, places = (torch.tensor(held[key], dtype=torch.long) for key in ("ids", "places"))
+    logits = torch.tensor(held["logits"], dtype=torch.float64)
+    scale = float(held["scale"])
+    limits = {name: float(held["limits"][name]) for name in COMPUTED}
+    tokens = torch.cat([ids.flatten(), places.flatten()])
+    fit = (
+        ids.dim() == 1,
+        logits.numel() > 0,
+        places.shape == logits.shape == (len(ids), places.shape[-1]),
+        bool(((tokens >= 0) & (tokens < vocabulary)).all()),
+        bool(logits.isfinite().all()),
+        all(0 < each < math.inf for each in (scale, *limits.values())),
+        held["of"] in ("source", "target"),
+    )
+    if not all(fit):
+        raise ValueError
+    numbers = {"ids": ids.tolist(), "places": places.tolist(), "logits": logits.tolist()}
+    return Fingerprint(**{**held, **numbers, "scale": scale, "limits": limits})
 
 
 def keep_stored(model: nn.Module, folder: str | Path) -> list[str]:
@@ -213,7 +197,7 @@ def keep_stored(model: nn.Module, folder: str | Path) -> list[str]:
     return changed
 
 
-def _asked(model: nn.Module, expected: Expected, folder: str | Path) -> tuple[Tensor, str]:
+def _asked(model: nn.Module, question: Question, folder: str | Path) -> tuple[Tensor, str]:
     """All logits, [tokens, vocabulary], and the name of the dtype that they were computed in.
 
     Raises:
@@ -221,10 +205,10 @@ def _asked(model: nn.Module, expected: Expected, folder: str | Path) -> tuple[Te
     """
     parameters = list(model.parameters())
     device = parameters[0].device
-    ids = expected.question.call.ids[None].to(device)
+    ids = question.call.ids[None].to(device)
     # DDP would only prepare for gradients.
     called: Any = model.module if isinstance(model, DistributedDataParallel) else model
-    most = 1 + max(int(expected.question.places.max()), int(ids.max()))
+    most = 1 + max(int(question.places.max()), int(ids.max()))
     embedding = getattr(called, "get_input_embeddings", lambda: None)()
     if getattr(embedding, "num_embeddings", most) < most:
         raise InputError(
