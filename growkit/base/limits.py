@@ -7,10 +7,9 @@ the relative spacing of numbers (``docs/numerics.md``, "Strict float64").
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from growkit.base.lazy import Tensor
 
 STRICT_MARGIN = 8
 """How many times what rounding does to the source the target may differ in strict float64."""

@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from growkit.base.lazy import Tensor, torch
 
 Config = dict[str, Any]
 """The contents of a ``config.json``."""
@@ -88,8 +86,6 @@ class TensorInfo:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype as torch has it."""
-        import torch
-
         found: torch.dtype = getattr(torch, STORED_NAMES[self.dtype])
         return found
 

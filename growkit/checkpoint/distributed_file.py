@@ -17,9 +17,10 @@ from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import (
     ANYWHERE,
     SAFETENSORS_NAMES,
@@ -42,9 +43,6 @@ from growkit.checkpoint.weight_file import (
     sizes,
 )
 from growkit.checkpoint.writing import Shard, divided
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MOST_BYTES = 1 << 25
 """Size of a list, at most: a hundred thousand parts take half of it."""
@@ -164,8 +162,6 @@ class DistributedFile(Weights):
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """See ``WeightFile.read``."""
-        import torch
-
         info, parts = self.tensors[name], []
         asked = full(info.shape, where)
         for part in self._entries[name].parts:
@@ -466,7 +462,6 @@ def write_list(
         values: all other entries, plain values or small tensors, by name.
         state: name of the state that entries are of whose names begin with it.
     """
-    import torch
     from torch.distributed.checkpoint import metadata
     from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 
@@ -511,7 +506,6 @@ def write_list(
 @lru_cache(maxsize=1024)
 def _around(info: TensorInfo) -> tuple[bytes, bytes]:
     """The bytes before and behind the numbers of a tensor."""
-    import torch
     from torch.serialization import skip_data
 
     with temporary("archive") as folder:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
 from growkit.base.names import perhaps
 from growkit.base.tensors import (
     FLOAT_BYTES,
@@ -32,7 +33,7 @@ from growkit.checkpoint.weight_file import WeightFile, open_weights
 from growkit.checkpoint.writing import header_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 MOST_DIGITS = 18
 """Of a whole number in a config: more do not fit into 64 bits."""
@@ -222,8 +223,6 @@ class Widened(Weights):
         Raises:
             InputError: a number is too large for the new dtype.
         """
-        import torch
-
         dtype = self.tensors[name].torch_dtype
         before = self._source.tensors[name].dtype
         with torch._C.DisableTorchFunction():  # strict float64 must not apply
@@ -261,8 +260,6 @@ class RoundedCheckpoint(Widened, Checkpoint):
 
     def as_read(self, model: nn.Module) -> nn.Module:
         """See ``Checkpoint``."""
-        import torch
-
         dtype: torch.dtype = getattr(torch, self.dtype)
         with torch.no_grad(), torch._C.DisableTorchFunction():  # as in ``Widened``
             for parameter in model.parameters():

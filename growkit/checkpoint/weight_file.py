@@ -20,10 +20,11 @@ from itertools import pairwise
 from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 from unittest.mock import patch
 
 from growkit.base.errors import InputError, reason
+from growkit.base.lazy import Tensor, torch
 from growkit.base.parsing import parse_json
 from growkit.base.tensors import (
     SAFETENSORS_NAMES,
@@ -34,9 +35,6 @@ from growkit.base.tensors import (
     full,
 )
 from growkit.checkpoint.folder import Folder, State, read, state_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MOST_DIMENSIONS = 16
 MOST_SIZE = 1 << 62
@@ -128,8 +126,6 @@ class WeightFile(Weights):
         Raises:
             InputError: the file is another one by now, or cannot be read.
         """
-        import torch
-
         begin, info, strides = self.places[name]
         with torch._C.DisableTorchFunction():  # strict float64 must not apply
             if strides is not None or not info.shape:
@@ -149,8 +145,6 @@ class WeightFile(Weights):
 
     def _bytes(self, name: str, begin: int, size: int, count: int = 1, step: int = 0) -> Tensor:
         """So many pieces of a size, which begin so many bytes apart; uint8, [size · count]."""
-        import torch
-
         data = torch.empty(size * count, dtype=torch.uint8)
         whole = data.numpy().data
         with self._folder.open(self.path.name) as stream:
@@ -347,8 +341,6 @@ def plain_tensors(content: Any) -> dict[str, Tensor]:
     Raises:
         ValueError: it is something else.
     """
-    import torch
-
     if not isinstance(content, dict) or not all(
         isinstance(name, str)
         and type(tensor) in (torch.Tensor, torch.nn.Parameter)
@@ -362,7 +354,6 @@ def plain_tensors(content: Any) -> dict[str, Tensor]:
 
 def room(info: TensorInfo) -> Tensor:
     """What is saved in the place of a tensor; it takes no memory."""
-    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -434,7 +425,6 @@ def _content(records: Records, pickled: bytes) -> Any:
     torch.load does the same, but it computes where storages are, which is wrong in archives that
     another library has written.
     """
-    import torch  # takes a second
     from torch._weights_only_unpickler import Unpickler
 
     known: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from threading import Condition, Event, Lock
 from typing import NamedTuple
 
 from growkit.base.errors import InputError
+from growkit.base.lazy import torch
 from growkit.base.tensors import (
     FLOAT_BYTES,
     TensorInfo,
@@ -175,8 +176,6 @@ def write_shards(
         advance: called with the number of bytes written, after each block.
         hashes: of the files, which are computed while they are written.
     """
-    import torch
-
     stop, lock, places = Event(), Lock(), _begun(folder, shards, hashes)
 
     def one_thread() -> None:
@@ -231,8 +230,6 @@ def _begun(folder: Path, shards: Iterable[Shard], hashes: Hashes) -> Iterator[_P
 def _write_tensor(
     weights: Weights, place: _Place, advance: Callable[[int], None], stop: Event
 ) -> None:
-    import torch
-
     offset = place.offset
     with place.file.open("r+b", buffering=0) as stream:
         for block in weights.blocks(place.tensor):

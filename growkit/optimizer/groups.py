@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from growkit.base.errors import InputError
+from growkit.base.lazy import np, torch
 from growkit.checkpoint.publishing import MANIFEST
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import Conversion, loading
@@ -149,8 +148,6 @@ def _joined(
         return of[0]
     rates = [each.rate for each in of]
     if by_element:
-        import torch
-
         from growkit.engine.class_weights import converted
 
         factors = {

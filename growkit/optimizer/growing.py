@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
 from growkit.base.tensors import ANYWHERE, TORCH_NAMES, Config, TensorInfo, Weights, cut, full
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.class_weights import ClassWeights, StoredGradients, Unconverted, one_row, stacks
@@ -24,9 +24,6 @@ from growkit.optimizer.state import ORDERS, STEP, State
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Lineage, Plan, Planned, Rule
 from growkit.planning.transforms import Constant
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 OF_COMPUTED = "moments do not go through what is computed"
 
@@ -92,8 +89,6 @@ class GrownState(Weights):
 
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A tensor, as consecutive blocks along dimension 0."""
-        import torch
-
         parameter, _, kind = name.rpartition(".")
         if kind == STEP or parameter in self.reset:
             yield from super().blocks(name)
@@ -103,8 +98,6 @@ class GrownState(Weights):
 
     def read(self, name: str, *where: slice | None) -> Tensor:
         """A part of a tensor."""
-        import torch
-
         parameter, _, kind = name.rpartition(".")
         info = self.tensors[name]
         dtype = getattr(torch, TORCH_NAMES[info.dtype])
@@ -320,8 +313,6 @@ def grown_moments(
         after: the target.
         plans: of all steps from one to the other.
     """
-    import torch
-
     if lacks_class(after.config):
         plans = (*plans, read_layout(after))
         shapes = {rule.target: rule.info.shape for rule in plans[-1].rules}
