@@ -271,7 +271,7 @@ LISTS: dict[str, tuple[Callable[[Metadata], Any], str]] = {
     "outside": (moved(relative_path="../source/config.json"), "leads out of the folder"),
     "dtype": (changed(properties=TensorProperties(torch.float16)), "not of one checkpoint"),
     "compressed": (moved(transform_descriptors=["zstd"]), "compressed"),
-    "torchtitan's": (torchtitans, "under torchtitan's own names"),
+    "torchtitan's": (torchtitans, "embed_tokens.weight"),
     "two states": (two_states, "tensors of several states"),
 }
 BAD |= {name: (partial(write_list, change=each), said) for name, (each, said) in LISTS.items()}

@@ -174,7 +174,7 @@ ILLEGAL: list[tuple[Callable[[Any], Any], str]] = [
     (moment("exp_avg_sq_row", torch.zeros(16)), "another optimizer"),
     (lambda content: without(content, "exp_avg_sq"), "only exp_avg of"),
     (as_sgd, "another optimizer"),
-    (moment("exp_avg", torch.zeros(3, 3)), rf"{NAME} has shape \[3, 3\]"),
+    (moment("exp_avg", torch.zeros(3, 3)), rf"exp_avg of {NAME} in .* has shape \[3, 3\]"),
     (moment("exp_avg_sq", torch.zeros(3, 3)), rf"exp_avg_sq of {NAME}"),
     (lambda content: content["param_groups"][0]["params"].pop(), "in two groups, or in none"),
     (without_the_last, "holds 11 parameters"),

@@ -151,18 +151,15 @@ class _Loader(yaml.SafeLoader):
                 raise _unusable(place, f"key {shown} is no text; the name of a key was expected")
             if key in found:
                 raise _unusable(place, f"key {key[:100]!r} appears twice")
-            if value_node.tag in _NUMBERS:
-                self.construct_number(value_node, f"{key[:100]} is ")
             found[key] = self.construct_object(value_node, deep=deep)
         return found
 
-    def construct_number(self, node: Any, what: str = "") -> float:
+    def construct_number(self, node: Any) -> float:
         whole = node.tag.endswith(":int")
         number = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
         if not (-(2**63) <= number < 2**63 if whole else math.isfinite(number)):
             expected = "a number that fits into 64 bits" if whole else "a finite number"
-            shown = f"{what}{node.value[:100]}"
-            raise _unusable(node.start_mark, f"{shown}; {expected} was expected")
+            raise _unusable(node.start_mark, f"{node.value[:100]}; {expected} was expected")
         return number
 
 

@@ -86,9 +86,6 @@ OPTIMIZER = ("optim", "state.", "param_groups.")
 WEIGHT = ".weight"
 """How some names end in the state of every model, but not in those of optimizers or schedules."""
 
-OF_TORCHTITAN = "tok_embeddings.weight"
-"""A tensor that has another name in Hugging Face files."""
-
 Sizes = tuple[int, ...]
 
 
@@ -230,12 +227,6 @@ def open_model(folder: Folder) -> DistributedFile:
             continue
         seen.add(entry.parts)
         states[tuple(state)][name] = entry
-        if name == OF_TORCHTITAN:
-            raise InputError(
-                f"{folder.path / LIST} has tensors under torchtitan's own names ({name}), where "
-                "rows also have another order; save the model as Hugging Face files there "
-                "(checkpoint.last_save_in_hf), and give that folder"
-            )
     models = {
         state: found
         for state, found in states.items()

@@ -7,7 +7,6 @@ folder is refused: links to anywhere else, named pipes and devices are never ope
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -287,7 +286,5 @@ def _irregular(path: Path, mode: int) -> InputError:
 def _unreadable(path: Path | str, error: OSError | ValueError) -> InputError:
     if isinstance(error, FileNotFoundError):
         return InputError(f"{path} cannot be read (there is no such file); check its name")
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return InputError(f"{path} cannot be read (its name is too long); check its name")
     why = error.strerror if isinstance(error, OSError) else error
-    return InputError(f"{path} cannot be read ({why}); make it readable")
+    return InputError(f"{path} cannot be read ({why}); check its name, and make it readable")

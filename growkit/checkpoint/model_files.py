@@ -92,18 +92,15 @@ INSTEAD_OF_WEIGHTS = {
     "*.gguf": GGUF,
     "model-*-of-*.safetensors": "is there, but no model.safetensors.index.json; copy that as well",
     "pytorch_model-*-of-*.bin": "is there, but no pytorch_model.bin.index.json; copy that as well",
-    "consolidated*": f"is not read; {SAVE}",
-    "*.safetensors": "is not a name that transformers looks for; call it model.safetensors",
     "zero_to_fp32.py": "is DeepSpeed's; run it, and give the folder that it makes",
     "*.distcp": "is part of a distributed checkpoint, but has no .metadata; copy that as well",
-    "pytorch_model_fsdp*": (
-        "is a distributed checkpoint; copy config.json into it, and give that folder"
-    ),
-    **dict.fromkeys(("*.pth", "*.pt", "*.bin", "*.ckpt"), f"is not read; {SAVE}"),
-    **dict.fromkeys(("*.h5", "*.msgpack", "*.onnx"), f"is of another framework; {SAVE}"),
     "growkit.json": (
         "is a proof whose weights were not kept; growkit.load makes them of the source while it "
         "loads, and growkit run writes them again"
+    ),
+    **dict.fromkeys(
+        ("consolidated*", "*.safetensors", "*.pth", "*.pt", "*.bin", "*.ckpt", "*.h5", "*.onnx"),
+        f"is not read; call it model.safetensors if it is that, or {SAVE}",
     ),
 }
 """Patterns of names, and why such a file is no weights; the first that matches is reported."""

@@ -135,12 +135,10 @@ def holding(file: Path) -> Iterator[None]:
     Raises:
         OSError: it cannot be made: the folder is gone, for example.
     """
-    # It gets its name when it is locked: a name without a lock means that its process has ended.
-    unnamed = file.with_name(f"{file.name}.new")
-    unnamed.unlink(missing_ok=True)
-    descriptor = _new_lock(unnamed)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        os.replace(unnamed, file)
+        with suppress(OSError):  # of file systems without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

@@ -266,24 +266,20 @@ def _fitting(
     """
     lengths = list(map(len, ids))
     shapes = [_shape(state.get(number)) for number in chain.from_iterable(ids)]
-    fitting: dict[str, list[list[str]]] = {}
-    misfit = ""
-    for custom, order in _orders(parameters):
-        if list(map(len, order)) != lengths or order in fitting.values():
-            continue
+
+    def fits(order: list[list[str]]) -> bool:
         pairs = zip(chain.from_iterable(order), shapes, strict=True)
-        wrong = [(n, s) for n, s in pairs if s is not None and s != parameters.shapes[n]]
-        if not wrong:
-            fitting[custom] = order
-        elif not misfit:
-            name, shape = wrong[0]
-            misfit = (
-                f"; what should be {name} has shape {list(shape)}, the parameter "
-                f"{list(parameters.shapes[name])}"
-            )
-    if len(fitting) == 1:
-        return next(iter(fitting.items()))
-    if fitting:
+        return all(shape in (None, parameters.shapes[name]) for name, shape in pairs)
+
+    found: dict[str, list[list[str]]] = {}
+    for custom, order in _orders(parameters):
+        if list(map(len, order)) == lengths and order not in found.values():
+            found[custom] = order
+    if len(found) > 1:  # else a wrong shape is reported later
+        found = {custom: order for custom, order in found.items() if fits(order)}
+    if len(found) == 1:
+        return next(iter(found.items()))
+    if found:
         raise InputError(
             f"{file} does not tell which parameter is which, and more than one order fits; "
             "make the optimizer with model.named_parameters() and save it again"
@@ -291,7 +287,7 @@ def _fitting(
     raise InputError(
         f"{file} holds {sum(lengths)} parameters in groups of {', '.join(map(str, lengths))}, "
         f"which are not the {len(parameters.shapes)} of the model in {parameters.where} as "
-        f"Trainer orders them{misfit}; give the state of its own optimizer, or make that with "
+        f"Trainer orders them; give the state of its own optimizer, or make that with "
         "model.named_parameters(), so that it saves names"
     )
 
