@@ -23,14 +23,14 @@ from benchmarks.continual.campaign import Campaign, wanted
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.report import write
 from benchmarks.continual.retrieval import QUESTION, WIDTH, mixed, seen, with_needles
-from benchmarks.continual.runs import Job, Run
+from benchmarks.continual.runs import Job, Run, branches
 from benchmarks.continual.text import PARTS, Text, part_of, read_text
 from benchmarks.figures import drawn
 from growkit.base.errors import InputError
 from growkit.cli.demo import training_text
 from growkit.modeling.differential_attention import head_norm
 from growkit.probing.lines import append_line
-from growkit.probing.training import Schedule, Segment, batch_of, branches
+from growkit.probing.training import Schedule, Segment, batch_of
 
 FIGURES = {"first-steps": "first-steps.svg", "symmetry": "parting.svg"}
 OF_THE_PROCESS = ("seconds", "machine")

@@ -39,7 +39,7 @@ from growkit.probing.arms import Bench, Data, make_data, trainable
 from growkit.probing.lines import JOURNAL, Work
 from growkit.probing.ranking import conclude, new_arm
 from growkit.probing.settings import ProbeSettings, candidates_of
-from growkit.probing.training import Look, batch_of, flops_of, groups_of
+from growkit.probing.training import Look, batch_of, flops_of
 from growkit.report import saving
 from growkit.report.probe import probe_view
 from growkit.report.saving import page as page_of
@@ -298,7 +298,7 @@ def test_what_is_only_stored_otherwise_trains_as_the_source(place: Path, tmp_pat
     found, expected = (told[name]["curves"][0]["losses"] for name in ("same", "diff"))
     assert found == pytest.approx(expected, abs=1e-5)
     model = AutoModelForCausalLM.from_pretrained(source)
-    groups = groups_of(model, None, 3e-3, 0.1)
+    groups = growkit.training.param_groups(model, None, lr=3e-3, weight_decay=0.1)
     arguments = TrainingArguments(str(tmp_path), weight_decay=0.1, report_to=[], use_cpu=True)
     by_trainer = Trainer(model, arguments).create_optimizer().param_groups
     parameters = [[id(each) for each in group["params"]] for group in groups]

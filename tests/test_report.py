@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 import growkit
+from benchmarks.continual.report import standalone
 from growkit.report import drawing
 from growkit.report.drawing import LETTER, WIDTH, Interval, Titles, intervals
 from growkit.report.proof import binned, proof_view
@@ -472,7 +473,7 @@ def test_labels_do_not_touch(count: int) -> None:
 
 
 def test_a_chart_can_be_a_file_of_its_own() -> None:
-    svg = drawing.standalone(drawing.line([1.0, 2.0], TITLES))
+    svg = standalone(drawing.line([1.0, 2.0], TITLES))
     root = ElementTree.fromstring(svg)
     assert root.tag == f"{SVG}svg"
     assert [root[0].tag, root[1].tag, root[2].tag] == [f"{SVG}title", f"{SVG}desc", f"{SVG}style"]

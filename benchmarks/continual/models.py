@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 import growkit
@@ -32,7 +31,6 @@ from benchmarks.continual.experiment import Arm, Experiment, Scale
 from benchmarks.continual.text import Text
 from growkit.modeling import register
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
-from growkit.probing.training import groups_of
 from growkit.recipe.recipe import STEPS
 
 if TYPE_CHECKING:
@@ -198,13 +196,15 @@ def begin(job: Job, text: Text, work: Path, source: Path | None) -> tuple[Any, t
             apply(arm.steps, source, folder, text, job.seed, grown)
             law = folder if arm.optimizer != "plain" else None
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    groups = groups_of(model, law, job.rate, scale.weight_decay, scale.eps, is_matrix)
+    groups = growkit.training.param_groups(
+        model,
+        law,
+        lr=job.rate,
+        weight_decay=scale.weight_decay,
+        eps=scale.eps,
+        decays=lambda _, parameter: parameter.dim() > 1,
+    )
     return model, adamw(model, groups, scale.betas, state)
-
-
-def is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter decays."""
-    return parameter.dim() > 1
 
 
 def adamw(

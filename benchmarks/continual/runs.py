@@ -7,7 +7,7 @@ trains as well.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -21,17 +21,28 @@ from benchmarks.continual import models
 from benchmarks.continual.experiment import Arm, Experiment
 from benchmarks.continual.retrieval import MEASURES, mixed
 from benchmarks.continual.text import Text
-from growkit.probing.training import (
-    Schedule,
-    batch_of,
-    branches,
-    isolated,
-    train,
-    window_losses,
-)
+from growkit.probing.training import Schedule, Segment, batch_of, isolated, train, window_losses
 from growkit.training import GammaRamp
 
 PARTS = ("validation", "test")
+
+
+def branches(points: Sequence[int], decay: float, last: int = 0) -> list[Segment]:
+    """The trunk to the first branch, the branch, the trunk to the next one, and so on.
+
+    Args:
+        points: steps after which the rate has decayed, in ascending order.
+        decay: share of these steps in which it decays.
+        last: step to which the trunk continues after all branches.
+    """
+    found, at = [], 0
+    for number, end in enumerate(points):
+        begin = end - max(1, round(decay * end))
+        if begin > at:
+            found.append(Segment(at, begin))
+            at = begin
+        found.append(Segment(begin, end, number))
+    return [*found, Segment(at, last)] if last > at else found
 
 
 @dataclass(frozen=True)

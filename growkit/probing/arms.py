@@ -29,6 +29,10 @@ from growkit.probing.ranking import Arm, new_arm
 from growkit.probing.settings import Candidate, ProbeSettings
 from growkit.probing.training import Look
 from growkit.recipe.recipe import Recipe
+from growkit.training.groups import param_groups
+
+BETAS = (0.9, 0.95)
+"""Of AdamW."""
 
 MOST_TEXT = 1 << 27
 """Bytes that are read of a text."""
@@ -274,10 +278,10 @@ class Bench:
         ):
             model: Any = load_model(arm.stored, torch.float32, self.device, None)
             law = arm.stored if isinstance(arm.stored, Path) else None
-            groups = harness.groups_of(model, law, rate, settings.weight_decay)
+            groups = param_groups(model, law, lr=rate, weight_decay=settings.weight_decay)
             return harness.train(
                 model,
-                torch.optim.AdamW(groups, betas=harness.BETAS),
+                torch.optim.AdamW(groups, betas=BETAS),
                 harness.Schedule([harness.Segment(0, settings.steps)], looks, settings.warmup),
                 lambda step: harness.batch_of(data.training, seed, step * size, size),
                 lambda _: harness.window_losses(model, data.held_out, size, self.dtype),

@@ -25,11 +25,6 @@ from growkit.base.progress import Advance, nothing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.oracle import load_model, quiet
 from growkit.engine.strict import choose_kernels, reproducible
-from growkit.optimizer.parameters import decayed
-from growkit.training.groups import param_groups
-
-BETAS, EPS = (0.9, 0.95), 1e-8
-"""Of AdamW, in a probe."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Schedule:
     """All steps of a run.
 
     Attributes:
-        segments: in their order; see ``branches``.
+        segments: in their order.
         looks: numbers of steps on the trunk after which the loss is measured.
         warmup: steps in which the rate rises in a straight line.
     """
@@ -67,24 +62,6 @@ class Schedule:
         if segment.point is None:
             return warm
         return warm * ((segment.end - step) / (segment.end - segment.begin))
-
-
-def branches(points: Sequence[int], decay: float, last: int = 0) -> list[Segment]:
-    """The trunk to the first branch, the branch, the trunk to the next one, and so on.
-
-    Args:
-        points: steps after which the rate has decayed, in ascending order.
-        decay: share of these steps in which it decays.
-        last: step to which the trunk continues after all branches.
-    """
-    found, at = [], 0
-    for number, end in enumerate(points):
-        begin = end - max(1, round(decay * end))
-        if begin > at:
-            found.append(Segment(at, begin))
-            at = begin
-        found.append(Segment(begin, end, number))
-    return [*found, Segment(at, last)] if last > at else found
 
 
 @dataclass(frozen=True)
@@ -237,38 +214,6 @@ def isolated(device: torch.device, seed: int) -> Iterator[None]:
         choose_kernels()
         torch.manual_seed(seed)
         yield
-
-
-def groups_of(
-    model: nn.Module,
-    law: Path | None,
-    lr: float,
-    weight_decay: float,
-    eps: float = EPS,
-    decays: Callable[[str, nn.Parameter], bool] | None = None,
-) -> list[dict[str, Any]]:
-    """Groups of AdamW, by the law of updates or with one rate for all parameters.
-
-    Args:
-        model: whose parameters they are.
-        law: folder that growkit wrote, with the factors of every rate; None for one rate.
-        lr: the rate of the source.
-        weight_decay: of the parameters that decay.
-        eps: of AdamW.
-        decays: whether a parameter decays; without, transformers' Trainer decides.
-    """
-    if law is not None:
-        return param_groups(model, law, lr=lr, weight_decay=weight_decay, eps=eps, decays=decays)
-    names = decayed(model) if decays is None else frozenset()
-    parts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
-    for name, parameter in model.named_parameters():
-        loses = decays(name, parameter) if decays else name in names
-        parts[not loses].append(parameter)
-    return [
-        {"params": parameters, "lr": lr, "eps": eps, "weight_decay": decay}
-        for parameters, decay in zip(parts, (weight_decay, 0.0), strict=True)
-        if parameters
-    ]
 
 
 def flops_of(stored: Path | Checkpoint, window: Tensor, device: torch.device) -> int:

@@ -33,7 +33,7 @@ WRAPPERS = re.compile(
 
 def param_groups(
     model: nn.Module,
-    folder: str | Path,
+    folder: str | Path | None,
     *,
     lr: float,
     weight_decay: float = 0.01,
@@ -51,7 +51,8 @@ def param_groups(
 
     Args:
         model: the grown model, as it is or wrapped (FSDP2, DDP, torch.compile, peft).
-        folder: what growkit wrote; of its files, the weights are not read.
+        folder: what growkit wrote; of its files, the weights are not read. None for a model that
+            was not grown, whose parameters all get the settings as they are.
         lr: the learning rate.
         weight_decay: of what decays.
         eps: of AdamW; Muon keeps its own, which scales with the gradient by itself.
@@ -70,7 +71,7 @@ def param_groups(
                 f"{value!r} is not known; choose {' or '.join(known)}{perhaps(value, known)}"
             )
     muon = adjust_lr_fn if optimizer == "muon" else None
-    updates = matched(model, folder)
+    updates = {} if folder is None else matched(model, folder)
     matrices = hidden_matrices(model) if muon and only is None else set()
     usual = decayed(model) if decays is None else frozenset()
     groups: dict[tuple[bool, Factors], dict[str, Any]] = {}
@@ -80,7 +81,7 @@ def param_groups(
             continue
         if muon and parameter.dim() != 2:
             raise InputError(f"{name} is no matrix, but Muon takes nothing else; leave it out")
-        factors = Factors.of(updates[name], tuple(parameter.shape), muon)
+        factors = Factors.of(updates.get(name, Update()), tuple(parameter.shape), muon)
         loses = decays(name, parameter) if decays else name in usual
         of_optimizer = {"adjust_lr_fn": muon} if muon else {"eps": eps}
         options = {"lr": lr, "weight_decay": weight_decay if loses else 0.0, **of_optimizer}
