@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, MixtralConfig
 
 from benchmarks.continual import models, results, runs
 from benchmarks.continual.__main__ import LINES, ROOT
-from benchmarks.continual.analysis import Judged, Spread, reaching
+from benchmarks.continual.analysis import Judged, interval, reaching
 from benchmarks.continual.campaign import Campaign, wanted
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.report import write
@@ -232,7 +232,7 @@ def test_what_it_takes_to_a_loss() -> None:
 
 def test_noise_is_called_noise() -> None:
     def verdict(*values: float, more: bool = False) -> str:
-        return Judged("", "test", Spread(values), more).verdict
+        return Judged("", "test", interval(values), more).verdict
 
     assert verdict(-1.0, -1.1, -0.9) == verdict(1.0, 1.1, 0.9, more=True) == "yes"
     assert verdict(1.0, 1.1, 0.9) == verdict(-1.0, -1.1, -0.9, more=True)
@@ -241,7 +241,7 @@ def test_noise_is_called_noise() -> None:
     assert verdict(-1.0) == "one seed says nothing"
     assert verdict(0.0, 0.0) == "no difference at all"
     assert Judged("", "test", None, False).verdict == "not run"
-    assert Spread((1.0, 2.0, 3.0)).margin == pytest.approx(2.484, abs=1e-3)  # scipy.stats.t
+    assert interval([1.0, 2.0, 3.0]).high == pytest.approx(2 + 2.484, abs=1e-3)  # scipy.stats.t
 
 
 @pytest.mark.parametrize("kind", FIGURES)

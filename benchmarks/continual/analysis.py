@@ -11,39 +11,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
 from typing import Any
 
 from benchmarks.continual.campaign import Found, best_rate
 from benchmarks.continual.experiment import Experiment
 from growkit.probing.lines import Line
-from growkit.probing.ranking import PairedDifference, paired_difference
+from growkit.probing.ranking import paired_difference
+from growkit.report.drawing import Interval
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Values of seeds.
-
-    Attributes:
-        values: one for each seed.
-    """
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """Of all."""
-        return fmean(self.values)
-
-    @property
-    def interval(self) -> PairedDifference:
-        """The mean with its 95 % interval."""
-        return paired_difference([[value] for value in self.values])
-
-    @property
-    def margin(self) -> float | None:
-        """Half of the interval; None for one value."""
-        return self.interval.high - self.mean if len(self.values) > 1 else None
+def interval(values: Sequence[float], name: str = "") -> Interval:
+    """The mean of values of seeds with its 95 % interval; of one value, that value and noise."""
+    found = paired_difference([[value] for value in values])
+    ends = (found.low, found.high) if len(values) > 1 else (values[0], values[0])
+    return Interval(name, found.difference, *ends, values, found.noise)
 
 
 @dataclass(frozen=True)
@@ -107,10 +88,12 @@ def outcomes(experiment: Experiment, found: Found) -> dict[str, Outcome]:
     return made
 
 
-def differences(one: Mapping[int, float], other: Mapping[int, float]) -> Spread | None:
+def differences(
+    one: Mapping[int, float], other: Mapping[int, float], name: str = ""
+) -> Interval | None:
     """How far one is above the other, by seeds that both have; None without any."""
-    common = [seed for seed in one if seed in other]
-    return Spread(tuple(one[seed] - other[seed] for seed in common)) if common else None
+    found = [one[seed] - other[seed] for seed in one if seed in other]
+    return interval(found, name) if found else None
 
 
 @dataclass(frozen=True)
@@ -127,7 +110,7 @@ class Judged:
 
     says: str
     of: str
-    found: Spread | None
+    found: Interval | None
     more: bool
 
     @property
@@ -135,11 +118,11 @@ class Judged:
         """Whether it appears."""
         if self.found is None:
             return "not run"
-        if self.found.margin is None:
+        if len(self.found.each) == 1:
             return "one seed says nothing"
-        if not any(self.found.values):
+        if not any(self.found.each):
             return "no difference at all"
-        if self.found.interval.noise:
+        if self.found.noise:
             return "noise"
         return "yes" if (self.found.mean > 0) == self.more else "no, the other way round"
 

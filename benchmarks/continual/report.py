@@ -12,12 +12,12 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.continual import results, tables
-from benchmarks.continual.analysis import Outcome, Spread, differences, judged, outcomes
+from benchmarks.continual.analysis import Outcome, differences, judged, outcomes
 from benchmarks.continual.campaign import shared, sorted_lines
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.tables import count
 from growkit.probing.lines import Line
-from growkit.report.drawing import Curve, Interval, Titles, curves, intervals, style_rules
+from growkit.report.drawing import Curve, Titles, curves, intervals, style_rules
 
 TITLE = "# What growing is worth\n"
 TABLES = "# All experiments\n"
@@ -96,12 +96,6 @@ def _claims(sections: Sequence[Section]) -> Iterator[str]:
     for title, appeared in (("What holds", True), ("What does not hold", False)):
         yield f"## {title}\n"
         yield tables.claims([each for each in found if (each.verdict == "yes") is appeared])
-
-
-def _interval(name: str, found: Spread) -> Interval:
-    margin = found.margin or 0.0
-    ends = found.mean - margin, found.mean + margin
-    return Interval(name, found.mean, *ends, found.values, found.interval.noise)
 
 
 def _section(section: Section, charts: Path, link: str) -> Iterator[str]:
@@ -187,9 +181,9 @@ def _charts(section: Section, baseline: Outcome, folder: Path, link: str) -> Ite
         yield f"![{title}: test loss by compute]({link}/{name}-{number}.svg)\n"
     rows = []
     for arm, outcome in shown.items():
-        found = differences(outcome.at(outcome.last), baseline.at(outcome.last))
+        found = differences(outcome.at(outcome.last), baseline.at(outcome.last), arm)
         if found and arm != baseline.name:
-            rows.append(_interval(arm, found))
+            rows.append(found)
     if rows:
         title = f"Test loss above that of “{baseline.name}”"
         axis = "nats per token at equal extra compute; left of 0 is better"

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.continual.analysis import Judged, Outcome, Spread, differences, reached
+from benchmarks.continual.analysis import Judged, Outcome, differences, interval, reached
 from benchmarks.continual.experiment import Experiment
+from growkit.report.drawing import Interval
 
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 LOSSES = ("at", "tokens", "flops", "validation", "test")
@@ -26,13 +27,13 @@ def unit_of(value: float) -> tuple[float, str]:
     return next((unit for unit in UNITS if value >= unit[0]), UNITS[-1])
 
 
-def with_margin(found: Spread, sign: str = "") -> str:
+def with_margin(found: Interval, sign: str = "") -> str:
     """A mean with its interval."""
-    margin = "" if found.margin is None else f" ± {found.margin:.3f}"
+    margin = f" ± {found.high - found.mean:.3f}" if len(found.each) > 1 else ""
     return f"{found.mean:{sign}.3f}{margin}"
 
 
-def signed(found: Spread) -> str:
+def signed(found: Interval) -> str:
     """A difference with its interval."""
     return with_margin(found, "+").replace("-", "−")
 
@@ -48,11 +49,9 @@ def times(signs: Sequence[str], logarithms: Sequence[float]) -> str:
         return f"< {math.exp(max(logarithms)):.2f}" if set(signs) == {">"} else ""
     if "<" in signs:
         return f"> {math.exp(min(logarithms)):.2f}"
-    found = Spread(tuple(logarithms))
-    middle, margin = math.exp(found.mean), found.margin
-    if not margin:
-        return f"{middle:.2f}"
-    return f"{middle:.2f} ({middle / math.exp(margin):.2f} to {middle * math.exp(margin):.2f})"
+    found = interval(logarithms)
+    middle, low, high = (f"{math.exp(each):.2f}" for each in (found.mean, found.low, found.high))
+    return middle if found.low == found.high else f"{middle} ({low} to {high})"
 
 
 def amounts(signs: Sequence[str], values: Sequence[float]) -> str:
@@ -140,7 +139,7 @@ def measures(shown: Mapping[str, Outcome]) -> Iterator[str]:
     if not kinds:
         return
     rows = [
-        [name, *(with_margin(Spread(tuple(point[kind] for point in each))) for kind in kinds)]
+        [name, *(with_margin(interval([point[kind] for point in each])) for kind in kinds)]
         for name, each in points.items()
     ]
     yield "At the last point (mean over seeds):\n\n" + table(["arm", *kinds], rows)

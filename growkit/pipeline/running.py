@@ -108,9 +108,10 @@ def grow(
     reads = [family] if isinstance(family, str | Path) else []
     described = load_description(family) if isinstance(family, str | Path) else family
     written: Any = dtype, shard_size, base_model, described, optimizer, format
+    how: Any = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
     step, proof = GrowStep(method, options), settings_of(verify)
     recipe = Recipe(str(source), (step,), str(output), proof, seed, *written)
-    return _run(recipe, reads, progress, overwrite, proof_only, dry_run)
+    return run(recipe, reads=reads, progress=progress, **how)
 
 
 def convert(
@@ -149,9 +150,10 @@ def convert(
         **options: the conversion's options, e.g. ``gamma="gated"``.
     """
     written: Any = dtype, shard_size, base_model, None, optimizer, format
+    how: Any = {"overwrite": overwrite, "proof_only": proof_only, "dry_run": dry_run}
     step, proof = ConvertStep(to, options), settings_of(verify)
     recipe = Recipe(str(source), (step,), str(output), proof, 0, *written)
-    return _run(recipe, (), progress, overwrite, proof_only, dry_run)
+    return run(recipe, progress=progress, **how)
 
 
 def run(
@@ -181,17 +183,6 @@ def run(
         reads, recipe = [*reads, file], load_recipe(file)
     if verify is not None:
         recipe = replace(recipe, verify=settings_of(verify))
-    return _run(recipe, reads, progress, overwrite, proof_only, dry_run)
-
-
-def _run(
-    recipe: Recipe,
-    reads: Sequence[str | Path],
-    progress: Progress,
-    overwrite: bool,
-    proof_only: bool,
-    dry_run: bool,
-) -> GrowResult:
     if recipe.verify is not None and recipe.family and not unlisted_family(recipe.family):
         raise InputError(
             f"the family describes model_type {recipe.family['model_type']!r}, for which growkit "
@@ -368,19 +359,17 @@ def _write_weights(
     hashes: writing.Hashes,
 ) -> None:
     """Write every shard, and the index or list that names them."""
-    limit = writing.parse_bytes(recipe.shard_size)
-    if recipe.format == "dcp":
-        from growkit.engine.class_weights import class_names  # brings torch
-
-        family = family_of(target.config, recipe.output)
-        of_class = class_names(target, dict(family.named(target.config)))
-        distributed = distributed_shards(target.tensors, limit)
-        writing.write_shards(target, folder, distributed, advance, hashes)
-        write_list(distributed, folder, {name: name for name in target.tensors} | of_class)
-    else:
-        shards = writing.shards_of(target.tensors, limit)
-        writing.write_shards(target, folder, shards, advance, hashes)
+    shards_of = distributed_shards if recipe.format == "dcp" else writing.shards_of
+    shards = shards_of(target.tensors, writing.parse_bytes(recipe.shard_size))
+    writing.write_shards(target, folder, shards, advance, hashes)
+    if recipe.format != "dcp":
         writing.write_index(shards, folder)
+        return
+    from growkit.engine.class_weights import class_names  # brings torch
+
+    config = family_of(target.config, recipe.output).named(target.config)
+    names = {name: name for name in target.tensors} | class_names(target, dict(config))
+    write_list(shards, folder, names)
 
 
 def _write_config(source: Checkpoint, grown: Weights, folder: Path) -> None:
