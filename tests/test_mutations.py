@@ -645,7 +645,7 @@ def check_place(fault: Fault, result: VerifyResult) -> None:
     assert result["first_difference"] == fault.module
     if fault.shows and fault.component not in ("shard", "config", "tokenizer"):
         assert result["fault"] is not None
-        if result["weights_recovered"] is not None or fault.layer is None:
+        if result["weights_recovered"] is not None:
             assert result["fault"]["component"] == fault.component
     if fault.module:
         assert f"first difference is in {fault.module}" in result["reason"]

@@ -115,22 +115,19 @@ class FolderDifferences:
         return Finding(name="files", kept=False, sentence=sentence, place=name)
 
 
-def compare_folders(
-    source: Checkpoint, target: Checkpoint, origin: Origin, recipe: Recipe | None
-) -> FolderDifferences:
+def compare_folders(source: Checkpoint, target: Checkpoint, origin: Origin) -> FolderDifferences:
     """Compare everything but weights; what the verdict does not cover is in ``named``.
 
     Args:
         source: a folder.
         target: the other one.
-        origin: how the target was made, as far as its recipe can be believed.
-        recipe: that recipe, if there is one.
+        origin: how the target was made.
     """
     loads = loading(source), loading(target)
     if origin.unknown:
         found = compare_with_source(source, target)
     else:
-        found = compare_with_plan(source, target, origin.lineage.plans[-1].config, recipe)
+        found = compare_with_plan(source, target, origin.lineage.plans[-1].config, origin.recipe)
     notes = []
     if isinstance(source, RoundedCheckpoint):
         notes.append(f"the source is held against after it was rounded to {source.dtype}, once")
@@ -150,7 +147,8 @@ def compare_folders(
     if found.unknown:
         notes.append(f"other files were not compared: {listed(found.unknown)}")
     found.named[:0] = notes
-    if recipe and recipe.family and not unlisted_family(recipe.family):
+    described = origin.recipe and origin.recipe.family
+    if described and not unlisted_family(described):
         found.named.append(UNUSED)
     return found
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from growkit.base.errors import InputError
-from growkit.base.limits import Limit, native_limit, rounded_sum, strict_limit, within
+from growkit.base.limits import SPACING, Limit, native_limit, rounded_sum, strict_limit, within
 from growkit.base.tensors import total_bytes
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.calls import Call, CallError
@@ -35,24 +35,12 @@ from growkit.engine.metrics import (
 from growkit.engine.strict import strict_float64
 from growkit.proof.control import PROBE, Probe
 from growkit.proof.fingerprint import computed_in, fingerprint, question, widest
-from growkit.proof.localisation import (
-    Copied,
-    copied_states,
-    fault_outside_layers,
-    hidden_copies,
-    spacing,
-    tensor_fault,
-)
+from growkit.proof.localisation import copied_states, copies_of, hidden_copies, tensor_fault
 from growkit.proof.modes import PREFILL, Mode, NotAskedError, finding_of
 from growkit.proof.preflight import vocabulary_error
 from growkit.proof.trainability import Gradients
 from growkit.proof.weights import Origin
-from growkit.results.proof import (
-    Fault,
-    Finding,
-    Fingerprint,
-    ModeResult,
-)
+from growkit.results.proof import Fault, Finding, Fingerprint, ModeResult
 from growkit.results.sentences import counted, too_much
 
 NUMBERS = frozenset({"layer_idx", "layer_id", "layer_number", "training"})
@@ -79,8 +67,7 @@ class Comparison:
         distances: between the logits, by mode.
         by_layer: name of the embedding and of every layer, and the largest error of its output,
             relative to its scale; up to the last that can be compared.
-        worst: index of the prompt with the largest error.
-        ends: what the last layers of source and target return for that prompt, [tokens, hidden].
+        end: what the last layer of the target returns for the first prompt, [tokens, hidden].
         spread: what that of the source returns for some tokens of every prompt.
         sample: pairs of logits, source and target.
         answers: of source and target to the question of the fingerprint.
@@ -89,8 +76,7 @@ class Comparison:
     dtype: str
     distances: dict[str, Distance] = field(default_factory=dict)
     by_layer: list[tuple[str, float]] = field(default_factory=list)
-    worst: int = 0
-    ends: tuple[Tensor, ...] = ()
+    end: Tensor | None = None
     spread: list[Tensor] = field(default_factory=list)
     sample: list[list[float]] = field(default_factory=list)
     answers: tuple[Tensor, ...] = ()
@@ -173,9 +159,9 @@ class FunctionProof:
 
         A size may change if it changes in the same way in all layers.
         """
-        before, after = map(_layer_settings, self._models)
-        if not self.exact or self._layers is None or len(self._layers) != len(after):
+        if not self.exact or self._layers is None:
             return []
+        before, after = map(_layer_settings, self._models)
         became: dict[tuple[str, Any], Any] = {}
         for (name, found), number in zip(after, self._layers, strict=True):
             given = before[number][1] if number is not None and number < len(before) else {}
@@ -231,9 +217,9 @@ class FunctionProof:
                     f"{where} answers everything with logits of zero; nothing can be proved of it, "
                     "correct its weights"
                 )
-            if self.more_tokens:
+            if self.more_tokens and strict.end is not None:
                 old, new = (each.config["vocab_size"] for each in (self.before, self.after))
-                share = target.others(strict.ends[1][:TOKENS_FIRST])
+                share = target.others(strict.end[:TOKENS_FIRST])
                 notes.append(
                     f"of the {new} tokens, the logits of the source's {old} were compared; the new "
                     f"ones take {share:.2g} of the softmax"
@@ -286,20 +272,22 @@ class FunctionProof:
             probed = len(calls)
             calls.append(probe.call)
         calls.append(self._question.call)
-        before = stages_of(models[0].stages(calls), ways, by_target=False)
-        after = stages_of(models[1].stages(calls, probed if probe else None), ways, by_target=True)
+        before = models[0].stages(calls)
+        after = models[1].stages(calls, probed if probe else None)
         if probe:
             before = probe.disturb(before)
             after = probe.spoil(after, len(models[1].layers) // 2, probed)
+        before = stages_of(before, ways, by_target=False)
+        after = stages_of(after, ways, by_target=True)
         found = Comparison(dtype)
-        ends = self._walk(_pairs(_let_go(before), after, self._layers), padding, found)
+        ends = self._walk(_pairs(before, after, self._layers), padding, found)
         found.spread = [state[_spread(state)] for state in ends[0][: len(ways[0].calls)]]
         with models[0].head() as source_head, models[1].head() as target_head:
             heads = source_head, target_head
             _compare_logits(ways, heads, ends, found)
             for model in models:
                 model.check_reach()
-            found.ends = ends[0][found.worst], ends[1][found.worst]
+            found.end = ends[1][0]
             if probe:
                 probe.measure(heads, (ends[0][probed], ends[1][probed]), (calls[0], ends[0][0]))
             last = zip(heads, ends, strict=True)
@@ -311,17 +299,16 @@ class FunctionProof:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Compare what the layers of both return, and return what the last ones do."""
         ends: tuple[list[Tensor], list[Tensor]] = ([], [])
-        held: Copied | None = None
+        held: Tensor | None = None
         for one, other, comparable in stages:
             if one is not None and other is not None and comparable:
                 if other.layer is None:
                     held = copied_states(one.after[0], other.after[0], self._hidden)
-                if held:
+                if held is not None:
+                    pairs = zip(one.after, other.after, padding, strict=False)
                     errors = [
-                        error_of(state[skip:], held.expected(expected[skip:]))
-                        for expected, state, skip in zip(
-                            one.after, other.after, padding, strict=False
-                        )
+                        error_of(state[skip:], copies_of(expected[skip:], held))
+                        for expected, state, skip in pairs
                     ]
                     # torch's maximum keeps a NaN.
                     found.by_layer.append((other.name, float(torch.tensor(errors).max())))
@@ -332,7 +319,7 @@ class FunctionProof:
         return ends
 
     @cached_property
-    def _hidden(self) -> Copied | None:
+    def _hidden(self) -> Tensor | None:
         """How the target's hidden states copy the source's, if that is known."""
         names = [f"{model.names[0]}.weight" for model in self._models]
         return hidden_copies(self.lineage, self.before, self.after, names)
@@ -424,14 +411,13 @@ class FunctionProof:
             found.append(
                 Finding(name="max_kl", kept=low, sentence=said, measured=finite(kl), limit=max_kl)
             )
-        return found + [finding_of(each) for each in modes] + self._amount()
-
-    def _amount(self) -> list[Finding]:
-        """That there are few predictions."""
-        count = self.strict.prefill.predictions
-        few = Finding(name="amount", kept=None, sentence=f"on {counted(count, 'prediction')} alone")
-        few.measured, few.limit = count, FEW
-        return [few] if count < FEW else []
+        found += [finding_of(each) for each in modes]
+        if (count := self.strict.prefill.predictions) < FEW:
+            said = f"on {counted(count, 'prediction')} alone"
+            found.append(
+                Finding(name="amount", kept=None, sentence=said, measured=count, limit=FEW)
+            )
+        return found
 
     def _sentence(self, *, kept: bool) -> str:
         """How far logits are apart; of another function, how much it loses."""
@@ -499,24 +485,15 @@ class FunctionProof:
         if not self.exact or not failed:
             return None
         layer, module = self.first_difference
-        limit, stored = self.strict_limit.largest, spacing(self.after)
-        factor = self.strict.prefill.factor(limit + stored)
-        found = Fault(layer=layer)
+        embedding = "embedding" if module == self._models[1].names[0] else None
+        found = Fault(layer=layer, component=embedding)
         if lost:
             found = tensor_fault(self.lineage, self.after, lost, layer)
-        elif module and layer is None:
-            at_head = module == self._models[1].names[-1]
-            given = self.strict.ends if at_head else self.modes[0].calls[self.strict.worst].ids
-            with strict_float64():
-                found = fault_outside_layers(
-                    self._models, self._hidden, given, limit, factor, stored
-                )
-        if files.kept is False and not lost:
+        elif files.kept is False:
             found.cause = files.sentence
-            # Where every tensor gives the source's back, none is at fault.
-            found.tensor = None if self.lineage.plans else found.tensor
         if found.factor is None and not logits.kept:
-            found.factor = factor
+            close = self.strict_limit.largest + SPACING[self.native.dtype]
+            found.factor = self.strict.prefill.factor(close)
         return found
 
 
@@ -551,19 +528,15 @@ def stages_of(stages: Iterator[Stage], ways: Sequence[Mode], *, by_target: bool)
     """The stages of a model; an error names the way in which it cannot be asked."""
     mode_of = [mode.name for mode in ways for _ in mode.calls]
     try:
-        yield from stages
+        for stage in stages:
+            if not by_target:
+                stage.let_go()  # the target's weights need the room
+            yield stage
     except CallError as error:
         name = mode_of[error.call] if error.call < len(mode_of) else PREFILL
         if name == PREFILL:
             raise
         raise NotAskedError(error.why, name, by_target=by_target) from error
-
-
-def _let_go(stages: Iterator[Stage]) -> Iterator[Stage]:
-    """The same, without their weights: the other model's need the room."""
-    for stage in stages:
-        stage.let_go()
-        yield stage
 
 
 def _compare_logits(
@@ -583,12 +556,9 @@ def _compare_logits(
     pieces = logits_in_pieces((heads[0], meant[0]), (heads[1], meant[1]), ids)
     for index, logits, others, following, position in pieces:
         mode = calls[index][0]
-        so_far = found.distances[mode.name].largest
         found.distances[mode.name].add(logits, others, following, position)
         if index == 0:
             found.sample += _sample(logits, others, SAMPLE * len(logits) // len(ids[0]))
-        if mode is ways[0] and not found.prefill.largest <= so_far:
-            found.worst = index
 
 
 def _spread(state: Tensor) -> Tensor:
@@ -608,14 +578,13 @@ def _sample(logits: Tensor, others: Tensor, count: int) -> list[list[float]]:
 
 def _layer_settings(model: Layerwise) -> list[tuple[str, dict[str, Any]]]:
     """Name of every layer, and every plain attribute of its modules by its path."""
-    modules = dict(model.model.named_modules())
     found = []
-    for layer in (name for name in model.names[1:-1] if name in modules):
+    for name, layer in model.layers:
         settings = {
             f"{path}.{key}".lstrip("."): value
-            for path, module in modules[layer].named_modules()
+            for path, module in layer.named_modules()
             for key, value in vars(module).items()
             if key not in NUMBERS and isinstance(value, bool | int | float | str | None)
         }
-        found.append((layer, settings))
+        found.append((name, settings))
     return found

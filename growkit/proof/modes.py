@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,16 +177,12 @@ def used(
         with strict_float64(), quiet():
             try:
                 result.update(run(before, after, prompt[:SHORT], device, exact), tried=True)
-            except ModeError as error:
+            except InputError as error:
                 result.note = str(error)
-                with suppress(ModeError):  # else it is no fault of the target
+                with suppress(InputError):  # else it is no fault of the target
                     run(before, before, prompt[:SHORT], device, exact)
                     result.tried, result.kept = True, False if exact else None
     return results
-
-
-class ModeError(InputError):
-    """transformers cannot do this with a model that it loads and runs."""
 
 
 def _save_and_reload(
@@ -250,13 +245,8 @@ def _continued(model: Checkpoint, prompt: Tensor, device: torch.device, tokens: 
         return continuation
 
 
-@contextmanager
-def _using(model: Checkpoint, what: str) -> Iterator[None]:
-    try:
-        with foreign(f"transformers cannot {what}", f"that is the class of {model.folder}"):
-            yield
-    except InputError as error:
-        raise ModeError(str(error)) from error
+def _using(model: Checkpoint, what: str) -> AbstractContextManager[None]:
+    return foreign(f"transformers cannot {what}", f"that is the class of {model.folder}")
 
 
 @torch.no_grad()

@@ -40,7 +40,6 @@ from growkit.planning.plan import Lineage
 from growkit.planning.transforms import AT_RANDOM
 from growkit.planning.updates import Law, Update, law_of
 from growkit.proof.fingerprint import widest
-from growkit.proof.weights import Origin
 from growkit.recipe.recipe import Recipe
 from growkit.results.proof import TrainingProof
 
@@ -105,31 +104,6 @@ def check_room(settings: Settings, tensors: Mapping[str, TensorInfo], device: to
             f"training in float64 would take {size(needed)} of memory, and there are {size(there)};"
             " leave out --steps, or prove a smaller model that was grown in the same way"
         )
-
-
-def prepare_training(
-    settings: Settings,
-    before: Checkpoint,
-    after: Checkpoint,
-    origin: Origin,
-    recipe: Recipe | None,
-    optimizer: Path | None,
-    device: torch.device,
-) -> StatePaths:
-    """Find the states of both optimizers, before anything that takes time; see ``state_paths``.
-
-    Raises:
-        InputError: it is not known how the target was made, or it does not fit into memory.
-    """
-    if settings.steps is None:
-        return NO_STATES
-    if origin.unknown:
-        raise InputError(
-            f"training {after.folder} alongside its source needs to know how it was made, but "
-            f"{origin.unknown}; leave out --steps"
-        )
-    check_room(settings, after.tensors, device)
-    return state_paths(before, after, recipe, optimizer)
 
 
 def prove_training(
@@ -309,9 +283,6 @@ class StatePaths:
         )
 
 
-NO_STATES = StatePaths(None, None)
-
-
 def state_paths(
     before: Checkpoint, after: Checkpoint, recipe: Recipe | None, given: Path | None
 ) -> StatePaths:
@@ -328,15 +299,15 @@ def state_paths(
         InputError: a path is given, and the target has no state.
     """
     target = written_in(after.folder)
+    if given is not None and target is None:
+        raise InputError(
+            f"{after.folder} holds no optimizer's state that could be compared with {given}; "
+            "leave --optimizer out, or grow the model with it"
+        )
     if given is not None:
-        if target is None:
-            raise InputError(
-                f"{after.folder} holds no optimizer's state that could be compared with {given}; "
-                "leave --optimizer out, or grow the model with it"
-            )
         return StatePaths(given, target)
     if target is None or recipe is None or recipe.optimizer is None:
-        return NO_STATES
+        return StatePaths(None, None)
     inside = before.folder / Path(recipe.optimizer).name
     return StatePaths(inside if inside.exists() else written_in(before.folder), target)
 

@@ -28,13 +28,8 @@ from growkit.proof.folder import compare_folders
 from growkit.proof.function import FunctionProof
 from growkit.proof.modes import modes, used
 from growkit.proof.preflight import check_vocabularies
-from growkit.proof.training import prepare_training, prove_training
-from growkit.proof.weights import (
-    as_planned,
-    check_order,
-    compare_weights,
-    origin_of,
-)
+from growkit.proof.training import check_room, prove_training, state_paths
+from growkit.proof.weights import as_planned, check_order, compare_weights, origin_of
 from growkit.recipe.manifest import read_record
 from growkit.recipe.recipe import Recipe
 from growkit.results import versions
@@ -170,9 +165,16 @@ def prove(
         described.enter_context(temporary_family(origin.family))
         lineage, exact = origin.lineage, origin.lineage.promise == "exact"
         prompts = make_prompts(settings, before.folder, before.config)
-        states = prepare_training(settings, before, after, origin, recipe, optimizer, place)
+        trains = settings.steps is not None
+        if trains and origin.unknown:
+            raise InputError(
+                f"training {after.folder} alongside its source needs to know how it was made, but "
+                f"{origin.unknown}; leave out --steps"
+            )
+        check_room(settings, after.tensors, place)
         before = as_planned(before, origin)
-        files = compare_folders(before, after, origin, recipe)
+        states = state_paths(before, after, recipe, optimizer) if trains else None
+        files = compare_folders(before, after, origin)
         longest, look = max(map(len, prompts.windows)), settings.trainability
         logits = FunctionProof(before, after, place, origin, advance, longest, trainability=look)
         files.changed += (layer_settings := logits.changed_layer_settings())
@@ -187,7 +189,7 @@ def prove(
         fault = logits.fault(*findings[:3])
         _explain(findings, fault, exact=exact)
         training = None
-        if settings.steps is not None and not failed(findings):
+        if states and not failed(findings):
             training = prove_training(before, after, lineage, settings, place, states)
         findings += findings_on_training(training, logits.trainability, settings)
         fingerprint = logits.fingerprint()

@@ -52,11 +52,13 @@ class Origin(NamedTuple):
     Attributes:
         lineage: of the target; without plans if that is unknown, so that it must be exact.
         unknown: the reason, if it is unknown.
+        recipe: that its manifest records.
         family: the description of its family, where that is not one of growkit's.
     """
 
     lineage: Lineage
     unknown: str | None = None
+    recipe: Recipe | None = None
     family: Mapping[str, Any] | None = None
 
 
@@ -79,10 +81,11 @@ def origin_of(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> O
             _check_sizes(steps, after)
             lineage = plan_recipe(replace(recipe, steps=steps), before).lineage
     except InputError as error:
-        return Origin(nothing, f"{unfit} ({error})")
+        return Origin(nothing, f"{unfit} ({error})", recipe)
     except Exception as error:  # untrusted values may raise anything
-        return Origin(nothing, f"{unfit} ({type(error).__name__}: {plain(reason(error))})")
-    return Origin(lineage, family=family)
+        why = f"{unfit} ({type(error).__name__}: {plain(reason(error))})"
+        return Origin(nothing, why, recipe)
+    return Origin(lineage, None, recipe, family)
 
 
 def check_order(before: Checkpoint, after: Checkpoint, recipe: Recipe | None) -> None:

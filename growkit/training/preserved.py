@@ -17,13 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import (
-    PreTrainedConfig,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedConfig, TrainerCallback, TrainerState
 
 from growkit.base.errors import InputError
 from growkit.base.limits import COMPUTED, within
@@ -75,10 +69,10 @@ def assert_preserved(model: nn.Module, folder: str | Path) -> float:
     if not within(distance, limit):
         whose = "its source" if expected.of == "source" else "the model that was written"
         raise InputError(
-            f"the {_class_of(model)} in memory does not compute what {folder} promises: its logits "
-            f"differ from those of {whose} by {distance:.1e} of their scale, rounding in {dtype} "
-            f"explains {limit:.1e}; load the weights from that folder again, on every process, "
-            "before the first step"
+            f"the {type(model).__name__} in memory does not compute what {folder} promises: its "
+            f"logits differ from those of {whose} by {distance:.1e} of their scale, rounding in "
+            f"{dtype} explains {limit:.1e}; load the weights from that folder again, on every "
+            "process, before the first step"
         )
     return distance
 
@@ -96,13 +90,7 @@ class AssertPreserved(TrainerCallback):
     def __init__(self, folder: str | Path) -> None:
         self.folder = folder
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Compare, unless steps were taken."""
         if state.global_step == 0:
             assert_preserved(kwargs["model"], self.folder)
@@ -212,7 +200,7 @@ def _asked(model: nn.Module, question: Question, folder: str | Path) -> tuple[Te
     embedding = getattr(called, "get_input_embeddings", lambda: None)()
     if getattr(embedding, "num_embeddings", most) < most:
         raise InputError(
-            f"the {_class_of(model)} in memory has fewer tokens than that in {folder}; {OTHER}"
+            f"the {type(model).__name__} in memory has fewer tokens than that in {folder}; {OTHER}"
         )
     with _undisturbed(model, device):
         # Models of other libraries take tokens and nothing else.
@@ -224,8 +212,8 @@ def _asked(model: nn.Module, question: Question, folder: str | Path) -> tuple[Te
     expect = (1, len(ids[0]), most)
     if logits.dim() != 3 or logits.shape[:2] != expect[:2] or logits.shape[2] < most:
         raise InputError(
-            f"the {_class_of(model)} in memory answers with logits of shape {list(logits.shape)} "
-            f"where that in {folder} has {list(expect)} or more; {OTHER}"
+            f"the {type(model).__name__} in memory answers with logits of shape "
+            f"{list(logits.shape)} where that in {folder} has {list(expect)} or more; {OTHER}"
         )
     return logits[0], _computed_in(parameters, logits)
 
@@ -263,11 +251,3 @@ def _computed_in(parameters: Sequence[nn.Parameter], logits: Tensor) -> str:
     if logits.is_cuda and "tf32" in torch.backends.cuda.matmul.fp32_precision:
         seen.add("float16")  # which has the digits of TF32
     return max(seen or {"float32"}, key=lambda name: torch.finfo(getattr(torch, name)).eps)
-
-
-def _class_of(model: nn.Module) -> str:
-    """The class that is not a wrapper, by its name."""
-    for name in ("module", "_orig_mod"):
-        if isinstance(inner := getattr(model, name, None), nn.Module):
-            return _class_of(inner)
-    return type(model).__name__.removeprefix("FSDP")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from growkit.base.errors import InputError
 
@@ -31,13 +31,7 @@ class GammaRamp(TrainerCallback):
         self.steps = steps
         self._gates: list[tuple[torch.nn.Parameter, float]] = []
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Find the gates, and take them out of training."""
         parameters = kwargs["model"].named_parameters()
         gates = [gate for name, gate in parameters if name.endswith("self_attn.gamma_gate")]
@@ -45,13 +39,7 @@ class GammaRamp(TrainerCallback):
         if not self._gates:
             raise InputError("the model has no gate to ramp; convert it to dint, gated, first")
 
-    def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Set the gates for this step."""
         done = min(1.0, state.global_step / self.steps)
         for gate, start in self._gates:
