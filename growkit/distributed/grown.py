@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -187,19 +187,15 @@ class Grown:
         Raises:
             InputError: transformers has no class for the model, or it does not fit.
         """
-        from growkit.engine.class_weights import ClassWeights, empty_model
-        from growkit.engine.loader import loading
+        from growkit.engine.class_weights import planned_parameters
 
-        found: dict[str, Entry] = {}
-        with temporary_family(self.recipe.family), outlined(self.target, self.config) as outline:
-            model, _, stored = empty_model(outline, torch.float32, "eager")
-            weights = ClassWeights(cast(Any, self.target), loading(outline).conversions)
-            for name in model.state_dict():
-                of = stored(name)  # of tied parameters, files hold one
-                if of in weights.tensors:
-                    plain = weights.stored_as(of)
-                    found[name] = self.entries[plain] if plain else Entry(weights, of, self._last)
-        return found
+        with temporary_family(self.recipe.family):
+            weights, names = planned_parameters(self.target, self.config)
+        plain = {name: weights.stored_as(of) for name, of in names.items()}
+        return {
+            name: self.entries[tensor] if tensor else Entry(weights, names[name], self._last)
+            for name, tensor in plain.items()
+        }
 
     @cached_property
     def optimizer(self) -> GrownState | None:

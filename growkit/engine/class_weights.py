@@ -13,12 +13,12 @@ from copy import copy
 from dataclasses import replace
 from functools import reduce
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from growkit.base.errors import InputError, foreign
+from growkit.base.errors import foreign
 from growkit.base.tensors import (
     SAFETENSORS_NAMES,
     Config,
@@ -34,6 +34,7 @@ from growkit.engine.oracle import (
     lacks_class,
     parsed,
     quiet,
+    random_weights,
     readable,
     uninitialised,
 )
@@ -108,10 +109,7 @@ def empty_model(
             continue  # the loader as well leaves it as the class makes it
         if found is None or found.shape != tuple(tensor.shape):
             what = "missing keys" if found is None else "mismatched keys"
-            raise InputError(
-                f"{type(model).__name__} reports {what} in {weights.where()}: {name}; "
-                "the model would run with random weights there, correct config.json or the weights"
-            )
+            raise random_weights(model, what, weights.where(), name)
     return model, weights, stored
 
 
@@ -144,11 +142,24 @@ def class_names(weights: Weights, config: Config) -> dict[str, str]:
     """
     if lacks_class(config):
         return {}
+    of_class, names = planned_parameters(weights, config)
+    plain = {name: of_class.stored_as(of) for name, of in names.items()}
+    return {name: tensor for name, tensor in plain.items() if tensor is not None}
+
+
+def planned_parameters(weights: Weights, config: Config) -> tuple[ClassWeights, dict[str, str]]:
+    """A planned checkpoint as its class has it, and for every parameter the one that it is tied to.
+
+    Persistent buffers in the files are included.
+
+    Raises:
+        InputError: see ``class_names``; transformers has no class for the model.
+    """
     with outlined(weights, config) as outline:
         model, _, stored = empty_model(outline, torch.float32, "eager")
-        of_class = ClassWeights(cast(Any, weights), loading(outline).conversions)
-        found = {name: of_class.stored_as(stored(name)) for name in model.state_dict()}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+        of_class = ClassWeights(weights, loading(outline).conversions)
+    names = {name: stored(name) for name in model.state_dict()}
+    return of_class, {name: of for name, of in names.items() if of in of_class.tensors}
 
 
 class ClassWeights(Weights):

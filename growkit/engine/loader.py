@@ -13,13 +13,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.utils.hooks import RemovableHandle
 
 from growkit.base.errors import InputError, foreign
 from growkit.base.tensors import Config
@@ -110,10 +112,10 @@ def _asked(checkpoint: Checkpoint) -> Loading:
     check_loaded(checkpoint.opened)
     inert(checkpoint.config, str(checkpoint.folder / "config.json"))
     for key in LAYERS:
-        count = checkpoint.config.get(key)
-        if isinstance(count, int) and count > max(len(checkpoint.tensors), 1):
+        layers = checkpoint.config.get(key)
+        if isinstance(layers, int) and layers > max(len(checkpoint.tensors), 1):
             raise InputError(
-                f"config.json in {checkpoint.folder} promises {count} layers ({key}), but there "
+                f"config.json in {checkpoint.folder} promises {layers} layers ({key}), but there "
                 f"are only {len(checkpoint.tensors)} tensors; correct it or add what is missing"
             )
     folder, lacking = checkpoint.folder, lacks_class(checkpoint.config)
@@ -246,7 +248,7 @@ def _recording_conversions(
     """Record what transformers makes of each tensor, and its shape."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, WeightTransform
 
-    add = WeightTransform.add_tensor
+    add, convert = WeightTransform.add_tensor, WeightConverter.convert
 
     def record_tensor(transform: Any, name: str, tensor: str, pattern: str, value: Any) -> Any:
         conversion = found.setdefault(id(transform), Conversion(transform, name, model))
@@ -260,26 +262,21 @@ def _recording_conversions(
         conversion.tensors.setdefault(pattern, []).append(tensor)
         return add(transform, name, tensor, pattern, value)
 
-    def recording_shapes(kind: Any) -> Any:
-        convert = kind.convert
-
-        def recorded(transform: Any, *args: Any, **kwargs: Any) -> Any:
-            made = convert(transform, *args, **kwargs)
-            shapes = found[id(transform)].shapes
-            shapes |= {name: tuple(the_tensor(value).shape) for name, value in made.items()}
-            return made
-
-        return patch.object(kind, "convert", recorded)
+    def record_shapes(transform: Any, *args: Any, **kwargs: Any) -> Any:
+        made = convert(transform, *args, **kwargs)
+        shapes = found[id(transform)].shapes
+        shapes |= {name: tuple(the_tensor(value).shape) for name, value in made.items()}
+        return made
 
     with (
         patch.object(WeightTransform, "add_tensor", record_tensor),
-        recording_shapes(WeightConverter),
-        recording_shapes(WeightRenaming),
+        patch.object(WeightConverter, "convert", record_shapes),
     ):
         yield
     for each in found.values():
         if isinstance(each.transform, WeightRenaming):
             each.transform = None
+            each.shapes = {each.name: checkpoint.tensors[each.sources[0]].shape}
 
 
 def the_tensor(made: Any) -> torch.Tensor:
@@ -288,24 +285,18 @@ def the_tensor(made: Any) -> torch.Tensor:
     return tensor
 
 
-@contextmanager
-def _no_more_modules(tensors: int) -> Iterator[None]:
-    """Not to build for hours what the files cannot fill."""
-    most = 1000 + 100 * tensors
-    begin, count = nn.Module.__init__, 0
+def _no_more_modules(tensors: int) -> RemovableHandle:
+    """Not to build for hours what the files cannot fill; for as long as the context lasts."""
+    most, numbers = 1000 + 100 * tensors, count(1)
 
-    def counted(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > most:
+    def check_number(*_: Any) -> None:
+        if next(numbers) > most:
             raise InputError(
                 f"config.json asks for a model of more than {most:,} modules, but there are only "
                 f"{tensors:,} tensors; correct its sizes"
             )
-        begin(module, *args, **kwargs)
 
-    with patch.object(nn.Module, "__init__", counted):
-        yield
+    return register_module_module_registration_hook(check_number)
 
 
 def _check_files(checkpoint: Checkpoint, files: list[str]) -> None:
@@ -316,10 +307,10 @@ def _check_files(checkpoint: Checkpoint, files: list[str]) -> None:
     ours = {os.path.realpath(file) for file in checkpoint.files}
     if theirs == ours:
         return
-    read = [sorted(Path(file).name for file in files)[:3] for files in (theirs, ours)]
+    read = [", ".join(sorted(Path(file).name for file in each)[:3]) for each in (theirs, ours)]
     raise InputError(
-        f"transformers reads the weights of {checkpoint.folder} from {', '.join(read[0])}, growkit "
-        f"from {', '.join(read[1])}; keep only model.safetensors, or the shards that its index "
+        f"transformers reads the weights of {checkpoint.folder} from {read[0]}, growkit "
+        f"from {read[1]}; keep only model.safetensors, or the shards that its index "
         "lists, and no transformers_weights in config.json"
     )
 

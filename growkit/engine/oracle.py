@@ -93,17 +93,12 @@ def load_model(
             output_loading_info=True,
             **options,
         )
-    buffers = {name for name, _ in model.named_buffers()}
-    for problem in ("missing_keys", "mismatched_keys"):
-        keys = {str(key[0] if isinstance(key, tuple) else key) for key in loading[problem]}
-        if problem == "missing_keys":
-            keys -= buffers  # the class makes them, always the same
+    # Missing buffers are made by the class, always the same.
+    missing = {*loading["missing_keys"]} - {name for name, _ in model.named_buffers()}
+    mismatched = {str(name) for name, *_ in loading["mismatched_keys"]}
+    for problem, keys in (("missing keys", missing), ("mismatched keys", mismatched)):
         if keys:
-            name = min(keys)
-            raise InputError(
-                f"{type(model).__name__} reports {problem.replace('_', ' ')} in {folder}: {name}; "
-                "the model would run with random weights there, correct config.json or the weights"
-            )
+            raise random_weights(model, problem, str(folder), min(keys))
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise InputError(
@@ -114,6 +109,14 @@ def load_model(
     model.eval().to(device)
     assert isinstance(model, nn.Module)
     return checkpoint.as_read(model)
+
+
+def random_weights(model: Any, problem: str, where: str, name: str) -> InputError:
+    """The error of a model that would run with random weights in a parameter."""
+    return InputError(
+        f"{type(model).__name__} reports {problem} in {where}: {name}; the model would run with "
+        "random weights there, correct config.json or the weights"
+    )
 
 
 def check_accepted(config: Config, name: str) -> None:
