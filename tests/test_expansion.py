@@ -31,26 +31,10 @@ from growkit.algebra.splits import Shares
 from growkit.base.tensors import cut
 from tests.conftest import seeded
 
-NOTATIONS = [
-    "a.b <- c",
-    "c -> a.b",
-    "a",
-    "<- c",
-    "a + b.a <- c",
-    "a.(b + c) <- d",
-    "a, b",
-    "e: c -> a.b",
-    "e: a.b <- c",
-    "c -> a, b",
-]
-DTYPES = [
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-]
+NOTATIONS = ["a.b <- c", "c -> a.b", "a", "<- c", "a + b.a <- c", "a.(b + c) <- d", "a, b"]
+NOTATIONS += ["e: c -> a.b", "e: a.b <- c", "c -> a, b"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 def expansion(size: int, chance: Random) -> Expansion:
@@ -158,6 +142,23 @@ def test_any_slice_of_any_map(seed: int) -> None:
         spoiled.view(-1)[number] = 1.5 * spoiled.view(-1)[number] + 1
         back = undo(spoiled.__getitem__, maps, slice(0, shape[0]))
         assert back is None or not back.equal(weight)
+
+
+@pytest.mark.parametrize(
+    ("notation", "shape", "written", "read"),
+    [
+        ("heads.dim <- hidden", (6, 5), {"heads", "dim"}, {"hidden"}),
+        ("vocab -> hidden", (7, 5), {"hidden"}, {"vocab"}),
+        ("hidden", (5,), {"hidden"}, set()),
+        ("<- hidden", (5,), set(), {"hidden"}),
+        ("heads.dim + dim <- hidden", (9, 5), {"heads", "dim"}, {"hidden"}),
+    ],
+)
+def test_layouts(notation: str, shape: tuple[int, ...], written: set[str], read: set[str]) -> None:
+    pattern = Pattern.parse(notation)
+    assert pattern.shape({"heads": 2, "dim": 3, "hidden": 5, "vocab": 7}) == shape
+    assert pattern.axes(Role.WRITTEN) == written
+    assert pattern.axes(Role.READ) == read
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DiffLlamaForCausalLM
 
 import growkit
@@ -22,7 +21,7 @@ from growkit.families.family import family_of
 from growkit.families.headers import Headers
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.recipe.planner import plan_recipe
-from tests.conftest import relative_error, save_model, seeded
+from tests.conftest import edit_json, edit_weights, relative_error, save_model, seeded
 
 TABLE_3 = {
     "diff-hypercloning-1-1": {"total": 32, "noise": 16, "kv": 16},
@@ -109,23 +108,17 @@ def test_any_model_by_any_legal_factors(seed: int, tmp_path: Path) -> None:
     factors = draw_factors(choose)
     dtype = choose.choice([torch.float32, torch.bfloat16, torch.float16])
     source = save_model(tmp_path / "source", kind, seed, dtype, **config)
-    growkit.grow(
-        source,
-        tmp_path / "target",
-        method="group-diff",
-        symmetry=choose.choice(["break", "keep"]),
-        seed=seed,
-        verify=None,
-        **{name: f"x{factor}" for name, factor in factors.items()},
-    )
+    options: dict[str, Any] = {name: f"x{factor}" for name, factor in factors.items()}
+    options |= {"symmetry": choose.choice(["break", "keep"]), "seed": seed}
+    growkit.grow(source, tmp_path / "target", method="group-diff", verify=None, **options)
     assert relative_error(source, tmp_path / "target") < 1e-12
     attention = growkit.inspect(tmp_path / "target")["attention"]
     assert attention is not None
-    assert attention["signal_heads"] == heads["signal"] * factors["signal_heads"]
-    assert attention["noise_heads"] == heads["noise"] * factors["noise_heads"]
-    assert attention["kv_heads"] == heads["kv"] * factors["kv_heads"]
+    for name, count in heads.items():
+        assert attention[f"{name}_heads"] == count * factors[f"{name}_heads"]
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("seed", ILLEGAL[:60])
 def test_illegal_factors_are_refused_with_the_reason(seed: int, tmp_path: Path) -> None:
     choose = seeded(seed)
@@ -175,25 +168,15 @@ def test_it_stays_diffllama_where_that_can_be(tmp_path: Path) -> None:
     assert config["architectures"] == ["DiffTransformerForCausalLM"]
 
 
-def test_softmax_models_have_no_signal_heads(tmp_path: Path) -> None:
-    source = save_model(tmp_path / "source", "llama")
-    with pytest.raises(InputError, match=r"group-diff grows models with signal_heads"):
-        growkit.grow(source, tmp_path / "target", method="group-diff", hidden="x2", verify=None)
-
-
 def test_copies_must_stay_in_their_group(tmp_path: Path) -> None:
     """Signal copies written in the other order read the noise of another head."""
     source = save_model(tmp_path / "source", "diffllama", num_key_value_heads=4)
     target = tmp_path / "target"
     growkit.grow(source, target, method="group-diff", signal_heads="x2", verify=None)
     assert relative_error(source, target) < 1e-12
-    tensors = load_file(target / "model.safetensors")
-    name = "model.layers.0.self_attn.q_proj.weight"
-    q = tensors[name]
-    head = q.shape[0] // 6
-    order = torch.tensor([0, 2, 1, 3, 4, 5]).repeat_interleave(head) * head
-    tensors[name] = q[order + torch.arange(head).repeat(6)].contiguous()
-    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    with edit_weights(target) as tensors:
+        q = tensors["model.layers.0.self_attn.q_proj.weight"].view(6, 4, 16)
+        q[[1, 2]] = q[[2, 1]].clone()
     assert relative_error(source, target) > 1e-3
 
 
@@ -201,15 +184,9 @@ def test_copies_must_stay_in_their_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["diffllama", "diff_transformer"])
 def test_the_report_says_whether_copies_can_part(kind: str, symmetry: Any, tmp_path: Path) -> None:
     source = save_model(tmp_path / "source", kind, dtype=torch.bfloat16)
-    result = growkit.grow(
-        source,
-        tmp_path / "target",
-        method="group-diff",
-        hidden="x2",
-        signal_heads="x4",
-        symmetry=symmetry,
-        verify=growkit.Settings(prompts=2, length=24),
-    )
+    sizes: dict[str, Any] = {"hidden": "x2", "signal_heads": "x4", "symmetry": symmetry}
+    proof = growkit.Settings(prompts=2, length=24)
+    result = growkit.grow(source, tmp_path / "target", method="group-diff", verify=proof, **sizes)
     assert result["kept"]
     assert result["verification"] is not None
     found = result["verification"]["trainability"]
@@ -231,51 +208,47 @@ sys.modules["growkit"] = None  # any import of it fails
 import torch
 from transformers import AutoModelForCausalLM
 options = {"trust_remote_code": True, "dtype": torch.float64}
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], **options)
-ids = torch.tensor([[1, 2, 3, 4, 5]])
-out = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
-print(type(model).__module__, out[0].tolist(), sep="|")
-model.save_pretrained(sys.argv[2])
+for folder in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(folder + "/out", **options)
+    ids = torch.tensor([[1, 2, 3, 4, 5]])
+    out = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+    print(type(model).__module__, out[0].tolist(), sep="|")
+    model.save_pretrained(folder + "/again")
 """
 
 
-@pytest.mark.parametrize("integral", ["none", "causal"])
-def test_a_folder_loads_in_a_python_without_growkit(integral: str, tmp_path: Path) -> None:
-    source = save_model(
-        tmp_path / "source", "diff_transformer", integral=integral, lambda_std_dev=0.3
-    )
-    sizes = {"hidden": "x2", "signal_heads": "x3"}
-    growkit.grow(source, tmp_path / "out", method="group-diff", verify=None, **sizes)
-    environment = os.environ | {
-        "HF_MODULES_CACHE": str(tmp_path / "modules"),
-        "HF_HUB_OFFLINE": "1",
-    }
+def test_folders_load_in_a_python_without_growkit(tmp_path: Path) -> None:
+    folders = [tmp_path / integral for integral in ("none", "causal")]
+    for folder in folders:
+        config: dict[str, Any] = {"integral": folder.name, "lambda_std_dev": 0.3}
+        save_model(folder / "source", "diff_transformer", **config)
+        sizes = {"hidden": "x2", "signal_heads": "x3"}
+        growkit.grow(folder / "source", folder / "out", method="group-diff", verify=None, **sizes)
+    modules = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
     ran = subprocess.run(
-        [sys.executable, "-c", LOADS_ALONE, str(tmp_path / "out"), str(tmp_path / "again")],
-        env=environment,
+        [sys.executable, "-c", LOADS_ALONE, *map(str, folders)],
+        env=os.environ | modules,
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,
     )
-    module, tokens = ran.stdout.strip().split("|")
-    assert module.startswith("transformers_modules.")
-    expected = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float64).generate(
-        torch.tensor([[1, 2, 3, 4, 5]]),
-        max_new_tokens=20,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    assert json.loads(tokens) == expected[0].tolist()
-    assert (tmp_path / "again" / "modeling_diff_transformer.py").exists()
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+    options |= {"eos_token_id": None, "pad_token_id": 0}
+    for folder, line in zip(folders, ran.stdout.splitlines(), strict=True):
+        module, tokens = line.split("|")
+        assert module.startswith("transformers_modules.")
+        model = AutoModelForCausalLM.from_pretrained(folder / "source", dtype=torch.float64)
+        expected = model.generate(torch.tensor([[1, 2, 3, 4, 5]]), **options)
+        assert json.loads(tokens) == expected[0].tolist()
+        assert (folder / "again" / "modeling_diff_transformer.py").exists()
 
 
 def test_windows_of_other_classes_are_left_behind(tmp_path: Path) -> None:
     """A cache that takes such a key for its own would forget tokens."""
     source = save_model(tmp_path / "source", "diffllama")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"sliding_window": 4}))
+    with edit_json(source / "config.json") as config:
+        config["sliding_window"] = 4
     growkit.grow(source, tmp_path / "out", method="group-diff", signal_heads="x2", verify=None)
     assert "sliding_window" not in json.loads((tmp_path / "out" / "config.json").read_text())
     with pytest.raises(ValueError, match=r"sliding_window is 4.* has no windows"):

@@ -7,15 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import growkit
 from growkit import conversions, families, growth
-from growkit.algebra.axes import Pattern, Role
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
 from growkit.recipe.recipe import operations
-from tests.conftest import relative_error, save_model
+from tests.conftest import cli, relative_error, save_model
 
 METHOD = """
 from growkit.growth.copying import CopyMethod
@@ -83,9 +81,7 @@ def test_a_family_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_options_of_methods_are_options_of_the_command() -> None:
-    from growkit.cli.app import app
-
-    shown = CliRunner().invoke(app, ["grow", "--help"], env={"COLUMNS": "200"}).stdout
+    shown = cli("grow", "--help").stdout
     for method in operations("grow").values():
         for option in method.options:
             assert "--" + option.name.replace("_", "-") in shown
@@ -101,23 +97,6 @@ def test_growth_and_families_are_data() -> None:
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize(
-    ("notation", "shape", "written", "read"),
-    [
-        ("heads.dim <- hidden", (6, 5), {"heads", "dim"}, {"hidden"}),
-        ("vocab -> hidden", (7, 5), {"hidden"}, {"vocab"}),
-        ("hidden", (5,), {"hidden"}, set()),
-        ("<- hidden", (5,), set(), {"hidden"}),
-        ("heads.dim + dim <- hidden", (9, 5), {"heads", "dim"}, {"hidden"}),
-    ],
-)
-def test_layouts(notation: str, shape: tuple[int, ...], written: set[str], read: set[str]) -> None:
-    pattern = Pattern.parse(notation)
-    assert pattern.shape({"heads": 2, "dim": 3, "hidden": 5, "vocab": 7}) == shape
-    assert pattern.axes(Role.WRITTEN) == written
-    assert pattern.axes(Role.READ) == read
 
 
 def test_no_family_is_named_outside_its_file() -> None:

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.cli.app import app
 from growkit.sources import find
 from growkit.sources.hub import address_of
-from tests.conftest import folder_bytes, save_model
+from tests.conftest import cli, folder_bytes, save_model
 from tests.hub import StandIn, stand_in
 
 QUICK = growkit.Settings(prompts=1, length=8)
@@ -65,21 +63,13 @@ def refused(source: str) -> str:
     ],
 )
 def test_what_is_an_address(
-    source: str,
-    address: tuple[str, str | None] | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    source: str, address: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()
     assert address_of(source) == address
-
-
-@pytest.mark.parametrize(
-    "source", ["hf://", "hf://a b", "hf://a/b/c", "hf://o/n@../x", "hf://o/n@"]
-)
-def test_what_is_none(source: str) -> None:
-    assert f"{source} is no address of a model on the Hub" in refused(source)
+    for wrong in ("hf://", "hf://a b", "hf://a/b/c", "hf://o/n@../x", "hf://o/n@"):
+        assert f"{wrong} is no address of a model on the Hub" in refused(wrong)
 
 
 def test_a_model_is_grown_from_its_commit(hub: StandIn, models: Path, tmp_path: Path) -> None:
@@ -110,14 +100,9 @@ def test_a_model_is_grown_from_its_commit(hub: StandIn, models: Path, tmp_path: 
     )
     assert all(again[name].equal(first[name]) for name in first)
     assert not all(moved[name].equal(first[name]) for name in first)
-
-    shutil.copytree(models / "two", tmp_path / "local")
-    growkit.grow(tmp_path / "local", tmp_path / "out2", hidden="x2", verify=False)
-    local = load_file(tmp_path / "out2" / "model.safetensors")
+    growkit.grow(models / "two", tmp_path / "local", hidden="x2", verify=False)
+    local = load_file(tmp_path / "local" / "model.safetensors")
     assert all(local[name].equal(first[name]) for name in first)
-    assert (
-        json.loads((tmp_path / "out2" / "growkit.json").read_text())["recipe"]["source"] == "local"
-    )
 
 
 def test_commands_take_names(hub: StandIn, models: Path, tmp_path: Path) -> None:
@@ -125,7 +110,7 @@ def test_commands_take_names(hub: StandIn, models: Path, tmp_path: Path) -> None
     before = folder_bytes(models / "one")
 
     def ask(*words: str) -> str:
-        done = CliRunner().invoke(app, words)
+        done = cli(*words)
         assert done.exit_code == 0, done.stderr
         return done.stdout
 
