@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,16 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, XLM
 
 from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
+from growkit.engine import lending
 from growkit.engine.calls import Call, Spool
 from growkit.engine.layerwise import Layerwise
+from growkit.engine.lending import Stored
+from growkit.engine.oracle import load_model
 from growkit.engine.strict import strict_float64
-from tests.conftest import load_strict, seeded
+from tests.architectures import TYPES, outcome, save, with_fault
+from tests.conftest import save_model, seeded
 
+CPU = torch.device("cpu")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied with biases": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -29,79 +35,137 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "shared": ("diff_transformer", {"qk_projection": "shared", "shared_rank": 2}),
     "v2": ("diff_transformer", {"lambda_type": "projected", "noise_keys": "shared"}),
 }
-TOLERANCE = 1e-13
+EXPERTS = ["mixtral", "granitemoe", "gpt_oss", "deepseek_v3", "llama4_text"]
+OTHERS = ["jamba", "gemma3n_text", "glm_moe_dsa", "roberta"]
 
 
 def ids(count: int, seed: int = 0) -> Tensor:
-    return torch.randint(29, (count,), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(2, 29, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def run(folder: Path, calls: list[Call]) -> list[Tensor]:
+def opened(folder: Path) -> Layerwise:
     with strict_float64():
-        model = Layerwise(Checkpoint(folder), torch.float64, torch.device("cpu"), "eager")
+        return Layerwise(Checkpoint(folder), torch.float64, CPU, "eager")
+
+
+def run(model: Layerwise, calls: list[Call]) -> list[Tensor]:
+    with strict_float64():
         for stage in model.stages(calls):
             states = stage.after
         with model.head() as head:
             return [head(state) for state in states]
 
 
-def close(found: Tensor, expected: Tensor) -> bool:
-    return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-13) -> bool:
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 @pytest.fixture(params=["whole", "in parts"])
 def matrices(request: pytest.FixtureRequest) -> None:
+    """Large matrices are cast whole, or in parts: of experts, those that are asked for."""
     if request.param == "in parts":
         request.getfixturevalue("small_parts")
 
 
-@pytest.fixture(params=VARIANTS)
-def folder(request: pytest.FixtureRequest, make: Callable[..., Path], matrices: None) -> Path:
+@pytest.fixture(params=[*VARIANTS, *EXPERTS, *OTHERS])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, matrices: None) -> Path:
+    if request.param not in VARIANTS:
+        if request.param not in TYPES:
+            pytest.skip(f"transformers has no {request.param}")
+        return save(request.param, tmp_path / "model")
     kind, options = VARIANTS[request.param]
     sizes = {"num_key_value_heads": None} if kind == "diff_transformer" else {}
-    return make(kind, num_hidden_layers=3, seed=seeded(1).randrange(99), **(sizes | options))
+    seed = seeded(1).randrange(99)
+    return save_model(tmp_path / "model", kind, seed, num_hidden_layers=3, **(sizes | options))
 
 
-def test_logits(folder: Path) -> None:
+@pytest.mark.sampled(20)
+def test_logits_and_cached_decoding(folder: Path) -> None:
     prompts = [ids(12), ids(7, 1)]
-    found = run(folder, [Call(prompt) for prompt in prompts])
-    model = load_strict(folder)
-    with strict_float64(), torch.no_grad():
-        for prompt, logits in zip(prompts, found, strict=True):
-            assert close(logits, model(prompt[None], use_cache=False).logits[0])
-
-
-def test_cached_decoding(folder: Path) -> None:
-    prompt = ids(12)
     parts = [
-        Call(prompt[:8], cached=True),
-        Call(prompt[8:9], cached=True, continues=1),
-        Call(prompt[9:], cached=True, continues=2),
+        Call(prompts[0][:8], cached=True),
+        Call(prompts[0][8:9], cached=True, continues=2),
+        Call(prompts[0][9:], cached=True, continues=3),
     ]
-    found = run(folder, [Call(prompt), *parts])
-    model = load_strict(folder)
-    cache = DynamicCache(config=model.config)
+    plain, other, *cached = run(opened(folder), [*map(Call, prompts), *parts])
     with strict_float64(), torch.no_grad():
-        for part, logits in zip(parts, found[1:], strict=True):
-            expected = model(part.ids[None], cache=cache, use_cache=True).logits[0]
-            assert close(logits, expected)
-    assert close(torch.cat(found[1:]), found[0])
+        model = load_model(folder, torch.float64, CPU, "eager")
+        for prompt, logits in zip(prompts, (plain, other), strict=True):
+            assert close(logits, model(prompt[None], use_cache=False).logits[0])
+        cache = DynamicCache(config=model.config)
+        for part, logits in zip(parts, cached, strict=True):
+            assert close(logits, model(part.ids[None], cache=cache, use_cache=True).logits[0])
+    assert not close(other, plain[: len(other)])  # the control
 
 
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("folder", VARIANTS, indirect=True)
 def test_left_padding(folder: Path) -> None:
     prompt = ids(12)
     mask = torch.tensor([[0] * 4 + [1] * 12])
     positions = torch.tensor([[0] * 4 + list(range(12))])
     padded = torch.cat([torch.zeros(4, dtype=torch.long), prompt])
     inputs = {"attention_mask": mask, "position_ids": positions}
-    plain, found = run(folder, [Call(prompt), Call(padded, inputs)])
+    plain, found = run(opened(folder), [Call(prompt), Call(padded, inputs)])
     assert close(found[4:], plain)
+
+
+def gradients(folder: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    model, given = opened(folder), Spool()
+    with strict_float64():
+        for stage in model.stages([Call(ids(12))]):
+            given.append(stage.after[0])
+        model.gradients(ids(12), given, found.__setitem__)
+    return found
+
+
+@pytest.mark.sampled(16)
+@pytest.mark.parametrize("folder", [*VARIANTS, *EXPERTS], indirect=True)
+def test_gradients(folder: Path) -> None:
+    prompt, found = ids(12), gradients(folder)
+    with strict_float64():
+        model = load_model(folder, torch.float64, CPU, "eager")
+        logits = model(prompt[None], use_cache=False).logits[0]
+        functional.cross_entropy(logits[:-1], prompt[1:]).backward()
+    expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    for name, parameter in model.named_parameters():
+        rows = prompt.unique() if parameter is embedding or parameter is head else slice(None)
+        if name in found:
+            assert close(found[name], expected[name][rows], 1e-12), name
+
+
+@pytest.mark.parametrize(("kind", "all_at_once"), [("mixtral", False), ("llama4_text", True)])
+def test_only_experts_that_are_asked_for_are_cast(
+    kind: str, all_at_once: bool, tmp_path: Path, small_parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama 4 multiplies with all of them together. And a fault in one is caught."""
+    folder, together = save(kind, tmp_path / "model"), []
+    counts: set[int] = set()
+    whole, cast = Stored.whole, Stored.cast
+
+    def counted(self: Stored, rows: slice, **options: Any) -> Tensor:
+        counts.add(rows.stop - rows.start)
+        return cast(self, rows, **options)
+
+    monkeypatch.setattr(
+        Stored, "whole", lambda self: (self.ndim == 3 and together.append(self)) or whole(self)
+    )
+    monkeypatch.setattr(Stored, "cast", counted)
+    gradients(folder)
+    assert 1 in counts
+    assert bool(together) == all_at_once
+    assert outcome(folder, folder).startswith("preserved")
+    assert with_fault(folder, tmp_path / "spoiled")
+    assert outcome(folder, tmp_path / "spoiled").startswith("not preserved")
 
 
 def test_memory_does_not_grow_with_the_number_of_layers(make: Callable[..., Path]) -> None:
     """States are given back once they are read; keys and values of a layer leave their shape."""
     checkpoint = Checkpoint(make("llama", num_hidden_layers=3))
-    model = Layerwise(checkpoint, torch.float32, torch.device("cpu"), None)
+    model = Layerwise(checkpoint, torch.float32, CPU, None)
     calls = [Call(ids(7), cached=True), Call(ids(2), cached=True, continues=0), Call(ids(5))]
     watched: Tensor | None = None
     before: list[Tensor] = []
@@ -119,59 +183,105 @@ def test_memory_does_not_grow_with_the_number_of_layers(make: Callable[..., Path
                 assert (state.untyped_storage().nbytes() == 4) == (index != stage.layer)
 
 
-def test_gradients(folder: Path) -> None:
-    prompt = ids(12)
-    found: dict[str, Tensor] = {}
-    with strict_float64():
-        layerwise = Layerwise(Checkpoint(folder), torch.float64, torch.device("cpu"), "eager")
-        given = Spool()
-        for stage in layerwise.stages([Call(prompt)]):
-            given.append(stage.after[0])
-        layerwise.gradients(prompt, given, found.__setitem__)
-    model = load_strict(folder)
-    with strict_float64():
-        logits = model(prompt[None], use_cache=False).logits[0]
-        functional.cross_entropy(logits[:-1], prompt[1:]).backward()
-    expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert found.keys() == expected.keys()
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    for name, parameter in model.named_parameters():
-        rows = prompt.unique() if parameter is embedding or parameter is head else slice(None)
-        assert close(found[name], expected[name][rows]), name
-
-
 def test_what_is_no_stack_of_layers(tmp_path: Path) -> None:
     """XLM has lists of attentions, of norms and of MLPs, and computes between them."""
     config = XLMConfig(vocab_size=29, emb_dim=16, n_layers=2, n_heads=2, max_position_embeddings=64)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     with pytest.raises(InputError, match=r"one layer at a time \(something is computed between"):
-        run(tmp_path / "model", [Call(ids(5))])
+        run(opened(tmp_path / "model"), [Call(ids(5))])
 
 
 @pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="transformers has no Gemma 4")
 def test_what_reads_the_keys_of_other_layers(tmp_path: Path) -> None:
-    config = CONFIG_MAPPING["gemma4_text"](
-        vocab_size=64,
-        vocab_size_per_layer_input=64,
-        hidden_size=16,
-        hidden_size_per_layer_input=8,
-        intermediate_size=32,
-        num_hidden_layers=12,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_kv_shared_layers=6,
-        head_dim=8,
-        global_head_dim=8,
-    )
+    sizes = {"vocab_size": 64, "vocab_size_per_layer_input": 64, "hidden_size": 16}
+    sizes |= {"hidden_size_per_layer_input": 8, "intermediate_size": 32, "num_hidden_layers": 12}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "num_kv_shared_layers": 6}
+    config = CONFIG_MAPPING["gemma4_text"](**sizes, head_dim=8, global_head_dim=8)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     prompt = ids(9)
     calls = [Call(prompt[:6], cached=True), Call(prompt[6:], cached=True, continues=0)]
-    found = torch.cat(run(tmp_path / "model", calls))
-    model = load_strict(tmp_path / "model")
+    found = torch.cat(run(opened(tmp_path / "model"), calls))
     with strict_float64(), torch.no_grad():
+        model = load_model(tmp_path / "model", torch.float64, CPU, "eager")
         assert close(found, model(prompt[None], use_cache=False).logits[0])
 
 
-def test_a_changed_weight_shows(make: Callable[..., Path]) -> None:
-    one, other = make("llama"), make("llama", seed=1)
-    assert not close(run(one, [Call(ids(5))])[0], run(other, [Call(ids(5))])[0])
+# --- Weights on their way to the device: each is read once, the next layer's while one computes ---
+
+CALLS = [Call(torch.arange(9)), Call(torch.arange(5))]
+
+
+class Stream:
+    """A stream that only notes who waited for it."""
+
+    def __init__(self, *_: Any) -> None:
+        self.waited_for: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited_for.append(other)
+
+
+@pytest.fixture
+def computing(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    """Streams as on a GPU, on any machine: order and bookkeeping, without anything at once."""
+    here = Stream()
+
+    @contextmanager
+    def stream(_: Stream) -> Iterator[None]:
+        yield
+
+    make = lending.Lender.__init__
+
+    def with_a_stream(self: lending.Lender, *args: Any) -> None:
+        make(self, *args)
+        self._copying = Stream()  # type: ignore[assignment]
+
+    monkeypatch.setattr(lending.Lender, "__init__", with_a_stream)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
+    return here
+
+
+def test_the_next_layer_is_read_before_this_one_is_handed_on(
+    make: Callable[..., Path], computing: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, names, read = make("llama", num_hidden_layers=3), [], Checkpoint.read
+
+    def noted(self: Checkpoint, name: str, rows: slice | None = None) -> Tensor:
+        names.append(name)
+        return read(self, name, rows)
+
+    monkeypatch.setattr(Checkpoint, "read", noted)
+    model = Layerwise(Checkpoint(folder), torch.float32, CPU, None)
+    for stage in model.stages(CALLS):
+        if stage.layer is not None:
+            layers = {int(name.split(".")[2]) for name in names if ".layers." in name}
+            assert layers == set(range(min(stage.layer + 2, 3)))
+            assert len(computing.waited_for) == stage.layer * 9  # tensors of the layers fetched
+    assert len(names) == len(set(names))
+
+
+def test_fetched_or_not_it_is_the_same(
+    make: Callable[..., Path], request: pytest.FixtureRequest
+) -> None:
+    folder = make("diffllama", num_hidden_layers=3)
+    plain = run(opened(folder), CALLS)
+    request.getfixturevalue("computing")
+    model = opened(folder)
+    for stage in model.stages(CALLS):
+        if stage.layer == 0:
+            break  # what an abandoned run fetched is forgotten
+    assert all(one.equal(other) for one, other in zip(plain, run(model, CALLS), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_fetched_on_the_gpu_it_is_the_same(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cuda = make("llama", num_hidden_layers=4, hidden_size=64), torch.device("cuda")
+    fetched = run(Layerwise(Checkpoint(folder), torch.float64, cuda, None), CALLS)
+    monkeypatch.setattr(lending.Lender, "fetch", lambda self, module, names: None)
+    plain = run(Layerwise(Checkpoint(folder), torch.float64, cuda, None), CALLS)
+    assert all(one.equal(other) for one, other in zip(plain, fetched, strict=True))
