@@ -28,15 +28,8 @@ from tests.test_mutations import DEMO, opened
 
 SETTINGS: dict[str, Any] = {
     "eos_token": "b",
-    "bos_token": {
-        "__type": "AddedToken",
-        "content": "a",
-        "lstrip": False,
-        "normalized": False,
-        "rstrip": False,
-        "single_word": False,
-        "special": True,
-    },
+    "bos_token": {"__type": "AddedToken", "content": "a", "special": True}
+    | dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False),
     "add_bos_token": True,
     "add_eos_token": False,
     "clean_up_tokenization_spaces": False,

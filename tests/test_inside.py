@@ -16,21 +16,16 @@ from growkit.engine.inside import Inside
 from growkit.engine.strict import strict_float64
 from growkit.sources import find, pair
 from tests.conftest import TOKENS, edit_json, edit_weights, load_strict, randomise
+from tests.families import SIZES
 
 QUICK = growkit.Settings(prompts=1, length=12)
 
-TEXT: dict[str, Any] = {
-    "vocab_size": 29,
+TEXT: dict[str, Any] = SIZES | {
     "hidden_size": 20,
     "intermediate_size": 24,
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 6,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
 }
 VISION = {
     "hidden_size": 16,
@@ -71,9 +66,9 @@ WHOLES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 """Type, config and sizes to grow to."""
 
 
-def save_whole(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
+def save_whole(folder: Path, name: str, dtype: torch.dtype = torch.float32, **more: Any) -> Path:
     kind, config, _ = WHOLES[name]
-    model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING[kind](**config))
+    model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING[kind](**(config | more)))
     randomise(model, 0)
     model.to(dtype).save_pretrained(folder)
     return folder
@@ -130,11 +125,8 @@ def test_names_that_the_class_has_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_ties_them_is_the_whole(tied: bool, tmp_path: Path) -> None:
     """Mistral 3 is tied where nothing is said, Mistral is not."""
-    source, out = tmp_path / "source", tmp_path / "out"
-    config = WHOLES["mistral3"][1] | {"tie_word_embeddings": tied}
-    model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING["mistral3"](**config))
-    randomise(model, 0)
-    model.save_pretrained(source)
+    source = save_whole(tmp_path / "source", "mistral3", tie_word_embeddings=tied)
+    out = tmp_path / "out"
     assert growkit.inspect(source)["tied"] is tied
     growkit.grow(source, out, hidden="x2", verify=False)
     assert strict_error(source, out) < 1e-12

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,10 +18,15 @@ from growkit.base.errors import InputError
 from growkit.checkpoint import writing
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.loader import generation, loading
-from tests.conftest import CONFIGS
+from tests.conftest import CONFIGS, edit_json, edit_weights
 
 QUICK: dict[str, Any] = {"prompts": 1, "length": 10}
 Make = Callable[..., Path]
+
+
+def configure(folder: Path, **values: Any) -> None:
+    with edit_json(folder / "config.json") as config:
+        config |= values
 
 
 def doubled(folder: Path, name: str) -> None:
@@ -30,15 +35,9 @@ def doubled(folder: Path, name: str) -> None:
     save_file({key: 2 * t for key, t in tensors.items()}, folder / name, {"format": "pt"})
 
 
-def configure(folder: Path, **values: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-
 def a_tensor_twice(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    tensors["norm.weight"] = 2 * tensors["model.norm.weight"]
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with edit_weights(folder) as tensors:
+        tensors["norm.weight"] = 2 * tensors["model.norm.weight"]
 
 
 def weights_of_another_name(folder: Path) -> None:
@@ -130,9 +129,8 @@ def test_pickled_weights(make: Make) -> None:
 def test_tensors_that_the_class_passes_over_are_named(make: Make, tmp_path: Path) -> None:
     source = make("llama")
     copy = shutil.copytree(source, tmp_path / "copy")
-    tensors = load_file(copy / "model.safetensors")
-    tensors["model.layers.0.mlp.extra"] = torch.ones(3)
-    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    with edit_weights(copy) as tensors:
+        tensors["model.layers.0.mlp.extra"] = torch.ones(3)
     assert loading(Checkpoint(copy)).passed_over == ("model.layers.0.mlp.extra",)
     result = growkit.verify(source, copy, **QUICK)
     assert "does not read model.layers.0.mlp.extra" in result["reason"]
@@ -154,31 +152,23 @@ def test_what_is_no_exception_becomes_a_sentence(
     class OddError(BaseException):
         pass
 
-    def fail(*arguments: Any, **options: Any) -> None:
-        raise OddError("odd")
-
     checkpoint = Checkpoint(make("llama"))
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    load = Mock(side_effect=[OddError("odd"), KeyboardInterrupt()])
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
     with pytest.raises(InputError, match="OddError: odd"):
         loading(checkpoint)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", interrupt)
     with pytest.raises(KeyboardInterrupt):
         loading(checkpoint)
 
 
-def interrupt(*arguments: Any, **options: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def test_settings_of_generation_have_their_defaults(make: Make) -> None:
     checkpoint = Checkpoint(make("llama", eos_token_id=7))
-    (checkpoint.folder / "generation_config.json").unlink(missing_ok=True)
-    found = generation(checkpoint.opened)
-    assert found is not None
+    file = checkpoint.folder / "generation_config.json"
+    file.unlink(missing_ok=True)
+    found = generation(checkpoint.opened) or {}
     assert found["eos_token_id"] == 7
-    (checkpoint.folder / "generation_config.json").write_text('{"top_k": 3}')
-    found = generation(checkpoint.opened)
-    assert found is not None
+    file.write_text('{"top_k": 3}')
+    found = generation(checkpoint.opened) or {}
     assert (found["eos_token_id"], found["top_k"]) == (None, 3)
-    (checkpoint.folder / "generation_config.json").write_text('{"top_k": "many"}')
+    file.write_text('{"top_k": "many"}')
     generation(checkpoint.opened)
