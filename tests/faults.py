@@ -30,7 +30,7 @@ import pytest
 
 import growkit
 from growkit.base.errors import InputError
-from growkit.checkpoint import publishing, scratch
+from growkit.checkpoint import publishing
 from tests.conftest import folder_bytes, save_model, seeded
 from tests.sweeping import say, sweep
 
@@ -350,7 +350,7 @@ class Watch:
             self._replace(os, name)
         for module in (builtins, io):
             self._replace(module, "open")
-        self._replace(scratch, "_renameat2")
+        self._replace(publishing, "_renameat2")
         self._replace(fcntl, "flock")
 
     def end(self) -> None:
@@ -394,7 +394,7 @@ def without_exchange(run: Callable[[], Any]) -> Callable[[], Any]:
     """A run on a file system that cannot exchange names; for children only."""
 
     def limited() -> None:
-        scratch._renameat2 = lambda *arguments: False  # type: ignore[assignment]
+        publishing._renameat2 = lambda *arguments: False  # type: ignore[assignment]
         run()
 
     return limited

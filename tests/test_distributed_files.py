@@ -255,7 +255,7 @@ def two_states(found: Metadata) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "missing": (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
+    "missing": (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp does not exist"),
     "truncated": (lambda f: shortened(f, "__0_0.distcp", -8), "__0_0.distcp has been cut off"),
     "of another model": (of_another, "__0_0.distcp"),
     "no list": (lambda folder: (folder / ".metadata").unlink(), "but has no .metadata"),

@@ -210,7 +210,7 @@ class TestWhatGrowkitDidNotMake:
     ) -> None:
         """Also at the very last moment, when names are exchanged."""
         if not exchanging:
-            monkeypatch.setattr(scratch, "_renameat2", lambda *arguments: False)
+            monkeypatch.setattr(publishing, "_renameat2", lambda *arguments: False)
         first = folder_bytes(out)
         real, looks = publishing.contents, iter(range(10))
 
@@ -368,7 +368,7 @@ class TestOrder:
             shutil.rmtree(out)
         flushed: list[Path] = []
         named: list[tuple[set[Path], int]] = []
-        real, rename = scratch.flush, scratch._renameat2
+        real, rename = scratch.flush, publishing._renameat2
 
         def flush(path: Path) -> None:
             flushed.append(path)
@@ -380,7 +380,7 @@ class TestOrder:
 
         for module in (scratch, publishing):
             monkeypatch.setattr(module, "flush", flush)
-        monkeypatch.setattr(scratch, "_renameat2", renamed)
+        monkeypatch.setattr(publishing, "_renameat2", renamed)
         grow(source, out, overwrite=overwrite, seed=1)
         ((written, before),) = named
         assert len(written) > 4

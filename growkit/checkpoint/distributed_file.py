@@ -268,20 +268,15 @@ def read_list(folder: Folder) -> dict[str, Listed]:
             key = _typed(which["fqn"], str), sizes(which.get("offset") or ())
             begin, length = sizes((at["offset"], at["length"]))
             stored[key] = _typed(at["relative_path"], str), begin, length
-    lengths: dict[str, int] = {}
-    for (name, _), (file, begin, length) in stored.items():
-        with refusing(folder, name):
-            if file not in lengths:
-                found = folder.find(file)
-                if found is None:
-                    raise ValueError(f"{file} is missing")
-                lengths[file] = found.stat().st_size
-            if begin + length > lengths[file]:
-                raise ValueError(f"{file} has been cut off")
-    read = {}
+    read, lengths = {}, dict[str, int]()
     for name, of in entries.items():
         with refusing(folder, str(name)):
             read[_typed(name, str)] = _listed(name, of, stored, paths)
+            for part in read[name].parts:
+                if part.file not in lengths:
+                    lengths[part.file] = folder.require(part.file).stat().st_size
+                if part.begin + part.length > lengths[part.file]:
+                    raise ValueError(f"{part.file} has been cut off")
     return read
 
 

@@ -12,6 +12,7 @@ device and inode.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import json
@@ -30,19 +31,7 @@ from typing import Any
 from growkit.base.errors import InputError, PlaceError, plain
 from growkit.base.units import size
 from growkit.checkpoint.folder import MOST_ENTRIES, State, read_json, state_of
-from growkit.checkpoint.scratch import (
-    ENDING,
-    LOCK,
-    MODE,
-    NAMES,
-    Scratch,
-    atomic_swap,
-    clear,
-    flush,
-    flush_tree,
-    free,
-    move,
-)
+from growkit.checkpoint.scratch import ENDING, LOCK, MODE, NAMES, Scratch, clear, flush, free
 from growkit.checkpoint.writing import sha256
 
 MANIFEST = "growkit.json"
@@ -53,6 +42,12 @@ Contents = dict[str, State]
 
 Identity = tuple[int, int]
 """Device and inode."""
+
+_NO_CALL = frozenset({errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP})
+"""Errors of kernels, sandboxes and file systems that do not know renameat2."""
+
+_HERE = -100  # AT_FDCWD
+_NOREPLACE, _EXCHANGE = 1, 2
 
 _log = getLogger("growkit")
 
@@ -605,3 +600,51 @@ def _candidates(place: Path) -> Iterator[Path]:
             found = re.fullmatch(NAMES, entry.name) and entry.is_dir(follow_symlinks=False)
             if found and entry.stat().st_uid == os.geteuid():
                 yield Path(entry.path)
+
+
+# The file system
+
+
+def flush_tree(folder: Path) -> None:
+    """The same for everything in a folder, and then for the folder: data before names."""
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for where, _, files in os.walk(folder, topdown=False, onerror=stop):
+        for path in (*(Path(where, name) for name in files), Path(where)):
+            flush(path)
+
+
+def move(source: Path, target: Path) -> None:
+    """Give a file or folder a name that is free.
+
+    Raises:
+        FileExistsError: it is not free.
+    """
+    if not _renameat2(source, target, _NOREPLACE):
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        os.rename(source, target)
+
+
+def atomic_swap(one: Path, other: Path) -> bool:
+    """Let two folders of one file system have each other's name, at once.
+
+    Returns:
+        Whether it was done: not every system or file system can.
+    """
+    return _renameat2(one, other, _EXCHANGE)
+
+
+def _renameat2(source: Path, target: Path, flags: int) -> bool:
+    """See rename(2); False where there is no such call."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_HERE, os.fsencode(source), _HERE, os.fsencode(target), flags) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_CALL:
+        return False
+    raise OSError(code, os.strerror(code), str(source), None, str(target))

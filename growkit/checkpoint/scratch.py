@@ -1,13 +1,12 @@
-"""Folders for work in progress, and what the file system does at once or for certain.
+"""Folders for work in progress, which vanish with their runs, whatever ends these.
 
-A folder for work in progress vanishes with its run. It has a file that is locked as long as its run
+Such a folder has a file that is locked as long as its run
 lives: the system releases the lock when the run ends, however it ends. So a folder whose lock is
 free was left by a killed run.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -32,12 +31,6 @@ MODE = 0o700
 
 _NO_FOLDERS = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF})
 """Errors of file systems that cannot flush folders."""
-
-_NO_CALL = frozenset({errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP})
-"""Errors of kernels, sandboxes and file systems that do not know renameat2."""
-
-_HERE = -100  # AT_FDCWD
-_NOREPLACE, _EXCHANGE = 1, 2
 
 
 class Scratch:
@@ -177,9 +170,6 @@ def _new_lock(file: Path) -> int:
     return descriptor
 
 
-# The file system
-
-
 def flush(path: Path) -> None:
     """Wait until a file's data, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -190,48 +180,3 @@ def flush(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def flush_tree(folder: Path) -> None:
-    """The same for everything in a folder, and then for the folder: data before names."""
-
-    def stop(error: OSError) -> None:
-        raise error
-
-    for where, _, files in os.walk(folder, topdown=False, onerror=stop):
-        for path in (*(Path(where, name) for name in files), Path(where)):
-            flush(path)
-
-
-def move(source: Path, target: Path) -> None:
-    """Give a file or folder a name that is free.
-
-    Raises:
-        FileExistsError: it is not free.
-    """
-    if not _renameat2(source, target, _NOREPLACE):
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-        os.rename(source, target)
-
-
-def atomic_swap(one: Path, other: Path) -> bool:
-    """Let two folders of one file system have each other's name, at once.
-
-    Returns:
-        Whether it was done: not every system or file system can.
-    """
-    return _renameat2(one, other, _EXCHANGE)
-
-
-def _renameat2(source: Path, target: Path, flags: int) -> bool:
-    """See rename(2); False where there is no such call."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
-        return False
-    if call(_HERE, os.fsencode(source), _HERE, os.fsencode(target), flags) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in _NO_CALL:
-        return False
-    raise OSError(code, os.strerror(code), str(source), None, str(target))

@@ -181,7 +181,7 @@ def recorded_updates(checkpoint: Checkpoint) -> dict[str, Update]:
     if not checkpoint.opened.has(MANIFEST):
         raise InputError(f"{folder} has no {MANIFEST}; give the folder that growkit wrote")
     manifest = checkpoint.opened.json(MANIFEST)
-    if not isinstance(manifest, dict) or "updates" not in manifest:
+    if "updates" not in manifest:
         raise InputError(
             f"{file} does not say how to go on training, as it was written by an earlier growkit; "
             f"make the model again with 'growkit run {file}'"
