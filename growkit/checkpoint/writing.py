@@ -86,6 +86,10 @@ class Shard:
     offsets: Mapping[str, int]
 
 
+Save = Callable[[Weights, Path, "Iterable[Shard]"], None]
+"""``write_shards`` with progress and hashes: writes tensors into the shards of a folder."""
+
+
 def shards_of(tensors: Mapping[str, TensorInfo], shard_bytes: int) -> list[Shard]:
     """All output files, of at most ``shard_bytes`` of tensors each.
 

@@ -5,6 +5,7 @@ Its state is read and refused before anything is written, and streamed after the
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +14,7 @@ from growkit.base.progress import Progress
 from growkit.base.registry import members
 from growkit.base.tensors import FLOAT_BYTES, total_bytes, total_parameters
 from growkit.checkpoint.reading import Checkpoint, outlined
-from growkit.checkpoint.writing import Hashes
+from growkit.checkpoint.writing import Hashes, write_shards
 from growkit.optimizer.groups import Factors, class_updates
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters, check_trainable, parameters_of
@@ -140,7 +141,8 @@ class Optimizer:
         """
         grown = self.grown(Checkpoint(folder), law)
         with progress.bytes("optimizer", total_bytes(grown.tensors)) as advance:
-            self.state.write(grown, folder, advance, hashes)
+            save = partial(write_shards, advance=advance, hashes=hashes)
+            self.state.write(grown, folder, save)
         return self.result(grown)
 
     def result(self, grown: GrownState | None = None) -> OptimizerResult:

@@ -13,6 +13,7 @@ from typing import Any
 
 from growkit.base.errors import InputError
 from growkit.optimizer.groups import ParamGroup
+from growkit.optimizer.state import is_number
 
 RATES = frozenset({"base_lrs", "_last_lr", "_init_lrs", "min_lrs", "max_lrs"})
 """Lists of learning rates, one for every group."""
@@ -98,7 +99,7 @@ def _grown(key: str, value: Any, where: str, groups: int, grown: Sequence[ParamG
     if key == FALLBACK:
         return None  # so that torch refuses other groups rather than give all of them one rate
     shown = str(value)[:40]
-    if key in (FLOOR, SMALLEST_CHANGE) and _is_number(value):
+    if key in (FLOOR, SMALLEST_CHANGE) and is_number(value):
         # A negligible change stays so for the smallest rate: no group stays where its source moves.
         negligible = value == 0 or (key == SMALLEST_CHANGE and value <= NEGLIGIBLE)
         if negligible or len(scales) == 1:
@@ -121,7 +122,7 @@ def _of_groups(key: str, value: Any, where: str, groups: int) -> Sequence[Any]:
     Raises:
         InputError: it is none.
     """
-    if isinstance(value, list | tuple) and (key not in RATES or all(map(_is_number, value))):
+    if isinstance(value, list | tuple) and (key not in RATES or all(map(is_number, value))):
         if len(value) == groups:
             return value
         if value and all(each == value[0] for each in value):
@@ -130,10 +131,6 @@ def _of_groups(key: str, value: Any, where: str, groups: int) -> Sequence[Any]:
         f"{where} has a schedule with {key} = {str(value)[:40]}, where a list for the {groups} "
         f"groups of the optimizer was expected; save both again, or {REMEDY}"
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _has_fraction(value: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Weights
-from growkit.checkpoint.writing import Hashes
+from growkit.checkpoint.writing import Save
 from growkit.optimizer.groups import RATES, ParamGroup
 from growkit.optimizer.parameters import Parameters
 
@@ -94,8 +94,7 @@ class State:
         steps: that every parameter has taken; none where the optimizer does not count them.
         numbers: its tensors, by the name ``parameter.kind``.
         write: writes a state that was grown of this one into the folder of its model, block by
-            block; called with the state, the folder, what is called with the number of bytes
-            written, and the hashes of the files, which are computed while they are written.
+            block; called with the state, the folder, and what writes shards into it.
         beside: what else of a training is in the same place, by its name, and what becomes of it.
         schedules: what may hold schedules of rates, by the file or folder that it comes from.
         assumed: what was assumed of the order of parameters; empty if the files name them.
@@ -107,7 +106,7 @@ class State:
     groups: Sequence[ParamGroup]
     steps: Mapping[str, float]
     numbers: Weights
-    write: Callable[[GrownState, Path, Callable[[int], None], Hashes], None]
+    write: Callable[[GrownState, Path, Save], None]
     beside: Mapping[str, str] = field(default_factory=dict)
     schedules: Mapping[str, Any] = field(default_factory=dict)
     assumed: str = ""
@@ -226,9 +225,9 @@ def _check_options(state: State, group: ParamGroup) -> None:
         parts = _parts(value)
         fit = all(isinstance(each, bool | int | float | str | None) for each in parts)
         if key in (*RATES, "weight_decay", "eps"):
-            fit &= value is None or (_is_number(value) and value >= 0)
+            fit &= value is None or (is_number(value) and value >= 0)
         if key == "betas":
-            fit &= len(parts) == 2 and all(_is_number(each) and 0 <= each < 1 for each in parts)
+            fit &= len(parts) == 2 and all(is_number(each) and 0 <= each < 1 for each in parts)
         if not fit:
             raise InputError(
                 f"{key} of a group in {state.where} is {str(value)[:40]}, which no optimizer "
@@ -250,7 +249,8 @@ def as_float(value: Any) -> float:
         return math.nan
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether this is a finite number, and no switch."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(as_float(value))
 

@@ -95,15 +95,35 @@ def fetch(name: str, revision: str | None, given: str, weights: bool) -> tuple[P
         InputError: there is no such model or revision, or it can be had neither from the Hub nor
             from the cache.
     """
+    from huggingface_hub import snapshot_download
+
     try:
         return _download(name, revision, weights), ""
     except InputError:
         raise
     except Exception as error:  # the cache may have it all the same
-        failure = _why(error)
-        folder = _cached(name, revision, address_in(given), error, weights)
-    return folder, (
-        f"{name} was taken from the cache of the Hub as it is, since {failure}; files that are not "
+        failure, why = error, _why(error)
+    given = address_in(given)
+    try:
+        found = snapshot_download(
+            name, revision=revision, local_files_only=True, allow_patterns=["config.json"]
+        )
+    except (OSError, ValueError):  # not there, or under a name that nothing can have
+        refusal = REFUSALS.get(type(failure).__name__, NOT_FOUND)
+        values = {"given": given, "name": name, "revision": revision or "main", "why": why}
+        sentence = refusal.format(**values, folder=name.rpartition("/")[2])
+        raise InputError(sentence) from failure
+    folder = Folder(found)
+    try:
+        if weights:
+            weight_files(folder, folder.json("config.json"))
+    except InputError as missing:
+        raise InputError(
+            f"{given} is not whole in the cache of the Hub ({missing}), and {why}; "
+            f"fetch the rest where it can be had (hf download {name})"
+        ) from failure
+    return folder.path, (
+        f"{name} was taken from the cache of the Hub as it is, since {why}; files that are not "
         "in the cache, such as a tokenizer, are missing"
     )
 
@@ -139,35 +159,6 @@ def _download(name: str, revision: str | None, weights: bool) -> Path:
         return folder.path
     finally:
         logger.setLevel(level)
-
-
-def _cached(name: str, revision: str | None, given: str, error: Exception, weights: bool) -> Path:
-    """The folder of a model as the cache has it; for arguments see ``fetch``.
-
-    Raises:
-        InputError: it is not there, or not whole; quotes the Hub's ``error``.
-    """
-    from huggingface_hub import snapshot_download
-
-    try:
-        found = snapshot_download(
-            name, revision=revision, local_files_only=True, allow_patterns=["config.json"]
-        )
-    except (OSError, ValueError):  # not there, or under a name that nothing can have
-        refusal = REFUSALS.get(type(error).__name__, NOT_FOUND)
-        values = {"given": given, "name": name, "revision": revision or "main"}
-        folder_name = name.rpartition("/")[2]
-        raise InputError(refusal.format(**values, why=_why(error), folder=folder_name)) from error
-    folder = Folder(found)
-    try:
-        if weights:
-            weight_files(folder, folder.json("config.json"))
-    except InputError as missing:
-        raise InputError(
-            f"{given} is not whole in the cache of the Hub ({missing}), and {_why(error)}; "
-            f"fetch the rest where it can be had (hf download {name})"
-        ) from error
-    return folder.path
 
 
 def _why(error: Exception) -> str:

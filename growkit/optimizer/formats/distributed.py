@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -30,7 +30,7 @@ from growkit.checkpoint.distributed_file import (
 )
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.model_files import LIST
-from growkit.checkpoint.writing import Hashes, write_shards
+from growkit.checkpoint.writing import Save
 from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters
@@ -51,10 +51,6 @@ SHARD_BYTES = 5 * 10**9
 
 MOST_VALUE = 1 << 20
 """Bytes of an entry that is no tensor."""
-
-
-def _holds(path: Path) -> bool:
-    return (path / LIST).is_file()
 
 
 def _open(path: Path, parameters: Parameters) -> State:
@@ -189,12 +185,7 @@ def _groups(options: Mapping[str, dict[str, Any]], parameters: Parameters) -> li
 
 
 def _write(
-    before: str,
-    carried: Mapping[str, Any],
-    grown: GrownState,
-    folder: Path,
-    advance: Callable[[int], None],
-    hashes: Hashes,
+    before: str, carried: Mapping[str, Any], grown: GrownState, folder: Path, save: Save
 ) -> None:
     """Write a state.
 
@@ -203,13 +194,12 @@ def _write(
         carried: values of entries that are neither the optimizer's nor a schedule's.
         grown: see ``State.write``, also for what follows.
         folder: see there.
-        advance: see there.
-        hashes: see there.
+        save: see there.
     """
     made, state = folder / FOLDER, grown.state
     made.mkdir()
     shards = distributed_shards(grown.tensors, SHARD_BYTES)
-    write_shards(grown, made, shards, advance, hashes)
+    save(grown, made, shards)
     values = dict(carried)
     for group in grown.groups:
         for name in group.parameters:
@@ -226,4 +216,6 @@ def _write(
     write_list(shards, made, names, values, before.removesuffix("."))
 
 
-FORMAT = Format("torch.distributed.checkpoint", (FOLDER,), _holds, _open)
+FORMAT = Format(
+    "torch.distributed.checkpoint", (FOLDER,), lambda path: (path / LIST).is_file(), _open
+)

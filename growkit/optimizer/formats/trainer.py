@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.serialization import skip_data
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import Folder
 from growkit.checkpoint.weight_file import Select, TorchFile, open_saved, room
-from growkit.checkpoint.writing import Hashes, Shard, write_shards
+from growkit.checkpoint.writing import Save, Shard
 from growkit.optimizer.groups import ParamGroup
 from growkit.optimizer.growing import GrownState
 from growkit.optimizer.parameters import Parameters
@@ -48,8 +49,11 @@ BECOMES = {
 }
 """What becomes of the files next to ``optimizer.pt``."""
 
-WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
-"""What wrappers put before or into the names of parameters."""
+WRAPPED = re.compile(r"module\.|_orig_mod\.|_fsdp_wrapped_module\.")
+"""What wrappers of a model put before or into the names of parameters."""
+
+OF_PARAMETERS = ("params", "param_names")
+"""Keys of a group that are no options."""
 
 OF_TORCH = "torch.save(optimizer.state_dict()) was expected"
 
@@ -57,10 +61,6 @@ MOST_PICKLE = 1 << 25
 """Bytes of what a state holds apart from numbers; fifty thousand parameters take as many."""
 
 KIND = TorchFile("the state of an optimizer", "save optimizer.state_dict() again", MOST_PICKLE)
-
-
-def _holds(path: Path) -> bool:
-    return path.is_file() or any((path / name).is_file() for name in (NAME, BIN))
 
 
 def _open(path: Path, parameters: Parameters) -> State:
@@ -72,16 +72,15 @@ def _open(path: Path, parameters: Parameters) -> State:
     state, groups = _parts(file, content)
     by_name, assumed, names = _named(file, state, groups, parameters)
     name_of = dict(zip(_ids(groups), chain.from_iterable(names), strict=True))
-    steps = {
-        name_of[number]: kept[STEP] for number, kept in state.items() if _is_one(kept.get(STEP))
-    }
+    named = {name_of[number]: kept for number, kept in state.items()}
+    steps = {name: kept[STEP] for name, kept in named.items() if _is_one(kept.get(STEP))}
     moments = {
-        f"{name_of[number]}.{kind}": value
-        for number, kept in state.items()
+        f"{name}.{kind}": value
+        for name, kept in named.items()
         for kind, value in kept.items()
-        if kind != STEP or name_of[number] not in steps
+        if kind != STEP or name not in steps
     }
-    options = [{k: v for k, v in group.items() if not k.startswith("param")} for group in groups]
+    options = [{k: v for k, v in group.items() if k not in OF_PARAMETERS} for group in groups]
     _read_tensors(select, steps, *options)
     for key, value in moments.items():
         if not isinstance(value, Tensor):
@@ -93,7 +92,7 @@ def _open(path: Path, parameters: Parameters) -> State:
     becomes = {name: BECOMES[name] for name in BECOMES if name in found}
     carried = [name for name in found if name not in (NAME, BIN, *BECOMES) and "/" not in name]
     becomes |= dict.fromkeys(carried, CARRIED)
-    schedules = _looked_at(folder, becomes, carried) if folder else {}
+    schedules = _check_rest(folder, becomes, carried) if folder else {}
     return State(
         FORMAT,
         file,
@@ -110,9 +109,7 @@ def _open(path: Path, parameters: Parameters) -> State:
 
 def _is_one(value: Any) -> bool:
     """Whether this is a number, perhaps as a tensor."""
-    if isinstance(value, Tensor):
-        return value.numel() == 1
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _read_tensors(select: Select, *contents: dict[str, Any]) -> None:
@@ -129,7 +126,7 @@ def _read_tensors(select: Select, *contents: dict[str, Any]) -> None:
         contents[int(place)][key] = float(numbers.read(name))
 
 
-def _looked_at(folder: Folder, becomes: dict[str, str], carried: Sequence[str]) -> dict[str, Any]:
+def _check_rest(folder: Folder, becomes: dict[str, str], carried: Sequence[str]) -> dict[str, Any]:
     """Refuse damaged files and code next to a state; the schedule, by the file that it is in."""
     from transformers.trainer_pt_utils import safe_globals
 
@@ -170,8 +167,7 @@ def _write(
     carried: Sequence[str],
     grown: GrownState,
     folder: Path,
-    advance: Callable[[int], None],
-    hashes: Hashes,
+    save: Save,
 ) -> None:
     """Write a state.
 
@@ -182,8 +178,7 @@ def _write(
         carried: files in there that are copied.
         grown: see ``State.write``, also for what follows.
         folder: see there.
-        advance: see there.
-        hashes: see there.
+        save: see there.
     """
     state = grown.state
     every = [name for group in grown.groups for name in group.parameters]
@@ -217,7 +212,7 @@ def _write(
     places = open_saved(Folder(folder), file, KIND)[1](tensors).places
     offsets = {key: places[key].begin for key in sorted(places, key=lambda key: places[key].begin)}
     shard = Shard(file, {key: grown.tensors[key] for key in offsets}, {}, offsets)
-    write_shards(grown, folder, [shard], advance, hashes)
+    save(grown, folder, [shard])
 
 
 # Which parameter is which
@@ -250,7 +245,7 @@ def _named(
         )
     by_name = all(isinstance(each, str) for each in every)
     key = "params" if by_name else "param_names"
-    listed = [[unwrapped(str(each)) for each in group.get(key, [])] for group in groups]
+    listed = [[WRAPPED.sub("", str(each)) for each in group.get(key, [])] for group in groups]
     if all(len(of) == len(group["params"]) for of, group in zip(listed, groups, strict=True)):
         return by_name, "", listed
     return by_name, *_fitting(file, [group["params"] for group in groups], state, parameters)
@@ -340,11 +335,9 @@ def _shape(kept: Mapping[str, Any] | None) -> tuple[int, ...] | None:
     return tuple(found[0].shape) if found and isinstance(found[0], Tensor) else None
 
 
-def unwrapped(name: str) -> str:
-    """A name without what wrappers of a model add to it."""
-    for each in WRAPPED:
-        name = name.replace(each, "")
-    return name
-
-
-FORMAT = Format("optimizer.pt", (NAME, BIN, SCHEDULE, PROGRESS, *ELSE), _holds, _open)
+FORMAT = Format(
+    "optimizer.pt",
+    (NAME, BIN, SCHEDULE, PROGRESS, *ELSE),
+    lambda path: path.is_file() or any((path / name).is_file() for name in (NAME, BIN)),
+    _open,
+)
