@@ -10,7 +10,7 @@ from typing import Any
 from growkit.base.errors import shortened
 from growkit.base.units import duration, size
 from growkit.report.proof import proof_view
-from growkit.report.view import Found, Grid, Paragraph, Part
+from growkit.report.view import Found, Grid, Paragraph, Part, listing, recorded
 from growkit.results.inspection import difference_sentence
 from growkit.results.sentences import class_sentence, optimizer_sentence
 
@@ -151,33 +151,21 @@ def _ranks(ranks: Sequence[Found]) -> Grid:
     """Ranks that were tried, with their cost; of ranks of single layers, the chosen ones."""
     if ranks[0]["layer"] is not None:
         chosen = [each for each in ranks if each["chosen"]]
-        rows = [[str(each["layer"]), str(each["rank"]), f"{each['energy']:.6f}"] for each in chosen]
-        return Grid(["layer", "rank", "energy kept"], rows, "ttt")
-    rows = [
-        [str(each["rank"]), f"{each['kl_nats_per_token']:.3g}", "chosen" if each["chosen"] else ""]
-        for each in ranks
-    ]
-    return Grid(["rank", "KL, nats per token", ""], rows, "ttt")
+        return listing(chosen, ("layer", "rank", "energy"), "ttt")
+    return listing(ranks, ("rank", "kl_nats_per_token", "chosen"), "ttt")
 
 
 def inspection_parts(result: Found) -> Iterator[Part]:
     """An ``Inspection``: what a checkpoint is."""
-    family = f"{result['family']} ({result['model_class'] or 'no class named'})"
     facts = {
         "folder": result["folder"],
-        "family": family,
+        "family": f"{result['family']} ({result['model_class'] or 'no class named'})",
         "parameters": f"{result['parameters']:,} in {result['tensors']} tensors",
         "storage": f"{size(result['bytes'])} in {result['dtype']}",
         "embeddings": "tied" if result["tied"] else "untied",
     }
-    for key, value in result["config_sizes"].items():
-        each = value if isinstance(value, list) else [value]
-        facts[key] = " ".join(f"{number:,}" for number in each)
-    if result["attention"]:
-        facts |= _attention(result["attention"])
-    facts["axes"] = ", ".join(f"{axis} {size:,}" for axis, size in result["sizes"].items())
-    facts["files"] = ", ".join(result["files"])
-    yield facts
+    attention = recorded(result["attention"] or {})
+    yield facts | result["config_sizes"] | attention | recorded(result, ("sizes", "files"))
     for name, why in result["dropped"].items():
         yield Paragraph(f"left out: {name}: {why}")
     steps = {}
@@ -187,19 +175,6 @@ def inspection_parts(result: Found) -> Iterator[Part]:
     if steps:
         yield Paragraph("possible next:")
         yield steps
-
-
-def _attention(attention: Found) -> dict[str, str]:
-    ratio = f", {attention['ratio']}:1" if attention["ratio"] else ""
-    heads = f"{attention['signal_heads']} signal, {attention['noise_heads']} noise{ratio}, "
-    facts = {"attention": attention["variant"]}
-    facts["heads"] = f"{heads}{attention['kv_heads']} value heads"
-    for label, key in (("λ per layer", "lambda_value"), ("λ_init per layer", "lambda_init")):
-        if attention[key]:
-            facts[label] = " ".join(f"{value:.4f}" for value in attention[key])
-    if attention["noise_heads"] and not attention["lambda_value"]:
-        facts["λ"] = "projected from every token"
-    return facts
 
 
 def family_parts(known: Mapping[str, Any]) -> Iterator[Part]:

@@ -97,15 +97,15 @@ def recorded(found: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
         if key == "seconds" and is_number(value):
             value = duration(value)
         if isinstance(value, Mapping):
-            value = ", ".join(f"{name} {each}" for name, each in value.items())
+            value = ", ".join(f"{name} {figure(each)}" for name, each in value.items())
         if isinstance(value, list):
-            value = "; ".join(dict.fromkeys(map(str, value)))
+            value = "; ".join(dict.fromkeys(map(figure, value)))
         if value not in (None, ""):
             shown[key.replace("_", " ")] = value
     return shown
 
 
-def listing(found: Sequence[Found], keys: Sequence[str], kinds: str, fold: str) -> Grid:
+def listing(found: Sequence[Found], keys: Sequence[str], kinds: str, fold: str = "") -> Grid:
     """Parts of a result as a table; see ``Grid``."""
     heads = [key.replace("_", " ") for key in keys]
     return Grid(heads, [[each[key] for key in keys] for each in found], kinds, fold)
