@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from growkit.base.errors import shortened
-from growkit.base.units import duration, size
+from growkit.base.units import size
 from growkit.report.proof import proof_view
 from growkit.report.view import Found, Grid, Paragraph, Part, listing, recorded
 from growkit.results.inspection import difference_sentence
@@ -40,9 +40,7 @@ def growth_parts(result: Found) -> Iterator[Part]:
     if not result["verification"]:  # whose reason begins with it
         sentences.append(_lost(result))
     yield from _summary(result, f"{size(result['bytes'])} in {result['dtype']}", sentences)
-    if estimate := result["estimate"]:
-        disk = f"{size(estimate['disk_needed'])} needed, {size(estimate['disk_free'])} free"
-        yield _estimate(estimate, {"disk": disk})
+    yield recorded(result["estimate"] or {})
     if result["dry_run"]:
         yield Paragraph(f"dry run: nothing was written to {result['output']}")
     if result["verification"]:
@@ -68,24 +66,8 @@ def _summary(result: Found, storage: str, sentences: Sequence[str | None]) -> It
 def plan_parts(plan: Found) -> Iterator[Part]:
     """A ``LargePlan``: what a recipe takes."""
     yield from _summary(plan, f"in {plan['dtype']}", [_lost(plan)])
-    several = plan["files"] > 1
-    files = f"{plan['files']} files of at most" if several else "one file of"
-    weights = f"weights in {files} {size(plan['largest_file'])}"
-    rows = {
-        "source": f"{size(plan['read'])}, {plan['source']}",
-        "disk": f"{size(plan['disk_needed'])}, {weights}",
-    }
-    bandwidth = plan["bandwidth"]
-    disk = f"at {size(bandwidth)} a second" if bandwidth else "where the disk keeps up"
-    yield _estimate(plan, rows, f" {disk}")
-
-
-def _estimate(plan: Found, rows: dict[str, str], speed: str = "") -> Found:
-    times = f"about {duration(plan['write_seconds'])} to write{speed}"
-    if plan["proof_seconds"] is not None:
-        times += f", {duration(plan['proof_seconds'])} to prove"
-    memory, time = f"about {size(plan['memory'])}", f"{times} ({plan['basis']})"
-    return rows | {"memory": memory, "time": time}
+    keys = ("source", "read", "disk_needed", "files", "largest_file", "memory", "bandwidth")
+    yield recorded(plan, (*keys, "write_seconds", "proof_seconds", "basis"))
 
 
 def _tensors(result: Found) -> Grid:

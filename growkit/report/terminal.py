@@ -53,7 +53,7 @@ def parts_of(result: Any) -> Iterable[Part]:
 
 def show_parts(console: Console, parts: Iterable[Part]) -> None:
     """Print the parts of a view."""
-    for part in parts:
+    for part in filter(None, parts):
         if isinstance(part, Paragraph):
             text = Text(part.text) if part.style == "quote" else part.text
             whole = not (console.is_terminal or console.is_jupyter)  # as a file has them
@@ -63,7 +63,7 @@ def show_parts(console: Console, parts: Iterable[Part]) -> None:
             for name, value in part.items():
                 table.add_row(name, figure(value))
             console.print(table)
-        elif part:
+        else:
             table = Table(show_edge=False, pad_edge=False, show_lines=part.lines)
             for head, kind in zip(part.heads, part.kinds, strict=True):
                 table.add_column(head, justify="right" if kind == "n" else "left", overflow="fold")

@@ -14,13 +14,16 @@ from typing import Any, TypeGuard
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from growkit.base.units import duration
+from growkit.base.units import duration, size
 
 Found = Mapping[str, Any]
 """Names with their values, as results and manifests have them."""
 
 BEYOND = 1e300
 """Larger magnitudes count as infinite: their differences would overflow."""
+
+BYTES = {"bandwidth", "bytes", "disk_free", "disk_needed", "largest_file", "memory", "read"}
+"""Keys of numbers of bytes."""
 
 NOTHING = "–"
 """A cell in which nothing was measured."""
@@ -94,14 +97,16 @@ def recorded(found: Found, keys: Sequence[str] = ()) -> dict[str, Any]:
     shown = {}
     for key in keys or found:
         value = found.get(key)
-        if key == "seconds" and is_number(value):
+        if key.endswith("seconds") and is_number(value):
             value = duration(value)
+        if key in BYTES and is_number(value):
+            value = size(value)
         if isinstance(value, Mapping):
             value = ", ".join(f"{name} {figure(each)}" for name, each in value.items())
         if isinstance(value, list):
             value = "; ".join(dict.fromkeys(map(figure, value)))
         if value not in (None, ""):
-            shown[key.replace("_", " ")] = value
+            shown[key.removesuffix("_seconds").replace("_", " ")] = value
     return shown
 
 
