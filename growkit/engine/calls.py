@@ -7,7 +7,7 @@ layers are too large for memory, so that they wait on disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +17,7 @@ from weakref import finalize
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from growkit.base.errors import InputError, plain, reason
 from growkit.checkpoint.scratch import temporary_scratch
@@ -101,41 +101,25 @@ class Form:
         return flat.view(-1, *before, *behind).movedim(0, self.axis)
 
 
-@dataclass(frozen=True)
-class LayerOutput:
-    """What a layer returns, apart from hidden states.
+Extras = tuple[Any, ...]
+"""What a layer returns in a tuple after its hidden states."""
 
-    Attributes:
-        alone: whether hidden states are all; else they are the first of a tuple or a list.
-        extras: the rest of the tuple.
+
+def parted(output: Any) -> tuple[Tensor, Extras | None]:
+    """Hidden states in the output of a layer, and the extras; None where they are no tuple.
+
+    Raises:
+        NoStackError: there are none.
     """
-
-    alone: bool = True
-    extras: tuple[Any, ...] = ()
-
-    @classmethod
-    def of(cls, output: Any) -> tuple[Tensor, LayerOutput]:
-        """Hidden states as they are, and what they come with.
-
-        Raises:
-            NoStackError: there are none.
-        """
-        if isinstance(output, Tensor):
-            return output, cls()
-        if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
-            return output[0], cls(alone=False, extras=tuple(output[1:]))
-        raise NoStackError(f"layers hand on a {type(output).__name__}")
-
-    def with_state(self, state: Tensor) -> Any:
-        """Hidden states in such an output."""
-        return state if self.alone else (state, *self.extras)
-
-    def unknown(self) -> LayerOutput:
-        """The same with placeholders as extras, which show in everything computed with them."""
-        return LayerOutput(self.alone, tuple(map(_placeholder, self.extras)))
+    if isinstance(output, Tensor):
+        return output, None
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0], tuple(output[1:])
+    raise NoStackError(f"layers hand on a {type(output).__name__}")
 
 
-def _placeholder(value: Any) -> Any:
+def placeholder(value: Any) -> Any:
+    """A tensor in the place of another, which shows in everything computed with it."""
     if not isinstance(value, Tensor):
         return value
     nothing = torch.nan if value.is_floating_point() else torch.iinfo(torch.int32).min
@@ -144,15 +128,15 @@ def _placeholder(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a layer is called with, apart from hidden states.
+    """What a layer is called with after its hidden states.
 
     Attributes:
-        values: by position or by name.
-        place: the position or the name of the hidden states.
+        positional: by position.
+        named: by name.
     """
 
-    values: Mapping[int | str, Any]
-    place: int | str
+    positional: tuple[Any, ...]
+    named: Mapping[str, Any]
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Arguments]:
@@ -161,30 +145,29 @@ class Arguments:
         Raises:
             NoStackError: there are no hidden states.
         """
-        values: dict[int | str, Any] = {**dict(enumerate(args))}
-        values.update(kwargs.items())
-        place = 0 if args else HIDDEN
-        state = values.pop(place, None)
+        named = dict(kwargs)
+        state, *rest = args or (named.pop(HIDDEN, None),)
         if not isinstance(state, Tensor):
             raise NoStackError("layers are called without hidden states")
-        return state, cls(values, place)
+        return state, cls(tuple(rest), named)
+
+    def changed(self, change: Callable[[Any], Any]) -> Arguments:
+        """The same with every value changed."""
+        named = {key: change(value) for key, value in self.named.items()}
+        return Arguments(tuple(map(change, self.positional)), named)
 
     def replaced(self, old: Sequence[Any], new: Sequence[Any]) -> Arguments:
         """The same with other objects in the place of some."""
         by_id = {id(o): n for o, n in zip(old, new, strict=True) if o is not None}
-        values = {key: by_id.get(id(value), value) for key, value in self.values.items()}
-        return Arguments(values, self.place)
+        return self.changed(lambda value: by_id.get(id(value), value))
 
     def apart(self) -> Arguments:
         """The same with copies of containers, so that what a layer puts into these is not seen."""
-        copied = {k: v.copy() if isinstance(v, dict | list) else v for k, v in self.values.items()}
-        return Arguments(copied, self.place)
+        return self.changed(lambda value: value.copy() if isinstance(value, dict | list) else value)
 
-    def call(self, state: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """All positional and named arguments."""
-        values = {**self.values, self.place: state}
-        named = {key: value for key, value in values.items() if isinstance(key, str)}
-        return tuple(values[index] for index in range(len(values) - len(named))), named
+    def call(self, layer: nn.Module, state: Tensor) -> tuple[Tensor, Extras | None]:
+        """Run a layer; see ``parted``."""
+        return parted(layer(state, *self.positional, **self.named))
 
 
 @dataclass(frozen=True)
@@ -199,14 +182,14 @@ class RecordedCall:
 
     form: Form
     arguments: list[Arguments]
-    placeholders: tuple[Any, ...]
+    placeholders: Extras
 
     @property
     def uses_extras(self) -> bool:
         """Whether layers are called with tensors among the extras of the layer before."""
         tensors = {id(each) for each in self.placeholders if isinstance(each, Tensor)}
-        later = (value for each in self.arguments[1:] for value in each.values.values())
-        return any(id(value) in tensors for value in later)
+        later = ((*each.positional, *each.named.values()) for each in self.arguments[1:])
+        return any(id(value) in tensors for values in later for value in values)
 
 
 def batches(calls: Sequence[Call]) -> Iterator[tuple[int, Sequence[Call]]]:

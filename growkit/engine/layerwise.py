@@ -26,12 +26,13 @@ from growkit.engine.calls import (
     Arguments,
     Call,
     CallError,
+    Extras,
     Form,
-    LayerOutput,
     NoStackError,
     RecordedCall,
     Spool,
     batches,
+    placeholder,
 )
 from growkit.engine.class_weights import empty_model, persistent_buffers
 from growkit.engine.lending import Lender, scaled
@@ -101,7 +102,8 @@ class Layerwise:
         output: the same of the output head.
         stored: from the name of a parameter to that of the tensor it is stored as.
         lender: of the weights.
-        returned: the form in which layers return hidden states, as far as it is known.
+        returned: placeholders for the extras that layers return; None where they return hidden
+            states alone, as far as it is known.
 
     Raises:
         InputError: transformers does not know the model, or the tensors do not fit the class.
@@ -122,7 +124,7 @@ class Layerwise:
         self._tokens = tokens
         self._title = f"{type(self.model).__name__} of {weights.where()}"
         self.embedding, *self.layers, self.output = _blocks(self.model, self._title)
-        self.returned = LayerOutput()
+        self.returned: Extras | None = None
         self._unreached = self._watch()
         self._forward = Forward(self)
         # Buffers in the files keep the values there; the class computes the rest.
@@ -472,7 +474,7 @@ class Forward:
         self.batches: dict[int, tuple[int, list[Arguments]]] = {}
         self._length = 1  # tokens of the first call
         self.caches: list[Any] = []
-        self._extras: list[tuple[Any, ...]] = []  # from the last layer, by call
+        self._extras: list[Extras] = []  # from the last layer, by call
 
     def begin(self, calls: Sequence[Call]) -> list[Tensor]:
         """Run every call up to the first layer, and record the arguments of the layers.
@@ -506,13 +508,11 @@ class Forward:
             caches.append((shadow, real))
             states.append(state)
             self._recorded.append(recorded)
-        if self._model.returned.alone:
+        if self._model.returned is None:
             self._record_batches(calls)
         return states
 
-    def through(
-        self, index: int, before: list[Tensor]
-    ) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
+    def through(self, index: int, before: list[Tensor]) -> tuple[list[Tensor], list[Extras]]:
         """Run a layer in all calls.
 
         Args:
@@ -524,7 +524,7 @@ class Forward:
             The states that it returns in each call, and the extras.
         """
         states: list[Tensor] = []
-        extras: list[tuple[Any, ...]] = []
+        extras: list[Extras] = []
         with torch.no_grad():
             while before:
                 call = len(states)
@@ -543,7 +543,7 @@ class Forward:
                 extras += [()] * count
         return states, extras
 
-    def leave(self, index: int, extras: list[tuple[Any, ...]]) -> None:
+    def leave(self, index: int, extras: list[Extras]) -> None:
         """Continue after a layer, which is not run again: its extras are now known."""
         self._extras = extras
         for cache in self.caches:
@@ -583,7 +583,7 @@ class Forward:
 
         def logits_of(formed: Tensor, tokens: Sequence[int]) -> Tensor:
             def given(*args: Any, **kwargs: Any) -> Any:
-                return self._model.returned.with_state(formed)
+                return self._returned(formed)
 
             ids = torch.zeros(*tokens, dtype=torch.long, device=self._model.device)
             with self._model.replaced_layers(given), self._model.guarded():
@@ -613,19 +613,29 @@ class Forward:
         try:
             state, arguments = self._arguments(call, cache)
         except Exception:  # a class may do anything with a tensor where it unpacks a tuple, say
-            if index or not self._model.returned.alone:
+            if index or self._model.returned is not None:
                 raise
             # The class, then, expects more of its layers than a tensor.
-            self._model.returned = self._returned_by_the_first(call)
+            first, (only,) = self._arguments(Call(call.ids, call.inputs), None, layers=1)
+            with self._model.layer(0):
+                _, extras = only.apart().call(self._model.layers[0][1], first)
+            self._model.returned = tuple(map(placeholder, extras or ()))
             state, arguments = self._arguments(call, cache)
         form = Form.of(state, len(call.ids))
-        return form.flat(state), RecordedCall(form, arguments, self._model.returned.extras)
+        return form.flat(state), RecordedCall(form, arguments, self._model.returned or ())
 
-    def _arguments(self, call: Call, cache: Any) -> tuple[Tensor, list[Arguments]]:
-        """The same, from a run in which layers return their input."""
+    def _returned(self, state: Tensor) -> Any:
+        """What a layer returns with these hidden states, as far as it is known."""
+        extras = self._model.returned
+        return state if extras is None else (state, *extras)
+
+    def _arguments(
+        self, call: Call, cache: Any, layers: int | None = None
+    ) -> tuple[Tensor, list[Arguments]]:
+        """The same of the first layers, from a run in which they return their input."""
         given: list[tuple[Tensor, int]] = []
         arguments: list[Arguments] = []
-        count = len(self._model.layers)
+        count = layers or len(self._model.layers)
 
         def record(*args: Any, **kwargs: Any) -> Any:
             state, rest = Arguments.of(args, kwargs)
@@ -635,28 +645,12 @@ class Forward:
             arguments.append(rest)
             if len(arguments) == count:
                 raise _ArrivedError
-            return self._model.returned.with_state(state)
+            return self._returned(state)
 
         self._run_class(record, call, cache)
         if len(arguments) < count:
             raise NoStackError(f"{len(arguments)} of {count} layers are called")
         return given[0][0], arguments
-
-    def _returned_by_the_first(self, call: Call) -> LayerOutput:
-        """Output of the first layer in a call, as placeholders."""
-        recorded: list[tuple[Tensor, Arguments]] = []
-
-        def stop(*args: Any, **kwargs: Any) -> Any:
-            recorded.append(Arguments.of(args, kwargs))
-            raise _ArrivedError
-
-        self._run_class(stop, Call(call.ids, call.inputs), None)
-        if not recorded:
-            raise NoStackError("no layer is called")
-        ((state, arguments),) = recorded
-        with self._model.layer(0):
-            args, kwargs = arguments.apart().call(state)
-            return LayerOutput.of(self._model.layers[0][1](*args, **kwargs))[1].unknown()
 
     def _run_class(self, forward: Callable[..., Any], call: Call, cache: Any) -> None:
         """Run the class's own ``forward`` with this function as layers, until it has arrived."""
@@ -670,7 +664,7 @@ class Forward:
 
     def run_layer(
         self, index: int, call: int, state: Tensor, *, apart: bool = False
-    ) -> tuple[Tensor, tuple[Any, ...]]:
+    ) -> tuple[Tensor, Extras]:
         """Run a layer in one call.
 
         Args:
@@ -689,19 +683,17 @@ class Forward:
         if apart:
             arguments = arguments.apart()
         with self._model.guarded(call):
-            output, returned = self._output(index, arguments, recorded.form.formed(state))
-            if index and placeholders and len(placeholders) != len(returned.extras):
+            output, extras = self._output(index, arguments, recorded.form.formed(state))
+            if index and placeholders and len(placeholders) != len(extras):
                 raise NoStackError("layers hand on different things")
-            return recorded.form.flat(output), returned.extras
+            return recorded.form.flat(output), extras
 
-    def _output(
-        self, index: int, arguments: Arguments, state: Tensor
-    ) -> tuple[Tensor, LayerOutput]:
-        args, kwargs = arguments.call(state)
-        output, returned = LayerOutput.of(self._model.layers[index][1](*args, **kwargs))
-        if returned.alone != self._model.returned.alone:
-            self._model.returned = returned.unknown()  # a single layer: nothing has shown it yet
-        return output, returned
+    def _output(self, index: int, arguments: Arguments, state: Tensor) -> tuple[Tensor, Extras]:
+        output, extras = arguments.call(self._model.layers[index][1], state)
+        if (extras is None) != (self._model.returned is None):
+            # A single layer: nothing has shown it yet.
+            self._model.returned = None if extras is None else tuple(map(placeholder, extras))
+        return output, extras or ()
 
 
 def _untouched(state: Tensor, handed: Tensor, version: int) -> bool:
@@ -736,16 +728,17 @@ def lengthen(cache: Any, layers: int, tokens: int) -> None:
 def keep_shapes(cache: Any, index: int) -> None:
     """Replace what a layer remembers by NaN of the same shape, which takes no memory."""
 
-    def unknown(tensor: Tensor) -> Tensor:
-        return tensor.new_full((), torch.nan).expand(tensor.shape)
+    def unknown(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        return value.new_full((), torch.nan).expand(value.shape)
 
     for layer in cache.layers[index : index + 1]:
-        for name in ("keys", "values"):
-            if isinstance(getattr(layer, name, None), Tensor):
-                setattr(layer, name, unknown(getattr(layer, name)))
-        for name in ("conv_states", "recurrent_states"):
-            states = getattr(layer, name, None) or {}
-            states.update({at: unknown(each) for at, each in states.items() if each is not None})
+        for name, value in vars(layer).items():
+            changed = value
+            if isinstance(value, dict):
+                changed = {key: unknown(each) for key, each in value.items()}
+            setattr(layer, name, unknown(changed))
 
 
 @contextmanager
