@@ -340,10 +340,8 @@ def test_the_control_sees_what_is_no_mistake(place: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("meta-llama/Llama-3.2-1B", "hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B"),
-        ("https://huggingface.co/o/m", "hf download o/m --local-dir m"),
-        ("https://huggingface.co/o/m/tree/main", "hf download o/m --local-dir m"),
-        ("hf.co/o/m", "hf download o/m --local-dir m"),
+        ("meta-llama/Llama-3.2-1B", "hf://ORG/NAME for a model on the Hub"),
+        ("https://huggingface.co/o/m", "https://huggingface.co/o/m is not a folder"),
         ("here/m", "give a model folder"),  # the folder here exists, so m is misspelt
         ("a/b/c", "give a model folder"),
         ("nowhere", "give a model folder"),

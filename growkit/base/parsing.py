@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 from yaml.constructor import ConstructorError
-from yaml.reader import ReaderError
 
 MOST_DEPTH = 64
 """Objects inside of each other."""
@@ -105,12 +104,6 @@ def parse_yaml(text: str) -> Any:
         parsed = yaml.load(text, _Loader)  # noqa: S506 - a safe one
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    except ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        character = text[error.position]
-        raise ValueError(
-            f"line {line}: the character {character!r} is not allowed in YAML; take it out"
-        ) from None
     except yaml.MarkedYAMLError as error:
         mark: Any = error.problem_mark or error.context_mark
         at = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

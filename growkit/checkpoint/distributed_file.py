@@ -451,41 +451,33 @@ def write_list(
     from torch.distributed.checkpoint import metadata
     from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 
-    def tensor(size: torch.Size, dtype: torch.dtype) -> metadata.TensorStorageMetadata:
-        whole = metadata.ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-        return metadata.TensorStorageMetadata(metadata.TensorProperties(dtype), size, [whole])
-
-    stored: dict[str, tuple[Any, _StorageInfo]] = {}
+    # The dtype and shape of every entry (None and empty of a plain value), and its place.
+    stored: dict[str, tuple[torch.dtype | None, torch.Size, _StorageInfo]] = {}
     for shard in shards:
         for name, info in shard.tensors.items():
             before, behind = map(len, _around(info))
             begin, length = shard.offsets[name] - before, before + info.bytes + behind
-            kind = tensor(torch.Size(info.shape), info.torch_dtype)
-            stored[name] = kind, _StorageInfo(shard.name, begin, length)
+            place = _StorageInfo(shard.name, begin, length)
+            stored[name] = info.torch_dtype, torch.Size(info.shape), place
     found = {name: stored[each] for name, each in names.items()}
     if values:
         with (folder / VALUES).open("wb") as stream:
             for name, value in values.items():
-                is_tensor, begin = isinstance(value, torch.Tensor), stream.tell()
-                torch.save(value.clone() if is_tensor else value, stream)
-                plain = metadata.BytesStorageMetadata()
-                what = tensor(value.size(), value.dtype) if is_tensor else plain
-                found[name] = what, _StorageInfo(VALUES, begin, stream.tell() - begin)
-    listed = metadata.Metadata(
-        {name: kind for name, (kind, _) in found.items()},
-        planner_data={
-            name: (state, name.removeprefix(f"{state}."))
-            if state and name.startswith(f"{state}.")
-            else (name,)
-            for name in found
-        },
-        storage_data={
-            metadata.MetadataIndex(name, getattr(kind, "size", None) and [0] * len(kind.size)): each
-            for name, (kind, each) in found.items()
-        },
-        storage_meta=metadata.StorageMeta(),
-        version=CURRENT_DCP_VERSION,
-    )
+                tensor, begin = isinstance(value, torch.Tensor), stream.tell()
+                torch.save(value.clone() if tensor else value, stream)
+                kind = (value.dtype, value.shape) if tensor else (None, torch.Size())
+                found[name] = *kind, _StorageInfo(VALUES, begin, stream.tell() - begin)
+    listed = metadata.Metadata({}, {}, {}, metadata.StorageMeta(), version=CURRENT_DCP_VERSION)
+    for name, (dtype, size, place) in found.items():
+        offsets, (first, _, rest) = torch.Size([0] * len(size)), name.partition(".")
+        listed.planner_data[name] = (first, rest) if first == state else (name,)
+        listed.storage_data[metadata.MetadataIndex(name, offsets if dtype else None)] = place
+        whole = [metadata.ChunkStorageMetadata(offsets, size)]
+        listed.state_dict_metadata[name] = (
+            metadata.TensorStorageMetadata(metadata.TensorProperties(dtype), size, whole)
+            if dtype
+            else metadata.BytesStorageMetadata()
+        )
     (folder / LIST).write_bytes(pickle.dumps(listed, protocol=4))
 
 

@@ -76,10 +76,6 @@ DISTRIBUTED = re.compile(r"shard-[0-9]{5}-model-[0-9]{5}-of-[0-9]{5}\.safetensor
 HUB_NAME = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/\w([\w.-]*\w)?", re.ASCII)
 """What the Hub accepts as the name of a model."""
 
-HUB_ADDRESS = re.compile(
-    r"(?:https?:/+)?(?:huggingface\.co|hf\.co)/([^/]+/[^/]+)(?:/.*)?", re.ASCII
-)
-
 STORE = re.compile(r"[a-z][a-z0-9+.-]+:/+[^/].*")
 """``s3://BUCKET/MODEL`` and the like; a path has one slash where two were written."""
 
@@ -277,19 +273,14 @@ def address_in(path: Path | str) -> str:
 
 def no_folder(path: Path) -> str:
     """Why something that is no folder is no model, and what to give."""
-    text, hint = str(path), "give a model folder with config.json and weights"
-    address = HUB_ADDRESS.fullmatch(text)
-    name = address[1] if address else text
-    if address or (HUB_NAME.fullmatch(name) and not os.path.lexists(path.parent)):
-        download = f"hf download {name} --local-dir {name.partition('/')[2]}"
-        hint = f"if it is a model on the Hub, download it first ({download}), and give that folder"
-    elif STORE.fullmatch(text):
-        text, hint = address_in(text), "download the model, and give its folder on this machine"
-    elif os.path.isfile(path) and path.suffix == ".gguf":
-        return f"{text} {GGUF}"
-    elif os.path.lexists(path.parent / "config.json") and os.path.lexists(path):
-        hint = f"give the one that it is in, {path.parent}"
-    return f"{text} is not a folder; {hint}"
+    if os.path.isfile(path) and path.suffix == ".gguf":
+        return f"{path} {GGUF}"
+    if os.path.lexists(path.parent / "config.json") and os.path.lexists(path):
+        return f"{path} is not a folder; give the one that it is in, {path.parent}"
+    return (
+        f"{address_in(path)} is not a folder; give a model folder with config.json and weights, or "
+        "hf://ORG/NAME for a model on the Hub"
+    )
 
 
 def no_model(folder: Path) -> str:

@@ -317,9 +317,8 @@ def _check_makeable(output: Path) -> None:
     """Find out whether a folder can be made next to ``output``, without making one."""
     parent = next(each for each in output.parents if os.path.lexists(each))
     with writing(output):
-        if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
-            code = errno.EACCES if parent.is_dir() else errno.ENOTDIR
-            raise OSError(code, os.strerror(code), str(parent))
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(parent))
         with suppress(FileNotFoundError):  # another error: its name is too long
             os.lstat(Scratch(output.with_name(f".{output.name}.")).path)
 
@@ -407,25 +406,24 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
         InputError: the folder cannot be made.
     """
     missing = [path for path in output.parents if not path.exists()]
-    scratch, staging = Scratch(output.with_name(f".{output.name}.")), None
+    staging = Staging(output, replaceable)
     try:
         with writing(output):
             output.parent.mkdir(parents=True, exist_ok=True)
-            scratch.make()
-            staging = Staging(output, scratch, replaceable)
+            staging.make()
         yield staging
     except KeyboardInterrupt:
-        if staging and staging.final:
+        if staging.final:
             raise KeyboardInterrupt(f"{staging.final} is written") from None
         raise
     finally:
         try:
-            stays = staging.tidy() if staging else tidy(scratch.path)
+            stays = staging.tidy()
         except BaseException:  # an interrupt; the next one is ignored
-            stays = staging.tidy() if staging else tidy(scratch.path)
+            stays = staging.tidy()
             raise
         finally:
-            scratch.release()
+            staging.scratch.release()
         for path in stays:
             _log.warning("%s is left; keep what you need of it, and delete it", plain(str(path)))
         for parent in missing:
@@ -436,11 +434,15 @@ def staged(output: Path, replaceable: Mapping[Path, Contents]) -> Iterator[Stagi
 class Staging:
     """The folder that is being written, and the name it may get."""
 
-    def __init__(
-        self, output: Path, scratch: Scratch, replaceable: Mapping[Path, Contents]
-    ) -> None:
-        self.folder = scratch.path / NEW
+    def __init__(self, output: Path, replaceable: Mapping[Path, Contents]) -> None:
+        self.scratch = Scratch(output.with_name(f".{output.name}."))
         self._output, self._replaceable = output, replaceable
+        self._identity: Identity | None = None
+
+    def make(self) -> None:
+        """Make the folder."""
+        self.scratch.make()
+        self.folder = self.scratch.path / NEW
         self.folder.mkdir()
         self._identity = _identity(self.folder)
 
@@ -452,7 +454,7 @@ class Staging:
 
     def tidy(self) -> list[Path]:
         """End what was begun; see ``tidy``."""
-        return tidy(self.folder.parent, self._replaceable.values(), self._identity)
+        return tidy(self.scratch.path, self._replaceable.values(), self._identity)
 
     def publish(self, *, rejected: bool = False) -> Path:
         """Give the folder its final name, or ``OUT.rejected``, so that its faults can be found.
@@ -462,7 +464,7 @@ class Staging:
         """
         final = rejected_name(self._output) if rejected else self._output
         with writing(final):
-            flush_tree(self.folder.parent)
+            flush_tree(self.scratch.path)
             try:
                 if os.path.lexists(final):
                     self._replace(final)

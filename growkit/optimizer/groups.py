@@ -181,21 +181,18 @@ def recorded_updates(checkpoint: Checkpoint) -> dict[str, Update]:
     if not checkpoint.opened.has(MANIFEST):
         raise InputError(f"{folder} has no {MANIFEST}; give the folder that growkit wrote")
     manifest = checkpoint.opened.json(MANIFEST)
-    if "updates" not in manifest:
-        raise InputError(
-            f"{file} does not say how to go on training, as it was written by an earlier growkit; "
-            f"make the model again with 'growkit run {file}'"
-        )
     by_kind: dict[str, Update] = {}
     try:
         for group in manifest["updates"]["groups"]:
-            lr, n_in, *n_out = map(_positive, (group["lr"], group["n_in"], *group["n_out"]))
+            lr, n_in, *n_out = map(float, (group["lr"], group["n_in"], *group["n_out"]))
+            if not all(0 < each < math.inf for each in (lr, n_in, *n_out)):
+                raise ValueError
             shares = np.asarray((min(n_out) + max(n_out)) / 2)
             update = Update(n_in, shares, lr * n_in)
             by_kind |= dict.fromkeys(map(str, group["tensors"]), update)
     except (TypeError, KeyError, ValueError):
         raise InputError(
-            f"updates in {file} are not as growkit writes them; make the model again with "
+            f"{file} has no updates as growkit writes them; make the model again with "
             f"'growkit run {file}'"
         ) from None
     found = {}
@@ -209,9 +206,3 @@ def recorded_updates(checkpoint: Checkpoint) -> dict[str, Update]:
             )
         found[name] = update_of
     return found
-
-
-def _positive(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError
-    return float(value)
