@@ -139,9 +139,10 @@ def test_random_splits_part_and_are_kept(make: Make, tmp_path: Path) -> None:
     assert trained is not None
     assert trained["kept"] is None
     assert trained["tolerance"] is None
-    said = "both were also trained for 1 step: because "
+    said = "both were also trained for 1 step: the target is trained differently ("
     assert trained["reason"].startswith(said)
-    assert "tensors were split at random (first model." in trained["reason"]
+    assert " tensors (first model." in trained["reason"]
+    assert "it is split at random)" in trained["reason"]
     assert "while --symmetry keep preserves the source's training" in trained["reason"]
     assert trained["relative"] > 1e-6
 

@@ -13,7 +13,7 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.reading import Checkpoint
 from growkit.optimizer.optimizer import written_in
 from growkit.planning.updates import law_of
-from growkit.proof.training import StatePaths, States, prove_training
+from growkit.proof.training import StatePaths, compare_states, prove_training
 from growkit.proof.weights import origin_of
 from growkit.recipe.manifest import read_record
 from growkit.results.proof import TrainingProof
@@ -50,9 +50,8 @@ def lineage_of(source: Path, out: Path) -> Any:
 def unlike(source: Path, out: Path, state: Path) -> str:
     """What in the target's state does not grow from the source's."""
     before, after, lineage = Checkpoint(source), Checkpoint(out), lineage_of(source, out)
-    return States(
-        StatePaths(state, written_in(out)), before, after, lineage, law_of(lineage)
-    ).unlike
+    places = StatePaths(state, written_in(out))
+    return compare_states(places, before, after, lineage, law_of(lineage))[2]
 
 
 def proved(source: Path, out: Path, state: Path, steps: int = 1) -> TrainingProof:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,12 +23,6 @@ from growkit.families.family import stored_family
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Lineage, Places, traced
 from growkit.results.proof import Fault
-
-OF_HEADS = ("q_proj", "k_proj", "v_proj")
-"""Components whose rows are those of heads."""
-
-SAME = 1e-9
-"""Relative difference of two products of a row below which the rows are the same."""
 
 
 def copies_of(given: Tensor, source: Tensor) -> Tensor:
@@ -90,12 +85,6 @@ def _stored(checkpoint: Checkpoint, name: str) -> Places | None:
     return Places(stored) if stored else None
 
 
-def spacing(weights: Weights) -> float:
-    """Relative spacing of the numbers that most weights are stored in."""
-    dtype: torch.dtype = getattr(torch, TORCH_NAMES[main_dtype(weights.tensors)])
-    return float(torch.finfo(dtype).eps)
-
-
 def tensor_fault(lineage: Lineage, target: Weights, name: str, layer: int | None) -> Fault:
     """Compare a tensor that does not give its source back with what the recipe makes.
 
@@ -105,33 +94,29 @@ def tensor_fault(lineage: Lineage, target: Weights, name: str, layer: int | None
         name: of the tensor; of the source where the target lacks it.
         layer: the first that differs.
     """
-    family = stored_family(target)
-    members = {each: described for each, described, _ in family.members(target.config)}
+    members = {each: tensor for each, tensor, _ in stored_family(target).members(target.config)}
     component = component_of(members[name]) if name in members else None
     found = Fault(layer=layer, component=component, tensor=name)
     rule = lineage.plans[-1].by_target.get(name)
     if rule and lineage.repeatable(name) and target.tensors.get(name) == rule.info:
         planned = lineage.target
-        places: list[slice | None] = (
-            list(parts(target, name)) if len(rule.info.shape) > 1 else [None]
-        )
+        places: list[Any] = parts(target, name) if len(rule.info.shape) > 1 else [None]
         blocks = ((planned.read(name, rows), target.read(name, rows)) for rows in places)
-        head_dim = family.sizes(target.config).get("head_dim", 0) if component in OF_HEADS else 0
-        found.factor, found.cause = cause_of(blocks, spacing(target), head_dim=head_dim)
+        dtype: torch.dtype = getattr(torch, TORCH_NAMES[main_dtype(target.tensors)])
+        found.factor, found.cause = cause_of(blocks, float(torch.finfo(dtype).eps))
     return found
 
 
 def cause_of(
-    blocks: Iterable[tuple[Tensor, Tensor]], spacing: float, *, head_dim: int = 0
+    blocks: Iterable[tuple[Tensor, Tensor]], spacing: float
 ) -> tuple[float | None, str | None]:
     """The most likely cause of a difference, and the factor if it is one.
 
     Args:
         blocks: consecutive rows, expected and found, each [rows, ...]; or a single vector.
         spacing: relative spacing of the numbers, to which products were rounded.
-        head_dim: rows of a head; 0 where rows are not those of heads.
     """
-    ratios, close, wrong, marks, marked = [], [], [], [], []
+    ratios, close, wrong = [], [], []
     for pair in blocks:
         expected, found = (
             each.double().reshape(len(each) if each.dim() > 1 else 1, -1) for each in pair
@@ -142,41 +127,19 @@ def cause_of(
         close.append(within_each(off, spacing * found.square().sum(1).sqrt()))
         wrong.append((found != expected).any(1))
         ratios.append(ratio)
-        numbers = torch.Generator().manual_seed(0)
-        mark = torch.randn(expected.shape[1], generator=numbers, dtype=torch.float64)
-        marks.append(expected @ mark.to(expected.device))
-        marked.append(found @ mark.to(found.device))
     places = torch.cat(wrong).nonzero()[:, 0]
     if not len(places):
         return None, None
     count = sum(map(len, wrong))
     every = "everything is" if len(places) == count else f"{len(places)} of {count} rows are"
-    if bool(torch.cat(close)[places].all()):
-        ratio = torch.cat(ratios)[places]
-        factor = float(ratio.mean())
-        same = bool(within_each((ratio - factor).abs(), spacing * abs(factor)).all())
-        if not same:
-            return None, f"{every} multiplied, each by a number of its own"
-        if not within(abs(factor - 1), spacing):
-            return factor, f"{every} multiplied by {factor_sentence(factor, spacing)}"
-    order = _order(torch.cat(marks)[places], torch.cat(marked)[places])
-    if order is None:
+    ratio = torch.cat(ratios)[places]
+    factor = float(ratio.mean())
+    if not bool(torch.cat(close)[places].all()) or within(abs(factor - 1), spacing):
         rows = f"{len(places)} of {count} rows have" if count > 1 else "it has"
         return None, f"{rows} other weights"
-    source = places[order]
-    if head_dim and bool((source // head_dim == places // head_dim).all()):
-        return None, "rows inside heads are in another order, as in RoPE layouts"
-    if head_dim and bool((source % head_dim == places % head_dim).all()):
-        return None, "heads are in another order"
-    return None, f"{len(places)} rows are in another order"
-
-
-def _order(expected: Tensor, found: Tensor) -> Tensor | None:
-    """Which expected row is in each place, by one product of each; None if rows are others."""
-    one, other = expected.sort(), found.sort()
-    if not within_each((one.values - other.values).abs(), SAME * one.values.abs().max()).all():
-        return None
-    return one.indices[other.indices.argsort()]
+    if not bool(within_each((ratio - factor).abs(), spacing * abs(factor)).all()):
+        return None, f"{every} multiplied, each by a number of its own"
+    return factor, f"{every} multiplied by {factor_sentence(factor, spacing)}"
 
 
 def factor_sentence(factor: float, spacing: float) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor
 from growkit.base.errors import InputError
 from growkit.base.limits import rounded_sum, training_limit, within
 from growkit.base.settings import Settings
-from growkit.base.tensors import TensorInfo, total_parameters
+from growkit.base.tensors import TensorInfo, Weights, total_parameters
 from growkit.base.units import size
 from growkit.checkpoint.reading import Checkpoint
 from growkit.engine.metrics import finite
@@ -32,7 +32,7 @@ from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.engine.training import BYTES, DECAY, EPS, RATE, Beginning, Custom, StrictTraining
 from growkit.optimizer.groups import ParamGroup, class_updates
-from growkit.optimizer.growing import grown_moments
+from growkit.optimizer.growing import GrownState, grown_moments
 from growkit.optimizer.optimizer import Optimizer, open_state, written_in
 from growkit.optimizer.parameters import parameters_of
 from growkit.optimizer.state import MUON, STEP, State
@@ -131,12 +131,13 @@ def prove_training(
     law = law_of(lineage)
     updates = class_updates(after, law.updates)
     rounding = rounded_sum(widest(before))
-    states = States(places, before, after, lineage, law) if places.source else None
-    both = states.beginnings() if states else None
-    begun = f"the optimizers' states in {states.where}" if states else ""
-    if both is None:
-        begun = "the moments of a first batch"
-        both = first_moments(before, after, lineage, batches[0], device)
+    begun, both, unlike = "the moments of a first batch", None, None
+    if places.source:
+        one, other, unlike = compare_states(places, before, after, lineage, law)
+        where = f"{one.where} and {other.where}"
+        if MUON not in one.kinds.values():  # AdamW cannot use its momentum
+            begun, both = f"the optimizers' states in {where}", (_beginning(one), _beginning(other))
+    both = both or first_moments(before, after, lineage, batches[0], device)
     source = _trained(before, both[0], batches, device)
     disturbed = _trained(before, both[0], batches, device, disturbed=rounding)
     target = _trained(after, both[1], batches, device, updates)
@@ -150,10 +151,10 @@ def prove_training(
         caught = not within(off, tolerance)
     still = sum(each.new for each in updates.values())
     kept, reason = _judge(law, source, target, tolerance, still, caught)
-    if states and states.unlike:
-        kept, reason = False, f"the optimizer's state is not the source's, grown: {states.unlike}"
-    elif states:
-        reason += f", and its optimizer's state is the source's, grown ({states.where})"
+    if unlike:
+        kept, reason = False, f"the optimizer's state is not the source's, grown: {unlike}"
+    elif unlike is not None:
+        reason += f", and its optimizer's state is the source's, grown ({where})"
     return TrainingProof(
         steps=len(batches) - 2,
         kept=kept,
@@ -224,14 +225,9 @@ def _spoiled(updates: Updates) -> tuple[str, Updates]:
 
 def _path(law: Law) -> str:
     """Why the target does not train as its source does, and how to make it."""
-    names = [name for name, each in law.updates.items() if each.why == AT_RANDOM and not each.new]
-    others = [why for why in law.why if not why.endswith(AT_RANDOM)]
-    if not names:
-        return f"the target is trained differently ({'; '.join(others)})"
-    were = "tensor was" if len(names) == 1 else "tensors were"
-    why = f"{len(names)} {were} split at random (first {names[0]})"
-    own = f"because {' and '.join([why, *others])}, the target is trained differently"
-    return own if others else f"{own}, while --symmetry keep preserves the source's training"
+    only = all(why.endswith(AT_RANDOM) for why in law.why)
+    keeps = ", while --symmetry keep preserves the source's training" if only else ""
+    return f"the target is trained differently ({'; '.join(law.why)}){keeps}"
 
 
 def _judge(
@@ -312,8 +308,10 @@ def state_paths(
     return StatePaths(inside if inside.exists() else written_in(before.folder), target)
 
 
-class States:
-    """The state of a source's optimizer, and that of its target's.
+def compare_states(
+    places: StatePaths, before: Checkpoint, after: Checkpoint, lineage: Lineage, law: Law
+) -> tuple[State, State, str]:
+    """The states of both optimizers, and what in the target's does not grow from the source's.
 
     Args:
         places: the paths of both.
@@ -322,59 +320,43 @@ class States:
         lineage: from one to the other.
         law: how the target is to be updated.
 
-    Attributes:
-        where: both, in words.
-        unlike: what in the target's state does not grow from the source's; empty if all does.
-
     Raises:
         InputError: one of them cannot be read, or belongs to another model.
     """
+    assert places.source
+    assert places.target
+    optimizer = Optimizer(places.source, before, lineage)
+    target = open_state(places.target, parameters_of(after))
+    return optimizer.state, target, next(_differences(optimizer.grown(after, law), target), "")
 
-    def __init__(
-        self, places: StatePaths, before: Checkpoint, after: Checkpoint, lineage: Lineage, law: Law
-    ) -> None:
-        assert places.source
-        assert places.target
-        optimizer = Optimizer(places.source, before, lineage)
-        self._source, self._grown = optimizer.state, optimizer.grown(after, law)
-        self._target = open_state(places.target, parameters_of(after))
-        self.where = f"{self._source.where} and {self._target.where}"
-        self.unlike = next(self._differences(), "")
 
-    def beginnings(self) -> tuple[Beginning, Beginning] | None:
-        """States that both begin with; None if AdamW cannot use them, such as Muon's momentum."""
-        if MUON in self._source.kinds.values():
-            return None
-        return _beginning(self._source), _beginning(self._target)
+def _differences(grown: GrownState, target: State) -> Iterator[str]:
+    expected, found, where = _settings(grown.groups), _settings(target.groups), target.where
+    for name in sorted(found.keys() ^ expected.keys()):
+        yield f"{name} is in {'no' if name in expected else 'a'} group of {where}"
+    for name, options in expected.items():
+        for key, value in options.items():
+            if (is_now := found[name].get(key)) != value:
+                yield f"{key} of {name} in {where} is {is_now}, where {value} was expected"
+    for name, step in target.steps.items():
+        if step != (wanted := grown.steps.get(name, step)):
+            yield f"the step of {name} in {where} is {step:g}, where {wanted:g} was expected"
+    for name, info in grown.tensors.items():
+        parameter, _, kind = name.rpartition(".")
+        if kind != STEP and not _same(grown, target.numbers, name):
+            yield f"{kind} of {parameter} in {where} ({list(info.shape)}) does not grow from it"
 
-    def _differences(self) -> Iterator[str]:
-        expected, found = _settings(self._grown.groups), _settings(self._target.groups)
-        where, steps = self._target.where, self._target.steps
-        for name in sorted(found.keys() ^ expected.keys()):
-            yield f"{name} is in {'no' if name in expected else 'a'} group of {where}"
-        for name, options in expected.items():
-            for key, value in options.items():
-                if (is_now := found[name].get(key)) != value:
-                    yield f"{key} of {name} in {where} is {is_now}, where {value} was expected"
-        for name, step in steps.items():
-            if step != (wanted := self._grown.steps.get(name, step)):
-                yield f"the step of {name} in {where} is {step:g}, where {wanted:g} was expected"
-        for name, info in self._grown.tensors.items():
-            parameter, _, kind = name.rpartition(".")
-            if kind != STEP and not self._same(name):
-                yield f"{kind} of {parameter} in {where} ({list(info.shape)}) does not grow from it"
 
-    def _same(self, name: str) -> bool:
-        numbers = self._target.numbers
-        if numbers.tensors.get(name) != self._grown.tensors[name]:
+def _same(grown: GrownState, numbers: Weights, name: str) -> bool:
+    if numbers.tensors.get(name) != grown.tensors[name]:
+        return False
+    begin = 0
+    for block in grown.blocks(name):
+        rows = slice(begin, begin + len(block)) if block.dim() else None
+        if not torch.equal(block, numbers.read(name, rows)):
             return False
-        begin = 0
-        for block in self._grown.blocks(name):
-            rows = slice(begin, begin + len(block)) if block.dim() else None
-            if not torch.equal(block, numbers.read(name, rows)):
-                return False
-            begin += len(block) if block.dim() else 0
-        return True
+        begin += len(block) if block.dim() else 0
+    return True
 
 
 def _settings(groups: Sequence[ParamGroup]) -> dict[str, dict[str, Any]]:
