@@ -36,6 +36,7 @@ PREFILL = "prefill"
 DECODING = "cached decoding"
 EXPLICIT = "explicit positions"
 LONGEST = "longest context"
+GENERATE = "generate"
 
 
 @dataclass(frozen=True)
@@ -167,33 +168,33 @@ def used(
         exact: whether both must generate the same.
     """
     whole = 8 * sum(total_parameters(each.tensors) for each in (before, after))
-    results = []
-    for name, run in (("save and reload", _save_and_reload), ("generate", _generate)):
-        result = ModeResult(name=name, tried=False, note="")
+    too_large = f"whole models of more than {size(MOST_BYTES)} in float64"
+    prompt, results = prompt[:SHORT].to(device), []
+    for name, run in (("save and reload", _save_and_reload), (GENERATE, _generate)):
+        result = ModeResult(name=name, tried=False, note=too_large)
         results.append(result)
         if whole > MOST_BYTES:
-            result.note = f"whole models of more than {size(MOST_BYTES)} in float64"
             continue
         with strict_float64(), quiet():
             try:
-                result.update(run(before, after, prompt[:SHORT], device, exact), tried=True)
+                result.update(run(before, after, prompt), tried=True)
             except InputError as error:
                 result.note = str(error)
                 with suppress(InputError):  # else it is no fault of the target
-                    run(before, before, prompt[:SHORT], device, exact)
+                    run(before, before, prompt)
                     result.tried, result.kept = True, False if exact else None
+        if name == GENERATE and not exact:
+            result.kept = None
     return results
 
 
-def _save_and_reload(
-    before: Checkpoint, after: Checkpoint, prompt: Tensor, device: torch.device, exact: bool
-) -> dict[str, Any]:
+def _save_and_reload(before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
     """Whether weights are the same once saved and loaded, and how far logits are then apart."""
-    loaded: Any = load_model(after, torch.float64, device, "eager")
+    loaded: Any = load_model(after, torch.float64, prompt.device, "eager")
     with temporary("reload") as scratch, _using(after, "save and reload"):
         expected = _logits(loaded, prompt)
         loaded.save_pretrained(scratch)
-        again = load_model(scratch, torch.float64, device, "eager")
+        again = load_model(scratch, torch.float64, prompt.device, "eager")
         found = _logits(again, prompt)
     # torch compares bits; the weights' addresses may change the order of sums.
     read, written = again.state_dict(), loaded.state_dict()
@@ -202,33 +203,28 @@ def _save_and_reload(
     return {"note": note, "relative": finite(error_of(found, expected)), "kept": same}
 
 
-def _generate(
-    before: Checkpoint, after: Checkpoint, prompt: Tensor, device: torch.device, exact: bool
-) -> dict[str, Any]:
+def _generate(before: Checkpoint, after: Checkpoint, prompt: Tensor) -> dict[str, Any]:
     """Whether both continue the prompt greedily with the same tokens."""
     tokens = before.config["vocab_size"]
-    one, other = (_continued(each, prompt, device, tokens) for each in (after, before))
-    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-    if same is None and len(one) == len(other):
-        return {"note": f"the same {len(one)} tokens, greedily", "kept": True if exact else None}
-    count = min(len(one), len(other)) if same is None else same
-    first = f"the first {count}" if count else "none"
-    note = f"{first} of {len(other)} tokens are the same, greedily"
-    return {"note": note, "kept": False if exact else None}
+    one, other = (_continued(each, prompt, tokens) for each in (after, before))
+    if one == other:
+        return {"note": f"the same {len(one)} tokens, greedily", "kept": True}
+    same = [*(a == b for a, b in zip(one, other, strict=False)), False].index(False)
+    first = f"the first {same}" if same else "none"
+    return {"note": f"{first} of {len(other)} tokens are the same, greedily", "kept": False}
 
 
-def _continued(model: Checkpoint, prompt: Tensor, device: torch.device, tokens: int) -> list[int]:
+def _continued(model: Checkpoint, prompt: Tensor, tokens: int) -> list[int]:
     """Greedy continuation; settings of generation in the folder are ignored.
 
     Args:
         model: the checkpoint.
-        prompt: token ids, [tokens].
-        device: where to run.
+        prompt: token ids, [tokens], on the device where it runs.
         tokens: number of tokens, the first of the vocabulary, that it may choose among.
     """
     from transformers import GenerationConfig
 
-    loaded: Any = load_model(model, torch.float64, device, "eager")
+    loaded: Any = load_model(model, torch.float64, prompt.device, "eager")
     longest, count = longest_context(model.config), NEW_TOKENS
     if isinstance(longest, int):  # what comes behind it may have no embedding
         prompt = prompt[: max(1, longest - NEW_TOKENS)]
@@ -238,8 +234,7 @@ def _continued(model: Checkpoint, prompt: Tensor, device: torch.device, tokens: 
         max_new_tokens=count, do_sample=False, pad_token_id=0, suppress_tokens=others
     )
     with _using(model, "generate"):
-        ids = prompt[None].to(device)
-        everything = torch.ones_like(ids)
+        ids, everything = prompt[None], torch.ones_like(prompt[None])
         answer = loaded.generate(ids, attention_mask=everything, generation_config=greedily)
         continuation: list[int] = answer[0, len(prompt) :].tolist()
         return continuation
@@ -251,6 +246,5 @@ def _using(model: Checkpoint, what: str) -> AbstractContextManager[None]:
 
 @torch.no_grad()
 def _logits(model: nn.Module, prompt: Tensor) -> Tensor:
-    ids = prompt[None].to(next(model.parameters()).device)
-    logits: Tensor = model(ids, use_cache=False).logits[0]
+    logits: Tensor = model(prompt[None], use_cache=False).logits[0]
     return logits
