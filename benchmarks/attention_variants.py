@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from continual.retrieval import maps
 from torch import Tensor, nn
 from transformers import DiffLlamaConfig
 from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig
 from growkit.modeling.modeling_diff_transformer import DiffTransformerAttention
@@ -107,6 +107,42 @@ def copy_of_diff(module: DiffTransformerAttention, copy: DiffLlamaAttention) -> 
 
 
 Positions = tuple[Tensor, Tensor]
+
+
+def maps(module: Any, hidden: Tensor, positions: Positions) -> Tensor:
+    """What values are multiplied with: softmax, or A₁ - λ A₂ + γ softmax(G).
+
+    Args:
+        module: attention of a DIFF Transformer.
+        hidden: [batch, tokens, hidden].
+        positions: cosines and sines.
+    """
+    config, tokens = module.config, hidden.shape[1]
+    shape = (*hidden.shape[:2], -1, config.head_dim)
+    query = module.q_proj(hidden).view(shape).transpose(1, 2)
+    key = module.k_proj(hidden).view(shape).transpose(1, 2)
+    query, key = apply_rotary_pos_emb(query, key, *positions)
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=hidden.device).triu(1)
+
+    def softmax(query: Tensor, key: Tensor) -> Tensor:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        scores = (query @ key.transpose(-1, -2)).float() * config.attention_multiplier
+        return scores.masked_fill(later, -torch.inf).softmax(-1)
+
+    if not config.num_noise_heads:
+        return softmax(query, key)
+    signal, noise = config.num_signal_heads, config.num_noise_heads
+    found = softmax(query[:, :signal], key[:, : config.num_value_heads])
+    other = softmax(query[:, signal:], key[:, -config.num_value_heads :])
+    strength = module._lambda(hidden)
+    whole = found - strength * other.repeat_interleave(signal // noise, dim=1)
+    if config.integral == "causal":
+        counts = torch.arange(1, tokens + 1, device=hidden.device)[:, None]
+        means = found.cumsum(-2) / counts
+        whole = whole + module._gamma(strength) * means.masked_fill(later, -torch.inf).softmax(-1)
+    if config.integral == "column_mean":
+        whole = whole + module._gamma(strength) * found.mean(-2, keepdim=True)
+    return whole
 
 
 def eager(module: DiffTransformerAttention, hidden: Tensor, positions: Positions) -> Tensor:

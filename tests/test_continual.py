@@ -22,15 +22,14 @@ from benchmarks.continual.analysis import Judged, interval, reaching
 from benchmarks.continual.campaign import Campaign, wanted
 from benchmarks.continual.experiment import Experiment, load, names, settings_of
 from benchmarks.continual.report import write
-from benchmarks.continual.retrieval import QUESTION, WIDTH, mixed, seen, with_needles
-from benchmarks.continual.runs import Job, Run, branches
+from benchmarks.continual.retrieval import MEASURES, QUESTION, WIDTH, mixed, with_needles
+from benchmarks.continual.runs import Job, Run, Segment, branches
 from benchmarks.continual.text import PARTS, Text, part_of, read_text
 from benchmarks.figures import drawn
 from growkit.base.errors import InputError
 from growkit.cli.demo import training_text
-from growkit.modeling.differential_attention import head_norm
 from growkit.probing.lines import append_line
-from growkit.probing.training import Schedule, Segment, batch_of
+from growkit.probing.training import batch_of
 
 FIGURES = {"first-steps": "first-steps.svg", "symmetry": "parting.svg"}
 OF_THE_PROCESS = ("seconds", "machine")
@@ -157,7 +156,7 @@ def test_grown_arms_train_by_the_law(text: Text, trained_on: Path, tmp_path: Pat
     for number, arm in enumerate(("source goes on", "1:1, keep", "1:1, new optimizer, one rate")):
         run = Run(Job(experiment, arm, 0, 1e-2), text, tmp_path / str(number), source)
         (tmp_path / str(number)).mkdir(exist_ok=True)
-        run.schedule = Schedule([Segment(0, 3)], {3})
+        run.segments, run.looks = [Segment(0, 3)], {3}
         losses.append(run.finish()["curve"][-1][1])
     expected, kept, other = losses
     assert kept == pytest.approx(expected, abs=1e-5)
@@ -168,9 +167,8 @@ def test_every_budget_is_reached_with_a_decayed_rate() -> None:
     plan = branches([10, 20], 0.2, last=30)
     expected = [(0, 8, None), (8, 10, 0), (8, 16, None), (16, 20, 1), (16, 30, None)]
     assert [(each.begin, each.end, each.point) for each in plan] == expected
-    plain, warm = Schedule(plan, ()), Schedule(plan, (), 4)
-    assert [plain.factor(plan[3], step) for step in range(16, 20)] == [1.0, 0.75, 0.5, 0.25]
-    assert [warm.factor(plan[0], step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [plan[3].factor(step, 0) for step in range(16, 20)] == [1.0, 0.75, 0.5, 0.25]
+    assert [plan[0].factor(step, 4) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
 def test_held_out_files_are_in_no_other_part(tmp_path: Path) -> None:
@@ -369,40 +367,21 @@ def test_lines_changed_by_hand_are_refused(tmp_path: Path) -> None:
     assert len(results.read(file)) == 1
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "grouped": {"num_attention_heads": 6, "num_noise_heads": 2},
-    "dint": {"integral": "causal", "gamma": "gated", "head_output_scale": "none"},
-    "v2": {"lambda_type": "projected", "noise_keys": "shared", "num_key_value_heads": 2},
-    "shared": {"qk_projection": "shared", "shared_rank": 2},
-}
-
-
-@pytest.mark.parametrize("kind", VARIANTS)
-def test_maps_are_those_of_the_model(kind: str) -> None:
-    """Values weighted by them are what the attention makes."""
+@pytest.mark.parametrize("kind", ["softmax", "diff"])
+def test_attention_of_a_model_without_weights_is_even(kind: str, text: Text) -> None:
+    """Every token before the question gets an equal share, and the answer that of two."""
     scale = load("growth", "tiny").scale
-    model = models.drawn(
-        models.config_of(scale, "softmax" if kind == "llama" else "diff", VARIANTS[kind]), 0
-    )
-    module, config = model.model.layers[1].self_attn, model.config
+    model = models.drawn(models.config_of(scale, kind, {}), 0).eval()
     with torch.no_grad():
-        for each in module.parameters():
-            each.normal_(0.5 if each.dim() == 1 else 0, 0.3)
-    said: dict[str, torch.Tensor] = {}
-    module.v_proj.register_forward_hook(lambda _, given, made: said.update(value=made))
-    module.o_proj.register_forward_hook(lambda _, given, made: said.update(heads=given[0]))
-    with seen(model) as found, torch.no_grad():
-        model(input_ids=torch.arange(18).view(2, 9))
-    value = said["value"].view(2, 9, -1, getattr(config, "value_head_dim", config.head_dim))
-    value = value.transpose(1, 2)
-    heads = found[1] @ value.repeat_interleave(found[1].shape[1] // value.shape[1], dim=1)
-    if kind != "llama":
-        heads = head_norm(heads, module.head_norm.weight, config.head_norm_eps)
-    if kind != "llama" and config.head_output_scale != "none":
-        heads = heads * (1 - config.lambda_init[1])
-    expected = heads.transpose(1, 2).reshape(2, 9, -1)
-    torch.testing.assert_close(said["heads"], expected, rtol=1e-4, atol=1e-5)
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+        found = MEASURES["needles"](model, text, 32)
+    seen = 32 - WIDTH  # the row of the token before the answer
+    assert found["attention to the answer"] == pytest.approx(2 / seen, rel=1e-4)
+    assert found["attention to noise"] == pytest.approx(
+        (seen - QUESTION + WIDTH - 2) / seen, rel=0.2
+    )
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_a_needle_is_at_its_depth(text: Text) -> None:

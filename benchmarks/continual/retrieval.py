@@ -4,23 +4,17 @@ A needle is a line ``KEY = VALUE`` and a question ``KEY =`` at the end; keys and
 tokens each, drawn at random, so that only the context has the answer. The haystack is the held-out
 text. As in the papers on DINT (arXiv 2501.17486) and Shared DIFF, the needle that is asked for is
 at five depths, among other needles.
-
-The models never hold maps of attention. Here they are computed from the same projections; the tests
-compare what they give with what the models give.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 COUNTS = (1, 2, 4, 6)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -128,75 +122,18 @@ def retrieved(model: Any, text: Any, context: int) -> dict[str, float]:
     return found
 
 
-@contextmanager
-def seen(model: Any) -> Iterator[list[Tensor]]:
-    """Maps of every layer of a pass, each [batch, signal heads, tokens, tokens]."""
-    found: list[Tensor] = []
-
-    def look(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        call = dict(zip(("hidden_states", "position_embeddings"), given, strict=False)) | named
-        found.append(maps(module, call["hidden_states"], call["position_embeddings"]))
-
-    hooks = [
-        layer.self_attn.register_forward_pre_hook(look, with_kwargs=True)
-        for layer in model.model.layers
-    ]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def maps(module: Any, hidden: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
-    """What values are multiplied with: softmax, or A₁ - λ A₂ + γ softmax(G).
-
-    Args:
-        module: attention of a Llama or of a DIFF Transformer.
-        hidden: [batch, tokens, hidden].
-        positions: cosines and sines.
-    """
-    config, tokens = module.config, hidden.shape[1]
-    width = module.head_dim if config.model_type != "diff_transformer" else config.head_dim
-    shape = (*hidden.shape[:2], -1, width)
-    query = module.q_proj(hidden).view(shape).transpose(1, 2)
-    key = module.k_proj(hidden).view(shape).transpose(1, 2)
-    query, key = apply_rotary_pos_emb(query, key, *positions)
-    later = torch.ones(tokens, tokens, dtype=torch.bool, device=hidden.device).triu(1)
-
-    def softmax(query: Tensor, key: Tensor) -> Tensor:
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        scores = (query @ key.transpose(-1, -2)).float() * module.scaling
-        return scores.masked_fill(later, -torch.inf).softmax(-1)
-
-    if config.model_type != "diff_transformer" or not config.num_noise_heads:
-        return softmax(query, key)
-    signal, noise = config.num_signal_heads, config.num_noise_heads
-    found = softmax(query[:, :signal], key[:, : config.num_value_heads])
-    other = softmax(query[:, signal:], key[:, -config.num_value_heads :])
-    strength = module._lambda(hidden)
-    whole = found - strength * other.repeat_interleave(signal // noise, dim=1)
-    if config.integral == "causal":
-        counts = torch.arange(1, tokens + 1, device=hidden.device)[:, None]
-        means = found.cumsum(-2) / counts
-        whole = whole + module._gamma(strength) * means.masked_fill(later, -torch.inf).softmax(-1)
-    if config.integral == "column_mean":
-        whole = whole + module._gamma(strength) * found.mean(-2, keepdim=True)
-    return whole
-
-
 def attention(model: Any, text: Any, context: int) -> dict[str, float]:
     """The share of attention on the answer, and on what has nothing to do with it.
 
     Of the token before the answer, the sizes of its row in a map, which add up to one; over all
     layers, heads and depths. The question itself is neither.
     """
-    needles = counts_in(context)[-1]
+    needles, usual = counts_in(context)[-1], model.config._attn_implementation
+    model.set_attn_implementation("eager")  # others of transformers hold no maps
     answers, noise = [], []
     for depth in DEPTHS:
         windows, at = (each.to(model.device) for each in asked(text, context, needles, depth))
-        with seen(model) as found:
-            model(input_ids=windows)
+        found = model(input_ids=windows, output_attentions=True, use_cache=False).attentions
         of_answer = torch.zeros(windows.shape, device=model.device)
         for number in range(WIDTH):
             of_answer.scatter_(1, (at + number)[:, None], 1.0)
@@ -207,6 +144,7 @@ def attention(model: Any, text: Any, context: int) -> dict[str, float]:
             row = row / row.sum(-1, keepdim=True)
             answers.append((row * of_answer[:, None]).sum(-1).mean())
             noise.append((row * of_noise[:, None]).sum(-1).mean())
+    model.set_attn_implementation(usual)
     return {
         "attention to the answer": float(torch.stack(answers).mean()),
         "attention to noise": float(torch.stack(noise).mean()),

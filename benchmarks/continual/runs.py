@@ -1,11 +1,13 @@
-"""One run: an arm or a source with a seed and a rate, described for the training harness.
+"""One run: an arm or a source with a seed and a rate.
 
-The loop and its schedule are those of ``growkit.probing.training``, with which ``growkit probe``
-trains as well.
+It trains as ``growkit probe`` does (``growkit.probing.training``), on a trunk at a constant rate
+with branches on which the rate decays to zero (warmup-stable-decay, arXiv 2404.06395): every budget
+gets the loss of a finished training, and costs no more than its own decay.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,10 +23,30 @@ from benchmarks.continual import models
 from benchmarks.continual.experiment import Arm, Experiment
 from benchmarks.continual.retrieval import MEASURES, mixed
 from benchmarks.continual.text import Text
-from growkit.probing.training import Schedule, Segment, batch_of, isolated, train, window_losses
+from growkit.probing.training import Look, batch_of, isolated, train, warmed, window_losses
 from growkit.training import GammaRamp
 
 PARTS = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps of the trunk, or of a branch.
+
+    Attributes:
+        begin: number of the first step.
+        end: number of the step after the last.
+        point: number of the branch, whose budget ends with it; None on the trunk.
+    """
+
+    begin: int
+    end: int
+    point: int | None = None
+
+    def factor(self, step: int, warmup: int) -> float:
+        """The factor of all rates in a step, counted from 0."""
+        left = 1.0 if self.point is None else (self.end - step) / (self.end - self.begin)
+        return warmed(step, warmup) * left
 
 
 def branches(points: Sequence[int], decay: float, last: int = 0) -> list[Segment]:
@@ -108,9 +130,9 @@ class Run:
         segments = branches(points, scale.decay, last)
         trunk = max(each.end for each in segments if each.point is None)
         looks = range(0, trunk + 1, max(1, trunk // scale.looks))
-        warmup = scale.warmup if arm is None or arm.warm else 0
+        self.warmup = scale.warmup if arm is None or arm.warm else 0
         self.ramp = self._ramp(segments[-1].end)
-        self.schedule = Schedule(segments, looks, warmup)
+        self.segments, self.looks = segments, looks
 
     def finish(self) -> dict[str, Any]:
         """Train to the end.
@@ -118,11 +140,7 @@ class Run:
         Returns:
             The line of the run, without its key.
         """
-        began, scale = time.perf_counter(), self.job.experiment.scale
-        with isolated(torch.device(self.device), self.job.seed):
-            looks = train(
-                self.model, self.optimizer, self.schedule, self._batch, self._measure, scale.dtype
-            )
+        began = time.perf_counter()
         known: dict[str, Any] = {
             "parameters": self.model.num_parameters(),
             "flops_per_token": self.flops,
@@ -130,18 +148,42 @@ class Run:
             "epochs": self._epochs(),
             "curve": [],
             "points": [],
-            "seconds": round(time.perf_counter() - began, 1),
         }
-        for look in looks:
-            tokens = look.step * self.tokens
-            if look.losses is None:
-                known["diverged"] = look.step + 1
-            elif look.point is None:
-                known["curve"].append([tokens, look.losses])
-            else:
-                spent = {"tokens": tokens, "flops": tokens * self.flops}
-                known["points"].append({"at": self.shares[look.point], **spent, **look.losses})
-        return known
+        with isolated(torch.device(self.device), self.job.seed):
+            for segment in self.segments:
+                for look in self._train(segment):
+                    tokens = look.step * self.tokens
+                    if look.losses is None:
+                        known["diverged"] = look.step + 1
+                    elif segment.point is None:
+                        known["curve"].append([tokens, look.losses])
+                    else:
+                        spent = {"tokens": tokens, "flops": tokens * self.flops}
+                        at = {"at": self.shares[segment.point]}
+                        known["points"].append({**at, **spent, **look.losses})
+                if "diverged" in known:
+                    break
+        return {**known, "seconds": round(time.perf_counter() - began, 1)}
+
+    def _train(self, segment: Segment) -> list[Look]:
+        """Take the steps of a segment; a branch leaves the trunk as it was."""
+        branch, scale = segment.point is not None, self.job.experiment.scale
+        states = self.model.state_dict(), self.optimizer.state_dict()
+        trunk = copy.deepcopy(states) if branch else states
+        found = train(
+            self.model,
+            self.optimizer,
+            range(segment.begin, segment.end),
+            {segment.end} if branch else self.looks,
+            lambda step: segment.factor(step, self.warmup),
+            self._batch,
+            self._measured if branch else lambda: self._loss("validation", scale.look_windows),
+            scale.dtype,
+        )
+        if branch:
+            self.model.load_state_dict(trunk[0])
+            self.optimizer.load_state_dict(trunk[1])
+        return found
 
     def _batch(self, step: int) -> Tensor:
         self.ramp(step)
@@ -152,10 +194,9 @@ class Run:
             batch = mixed(batch, self.text, seed, first)
         return batch
 
-    def _measure(self, point: int | None) -> float | dict[str, float] | None:
+    def _measured(self) -> dict[str, float] | None:
+        """What is measured where a rate has decayed; None where a loss is not finite."""
         scale = self.job.experiment.scale
-        if point is None:
-            return self._loss("validation", scale.look_windows)
         found: dict[str, Any] = {part: self._loss(part, scale.windows) for part in PARTS}
         for name in self.job.experiment.measures:
             found |= MEASURES[name](self.model, self.text, scale.context)
@@ -183,6 +224,6 @@ class Run:
 
     def _epochs(self) -> float:
         """How often the text was read, with what the source read of it."""
-        last = max(each.end for each in self.schedule.segments)
+        last = max(each.end for each in self.segments)
         read = (self.first_step + last) * self.tokens
         return round(read / len(self.text.parts["train"]), 3)

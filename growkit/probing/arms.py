@@ -282,9 +282,11 @@ class Bench:
             return harness.train(
                 model,
                 torch.optim.AdamW(groups, betas=BETAS),
-                harness.Schedule([harness.Segment(0, settings.steps)], looks, settings.warmup),
+                range(settings.steps),
+                looks,
+                lambda step: harness.warmed(step, settings.warmup),
                 lambda step: harness.batch_of(data.training, seed, step * size, size),
-                lambda _: harness.window_losses(model, data.held_out, size, self.dtype),
+                lambda: harness.window_losses(model, data.held_out, size, self.dtype),
                 self.dtype,
                 advance,
             )

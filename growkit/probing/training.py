@@ -1,15 +1,12 @@
-"""The training harness: one run of a model, with every loss that is measured on its way.
+"""The training harness: steps of a model, with every loss that is measured on the way.
 
 A probe and the experiments in ``benchmarks/continual`` train with it; they differ in their arms,
-schedules and measures, which are data. A schedule has a trunk at a constant rate, and branches from
-it on which the rate decays to zero (warmup-stable-decay, arXiv 2404.06395): every budget gets the
-loss of a finished training, and costs no more than its own decay. A probe has the trunk alone.
+rates and measures.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,43 +25,6 @@ from growkit.engine.strict import choose_kernels, reproducible
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Steps of the trunk, or of a branch.
-
-    Attributes:
-        begin: number of the first step.
-        end: number of the step after the last.
-        point: number of the branch, whose budget ends with it; None on the trunk.
-    """
-
-    begin: int
-    end: int
-    point: int | None = None
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """All steps of a run.
-
-    Attributes:
-        segments: in their order.
-        looks: numbers of steps on the trunk after which the loss is measured.
-        warmup: steps in which the rate rises in a straight line.
-    """
-
-    segments: Sequence[Segment]
-    looks: Collection[int]
-    warmup: int = 0
-
-    def factor(self, segment: Segment, step: int) -> float:
-        """The factor of all rates in a step, counted from 0."""
-        warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
-        if segment.point is None:
-            return warm
-        return warm * ((segment.end - step) / (segment.end - segment.begin))
-
-
-@dataclass(frozen=True)
 class Look:
     """A measurement.
 
@@ -72,32 +32,33 @@ class Look:
         step: number of steps before it.
         losses: what was measured: in a probe, nats per token of every held-out window. None where
             a loss is not finite.
-        point: number of the branch that it ends; None on the trunk.
     """
 
     step: int
     losses: Any
-    point: int | None = None
 
 
 def train(
     model: Any,
     optimizer: torch.optim.Optimizer,
-    schedule: Schedule,
+    steps: range,
+    looks: Collection[int],
+    factor: Callable[[int], float],
     batch: Callable[[int], Tensor],
-    measure: Callable[[int | None], Any],
+    measure: Callable[[], Any],
     dtype: str = "float32",
     advance: Advance = nothing,
 ) -> list[Look]:
-    """Train to the end of a schedule, or to a loss that is not finite.
+    """Take some steps of a training, up to a loss that is not finite.
 
     Args:
         model: in float32, on its device.
         optimizer: whose groups have their full rates.
-        schedule: all steps.
+        steps: numbers of the steps.
+        looks: numbers of steps after which the loss is measured; with 0, also before the first.
+        factor: of all rates in a step.
         batch: the windows of a step, [size, length]; called once, just before the step.
-        measure: called with the number of a branch at its end, or None on the trunk; returns None
-            where a loss is not finite, which ends the run.
+        measure: returns None where a loss is not finite, which ends the run.
         dtype: torch name of the dtype that is computed in.
         advance: called with 1 after every step.
 
@@ -105,40 +66,39 @@ def train(
         All measurements; the last one has no losses if one was not finite.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
-    looks: list[Look] = []
-    generators = [model.device] if model.device.type == "cuda" else []
+    found: list[Look] = []
 
-    def look(step: int, point: int | None = None) -> bool:
-        model.eval()
-        with torch.no_grad():
-            looks.append(Look(step, measure(point), point))
-        return looks[-1].losses is not None
-
-    def take(segment: Segment, step: int) -> bool:
-        factor = schedule.factor(segment, step)
+    def set_rates(factor: float) -> None:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
-        if not _step(model, optimizer, batch(step), dtype):
-            looks.append(Look(step, None))
-            return False
-        advance(1)
-        on_trunk = segment.point is None and step + 1 in schedule.looks
-        ends = segment.point is not None and step + 1 == segment.end
-        return not (on_trunk or ends) or look(step + 1, segment.point)
 
-    if 0 in schedule.looks and not look(0):
-        return looks
-    for segment in schedule.segments:
-        trunk = None
-        if segment.point is not None:
-            trunk = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-        with torch.random.fork_rng(generators, enabled=trunk is not None):
-            if not all(take(segment, step) for step in range(segment.begin, segment.end)):
-                return looks
-        if trunk is not None:
-            model.load_state_dict(trunk[0])
-            optimizer.load_state_dict(trunk[1])
-    return looks
+    def look(step: int) -> bool:
+        model.eval()
+        with torch.no_grad():
+            found.append(Look(step, measure()))
+        return found[-1].losses is not None
+
+    if steps.start == 0 and 0 in looks and not look(0):
+        return found
+    for step in steps:
+        set_rates(factor(step))
+        if not _step(model, optimizer, batch(step), dtype):
+            return [*found, Look(step, None)]
+        advance(1)
+        if step + 1 in looks and not look(step + 1):
+            return found
+    set_rates(1.0)
+    return found
+
+
+def warmed(step: int, warmup: int) -> float:
+    """The factor of all rates in a step, counted from 0: a straight line, and then 1.
+
+    Args:
+        step: number of the step.
+        warmup: steps until the rate is reached.
+    """
+    return min(1.0, (step + 1) / warmup) if warmup else 1.0
 
 
 def _step(model: Any, optimizer: torch.optim.Optimizer, windows: Tensor, dtype: str) -> bool:

@@ -53,7 +53,9 @@ def parts_of(result: Any) -> Iterable[Part]:
 
 def show_parts(console: Console, parts: Iterable[Part]) -> None:
     """Print the parts of a view."""
-    for part in filter(None, parts):
+    for part in parts:
+        if not part:
+            continue
         if isinstance(part, Paragraph):
             text = Text(part.text) if part.style == "quote" else part.text
             whole = not (console.is_terminal or console.is_jupyter)  # as a file has them
