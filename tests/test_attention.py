@@ -13,14 +13,18 @@ import torch
 from torch import Tensor
 from transformers import (
     Cache,
+    ContinuousBatchingConfig,
     DynamicCache,
+    GenerationConfig,
     StaticCache,
 )
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from growkit.engine.strict import strict_float64
-from growkit.modeling import seen_tokens
+from growkit.modeling import integral_cache, modeling_diff_transformer, seen_tokens
+from growkit.modeling.integral_cache import IntegralLayer
 from tests import papers
 from tests.test_modeling import CACHED, LIMIT, build, decode, distance, left_padded, run, tokens
 
@@ -182,7 +186,6 @@ def test_a_compiled_step_with_a_static_cache() -> None:
 
 
 CROPS = {"a chunk": ([8, 3], 5), "single tokens": ([5, 1, 1, 1, 1, 2], 4), "all": ([11], 11)}
-CROPPED = [name for name, options in CACHED.items() if "integral" not in options]
 
 
 def cropped(variant: str, chunks: list[int], tokens_to_remove: int, padded: bool) -> float:
@@ -202,21 +205,32 @@ def cropped(variant: str, chunks: list[int], tokens_to_remove: int, padded: bool
     return distance(run(model, ids, **inputs)[:, left:], found, mask[:, left:] if padded else None)
 
 
-@pytest.mark.parametrize("variant", CROPPED)
+@pytest.mark.parametrize("variant", CACHED)
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("padded", [False, True])
 def test_tokens_are_taken_back(variant: str, crop: str, padded: bool) -> None:
     assert cropped(variant, *CROPS[crop], padded) < LIMIT
 
 
-def test_no_tokens_are_taken_back_from_sums() -> None:
-    with pytest.raises(ValueError, match="cannot be taken back"):
-        cropped("dint", *CROPS["a chunk"], False)
+def test_sums_that_are_not_taken_back_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = integral_cache.column_sums
+    monkeypatch.setattr(integral_cache, "column_sums", lambda *a: 0 * exact(*a))
+    assert cropped("dint", *CROPS["a chunk"], False) > 1e-3
 
 
-def test_assisted_generation_with_an_imperfect_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_tokens_are_taken_back_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integral_cache, "CROPPED_ROWS", 4)
+    assert cropped("dint", [8, 3], 4, False) < LIMIT
+    with pytest.raises(ValueError, match=r"5 tokens cannot be taken back.*last 4"):
+        cropped("dint", [8, 3], 5, False)
+
+
+@pytest.mark.parametrize("variant", ["diff", "dint"])
+def test_assisted_generation_with_an_imperfect_draft(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The text is the same, and the draft is wrong at times."""
-    model, ids = build(pad_token_id=0), tokens((1, 7))
+    model, ids = build(**CACHED[variant], pad_token_id=0), tokens((1, 7))
     draft = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -224,8 +238,9 @@ def test_assisted_generation_with_an_imperfect_draft(monkeypatch: pytest.MonkeyP
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             parameter += 0.02 * noise
     crops: list[int] = []
-    exact = DynamicLayer.crop
-    monkeypatch.setattr(DynamicLayer, "crop", lambda layer, n: crops.append(n) or exact(layer, n))
+    kind = IntegralLayer if variant == "dint" else DynamicLayer
+    exact = kind.crop
+    monkeypatch.setattr(kind, "crop", lambda layer, n: crops.append(n) or exact(layer, n))
     options = {"max_new_tokens": 30, "do_sample": False}
     with strict_float64():
         expected = model.generate(ids, **options)
@@ -260,13 +275,59 @@ def test_masks_of_four_dimensions() -> None:
 # --- Other implementations ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("other", ["vllm", "flex_attention"])
-def test_other_implementations_are_refused(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, other, None)
-    with pytest.raises(ValueError, match=r"runs with 'sdpa' or 'eager'|does not support"):
-        build().set_attn_implementation(other)
+@pytest.mark.parametrize("variant", ["diff", "grouped", "v2", "softmax", "shared diff"])
+def test_another_implementation(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What flash and flex attention are given: padded batches and caches as well."""
+    model, ids, mask = build(**CACHED[variant]), tokens((2, 11)), left_padded((2, 11), 0, 4)
+    exact = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "other", exact)
+    masks = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    monkeypatch.setitem(masks, "other", masks["sdpa"])
+    monkeypatch.setattr(modeling_diff_transformer, "OTHERS", ("other",))
+    other = with_attention(model, "other")
+    assert distance(run(model, ids), run(other, ids)) < LIMIT
+    expected = run(model, ids, attention_mask=mask)
+    assert distance(expected, run(other, ids, attention_mask=mask), mask) < LIMIT
+    assert distance(expected, decode(other, ids, mask, [5, 1, 3, 2]), mask) < LIMIT
+    texts, positions = packed()
+    found = run(other, texts, position_ids=positions)
+    assert distance(apart(model, texts, LENGTHS), found) < LIMIT
+    # The control: heads that come back in another order.
+    kind = modeling_diff_transformer.DiffTransformerAttention
+    attend = kind._by_interface
+    monkeypatch.setattr(kind, "_by_interface", lambda *args: attend(*args).flip(1))
+    assert distance(run(model, ids), run(other, ids)) > 1e-3
 
 
-def test_continuous_batching_is_refused() -> None:
-    with pytest.raises(ValueError, match="no continuous batching"):
-        build().generate_batch([[1, 2]])
+@pytest.mark.parametrize("variant", ["diff", "grouped", "v2"])
+def test_continuous_batching(variant: str) -> None:
+    """Prompts of different lengths at once: each is continued as alone."""
+    model = build(**CACHED[variant], pad_token_id=0).float()
+    prompts = [tokens((1, n), seed=n)[0].tolist() for n in (5, 9, 3)]
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    expected = {
+        tuple(prompt): model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
+        for prompt in prompts
+    }
+    found = model.generate_batch(
+        prompts,
+        generation_config=GenerationConfig(**options, eos_token_id=-1),
+        continuous_batching_config=ContinuousBatchingConfig(
+            num_blocks=8, max_batch_tokens=64, page_size=32
+        ),
+        warmup=False,
+    )
+    assert {tuple(each.prompt_ids): each.generated_tokens for each in found.values()} == expected
+
+
+def test_engines_without_room_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variant, other, said in (
+        ("diff", "vllm", "is not known to fit its heads"),
+        ("dint", "flex_attention", "has no integral"),
+    ):
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, other, None)
+        with pytest.raises(ValueError, match=said):
+            build(**CACHED[variant]).set_attn_implementation(other)
+    for options in (CACHED["dint"], {"value_head_dim": 12}):
+        with pytest.raises(ValueError, match="continuous batching has no room"):
+            build(**options).generate_batch([[1, 2]])

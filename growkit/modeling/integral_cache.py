@@ -9,48 +9,59 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
+from .differential_attention import column_sums
+
+CROPPED_ROWS = 256
+"""How many of the last tokens can be taken back: their queries are kept."""
+
 
 class _WithSums:
-    """What a cache layer has besides keys and values, and follows them.
-
-    Tokens cannot be taken back, since the sums hold the rows of all.
+    """Tensors of a cache layer that follow its keys.
 
     Attributes:
         column_sums: [batch, signal heads, tokens], the sum of all rows of the signal maps so far.
+        queries: [batch, signal heads, last tokens, head_dim], to compute again what the last tokens
+            added to the sums when they are taken back.
+        real: [batch, tokens], false for padding; None if there is none.
     """
 
-    is_croppable = False
     column_sums: Tensor | None = None
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Refuse to take tokens back."""
-        raise ValueError(
-            "tokens cannot be taken back from the cache of an integral; begin with an empty one"
-        )
+    queries: Tensor | None = None
+    real: Tensor | None = None
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Follow the beams."""
         super().reorder_cache(beam_idx)  # type: ignore[misc]
-        self._change(lambda sums: sums[beam_idx.to(sums.device)])
+        self._map(lambda tensor: tensor[beam_idx.to(tensor.device)])
 
     def offload(self) -> None:
         """Move to the CPU."""
         super().offload()  # type: ignore[misc]
-        self._change(lambda sums: sums.to("cpu", non_blocking=True))
+        self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
 
     def prefetch(self) -> None:
         """Move back to the device."""
         super().prefetch()  # type: ignore[misc]
-        device = getattr(self, "device", None)  # none before the first token
-        self._change(lambda sums: sums.to(device, non_blocking=True))
+        keys: Tensor | None = self.keys  # type: ignore[attr-defined]
+        if keys is not None:
+            self._map(lambda tensor: tensor.to(keys.device, non_blocking=True))
 
-    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.column_sums is not None:
-            self.column_sums = change(self.column_sums)
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        for name in ("column_sums", "queries", "real"):
+            if (tensor := getattr(self, name)) is not None:
+                setattr(self, name, change(tensor))
 
 
 class IntegralLayer(_WithSums, DynamicLayer):
-    """Keys, values and column sums of any number of tokens."""
+    """Keys, values and column sums of any number of tokens.
+
+    Attributes:
+        key_heads: number of key heads of signal heads.
+        scaling: of the scores.
+    """
+
+    key_heads = 1
+    scaling = 1.0
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add keys and values; refused where gradients would have to flow into the sums."""
@@ -62,24 +73,70 @@ class IntegralLayer(_WithSums, DynamicLayer):
         updated: tuple[Tensor, Tensor] = super().update(*args, **kwargs)
         return updated
 
-    def add_rows(self, sums: Tensor) -> None:
-        """Keep the column sums after some rows, [batch, signal heads, tokens]."""
-        self.column_sums = sums
+    def add_rows(
+        self, sums: Tensor, queries: Tensor, key_heads: int, real: Tensor | None, scaling: float
+    ) -> None:
+        """Keep the column sums after some rows, and what is needed to take these back.
+
+        Args:
+            sums: [batch, signal heads, tokens].
+            queries: of the new rows, [batch, signal heads, rows, head_dim].
+            key_heads: number of key heads of signal heads; these come first.
+            real: [batch, tokens] or None.
+            scaling: of the scores.
+        """
+        self.column_sums, self.key_heads, self.real = sums, key_heads, real
+        self.scaling = scaling
+        queries = queries.detach()
+        if self.queries is not None:
+            queries = torch.cat([self.queries, queries], dim=2)
+        self.queries = queries[:, :, -CROPPED_ROWS:]
 
     def reset(self) -> None:
         """Forget everything."""
         super().reset()
-        self.column_sums = None
+        self.column_sums = self.queries = self.real = None
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some sequences of the batch."""
         super().batch_select_indices(indices)
-        self._change(lambda sums: sums[indices.to(sums.device)])
+        self._map(lambda tensor: tensor[indices.to(tensor.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sequence of the batch."""
         super().batch_repeat_interleave(repeats)
-        self._change(lambda sums: sums.repeat_interleave(repeats, dim=0))
+        self._map(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last tokens, and what they added to the sums of earlier ones.
+
+        Args:
+            tokens_to_remove: minus their number, as in transformers.
+
+        Raises:
+            ValueError: the queries of some of them are gone.
+        """
+        keys, before = self.keys, self.get_seq_length()
+        super().crop(tokens_to_remove)
+        left = self.get_seq_length()
+        if left == before or self.column_sums is None:
+            return
+        if not left:
+            self.column_sums = self.queries = self.real = None
+            return
+        kept = 0 if self.queries is None else self.queries.shape[2]
+        if before - left > kept:
+            raise ValueError(
+                f"{before - left} tokens cannot be taken back from the cache of an integral, only "
+                f"the last {kept}; begin with an empty cache"
+            )
+        assert self.queries is not None
+        assert keys is not None
+        real, last = self.real, self.queries[:, :, left - before :]
+        added = column_sums(last, keys[:, : self.key_heads], self.scaling, left, real)
+        self.column_sums = (self.column_sums - added)[..., :left]
+        self.queries = self.queries[:, :, : left - before]
+        self.real = None if real is None else real[:, :left]
 
 
 class StaticHeadsLayer(StaticLayer):
@@ -96,7 +153,7 @@ class StaticHeadsLayer(StaticLayer):
 class StaticIntegralLayer(_WithSums, StaticHeadsLayer):
     """The same with column sums, [batch, signal heads, max_cache_len]; tokens stay."""
 
-    def add_rows(self, sums: Tensor) -> None:
+    def add_rows(self, sums: Tensor, *unused: object) -> None:
         """Keep the column sums after some rows; see ``IntegralLayer``."""
         if self.column_sums is None:
             self.column_sums = sums.new_zeros(*sums.shape[:2], self.max_cache_len)

@@ -11,12 +11,14 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import (
     GenericForSequenceClassification,
     GenericForTokenClassification,
     GradientCheckpointingLayer,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.granite.modeling_granite import GraniteForCausalLM
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
@@ -30,18 +32,26 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_diff_transformer import DiffTransformerConfig
 from .differential_attention import (
-    Projected,
-    differential_heads,
+    causal_integral,
+    column_mean,
+    combine,
     differential_maps,
+    fused_attention,
     head_norm,
     lambda_of_vectors,
     values_of,
     wide,
 )
-from .integral_cache import fit_cache
+from .integral_cache import IntegralLayer, StaticIntegralLayer, fit_cache
 from .seen_tokens import Seen, packed_texts, seen_tokens, unpacked
 
 POLY_NORM_EPS = 1e-6
+
+OWN = (None, "sdpa", "eager", "paged|eager")
+"""Attention implementations that run here."""
+
+OTHERS = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+"""Those that are called as transformers' models do, once for signal and once for noise heads."""
 
 
 class PolyNorm(nn.Module):
@@ -162,9 +172,12 @@ class DiffTransformerAttention(nn.Module):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
+        self.scaling = config.attention_multiplier
+        self.is_causal = True
         signal, noise = config.num_signal_heads, config.num_noise_heads
         values, bias = config.num_value_heads, config.attention_bias
         noise_keys = values if config.has_noise_keys else 0
+        self.num_key_value_groups = signal // values
 
         def projection(signal: int, noise: int, groups: int) -> nn.Module:
             if config.qk_projection == "shared" and noise:
@@ -201,6 +214,7 @@ class DiffTransformerAttention(nn.Module):
         position_embeddings: tuple[Tensor, Tensor],
         cache: Any = None,
         seen: Seen = Seen(),  # noqa: B008
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
@@ -209,6 +223,7 @@ class DiffTransformerAttention(nn.Module):
             position_embeddings: cosines and sines of the rotation.
             cache: keys and values of earlier tokens.
             seen: which tokens see which.
+            **kwargs: for other implementations, and for the cache of continuous batching.
 
         Returns:
             [batch, rows, hidden], and the maps of the signal heads, less those of the noise heads
@@ -226,18 +241,16 @@ class DiffTransformerAttention(nn.Module):
         if config.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-        past: Any = 0
-        layer: Any = None
-        if cache is not None:
+        past: int | Tensor = 0
+        if isinstance(cache, Cache):
             past, key, value = self._cached(cache, key, value, seen)
-            layer = cache.layers[self.layer_idx] if config.integral == "causal" else None
-        signal, keys = config.num_signal_heads, config.num_value_heads
-        projected = Projected(query[:, :signal], key[:, :keys], value)
-        if config.num_noise_heads:
-            lambda_ = self._lambda(hidden_states)
-            gamma = lambda_ * wide(self.gamma_gate) if hasattr(self, "gamma_gate") else lambda_
-            projected = Projected(*projected[:3], query[:, signal:], key[:, -keys:], lambda_, gamma)
-        output, maps = self._attend(projected, past, seen, layer)
+        elif cache is not None:
+            key, value = self._paged(cache, key, value, kwargs)
+        layer = cache.layers[self.layer_idx] if isinstance(cache, Cache) else None
+        if not isinstance(layer, IntegralLayer | StaticIntegralLayer):
+            layer = None
+        lambda_ = self._lambda(hidden_states)
+        output, maps = self._attend(query, key, value, lambda_, past, seen, layer, kwargs)
         if self.head_norm is not None:
             output = self.head_norm(output)
         if config.head_output_scale != "none":
@@ -251,46 +264,150 @@ class DiffTransformerAttention(nn.Module):
     ) -> tuple[int | Tensor, Tensor, Tensor]:
         """How many tokens came before, and keys and values of these and of the new ones."""
         past, rows = cache.get_seq_length(self.layer_idx), key.shape[2]
-        if not isinstance(past, Tensor) or seen.visible is not None:
+        own = self.config._attn_implementation in OWN
+        if not own or not isinstance(past, Tensor) or seen.visible is not None:
             return past, *cache.update(key, value, self.layer_idx)
         past = int(past)  # of a static cache, which counts on as it is updated
         key, value = cache.update(key, value, self.layer_idx)
         return past, key[:, :, : past + rows], value[:, :, : past + rows]
 
+    def _by_interface(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Attention of some heads, [batch, heads, rows, width], by another implementation."""
+        implementation: Any = self.config._attn_implementation
+        # Written as in transformers, which looks for this call to tell whether one can be chosen.
+        attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, None)  # type: ignore[arg-type]
+        batch, heads, rows, head_dim = query.shape
+        width = value.shape[3]
+        query, key, value = (  # kernels want one width
+            functional.pad(each, (0, max(head_dim, width) - each.shape[3]))
+            for each in (query, key, value)
+        )
+        self.num_key_value_groups = heads // key.shape[1]
+        output, _ = attend(
+            self, query, key, value, mask, dropout=0.0, scaling=self.scaling, **kwargs
+        )
+        found: Tensor = output.reshape(batch, rows, heads, -1).transpose(1, 2)[..., :width]
+        return found
+
     def _attend(
-        self, projected: Projected, past: Any, seen: Seen, layer: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lambda_: Tensor | None,
+        past: Any,
+        seen: Seen,
+        layer: IntegralLayer | StaticIntegralLayer | None,
+        kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """Heads, [batch, signal, rows, width], and their maps where these are computed in full."""
-        how = self.config.attention_multiplier, self.config.integral
-        past_sums = layer.column_sums if layer is not None else None
-        maps: Tensor | None = None
-        sums: Tensor | None = None
-        if seen.visible is not None and (seen.eager or self.config.integral != "none"):
-            maps, sums = differential_maps(projected, *how, seen.visible, past_sums)
-            heads = values_of(maps, projected.value)
-        elif seen.packed:
-            parts = []
-            for texts in seen.packed:
-                real = texts.real if self.config.integral != "none" else None
-                parts.append(differential_heads(projected.changed(texts.take), *how, 0, real)[0])
-            heads = unpacked(seen.packed, parts, len(projected.value))
-        else:
-            heads, sums = differential_heads(
-                projected, *how, past, seen.real, seen.visible, past_sums
+        config = self.config
+        values, sums_of = config.num_value_heads, layer.column_sums if layer is not None else None
+        if seen.visible is not None and (seen.eager or config.integral != "none"):
+            signal, noise = self._queries(query)
+            maps, sums = differential_maps(
+                *(signal, key[:, :values], noise, key[:, -values:], lambda_, self._gamma(lambda_)),
+                *(self.scaling, seen.visible, config.integral, sums_of),
             )
-        if layer is not None:
-            layer.add_rows(sums)
-        return heads, maps
+            if layer is not None:
+                layer.add_rows(sums, signal, values, seen.real, self.scaling)
+            return values_of(maps, value), maps
+        if not seen.packed:
+            return self._heads(query, key, value, lambda_, past, seen, layer, kwargs), None
+        found = []
+        for texts in seen.packed:
+            real = texts.real if config.integral != "none" else None
+            q, k, v = (texts.take(each) for each in (query, key, value))
+            lambda_of = None if lambda_ is None else texts.take(lambda_)
+            found.append(texts.tokens(self._heads(q, k, v, lambda_of, 0, Seen(real), None, {})))
+        return unpacked(seen.packed, found, len(query)), None
 
-    def _lambda(self, hidden_states: Tensor) -> Tensor:
-        """λ as [1, 1, 1, 1], or [batch, signal, rows, 1]."""
+    def _queries(self, query: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Those of the signal heads, and those of the noise heads; None if there are none."""
+        signal, noise = self.config.num_signal_heads, self.config.num_noise_heads
+        return query[:, :signal], query[:, signal:] if noise else None
+
+    def _heads(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lambda_: Tensor | None,
+        past: int,
+        seen: Seen,
+        layer: IntegralLayer | StaticIntegralLayer | None,
+        kwargs: dict[str, Any],
+    ) -> Tensor:
+        """The heads, [batch, signal, rows, width]; no map is held."""
+        scaling, real, values = self.scaling, seen.real, self.config.num_value_heads
+
+        def attend(query: Tensor, key: Tensor) -> Tensor:
+            if self.config._attn_implementation in OWN:
+                return fused_attention(query, key, value, scaling, past, real, seen.visible)
+            return self._by_interface(query, key, value, seen.mask, kwargs)
+
+        signal_query, noise_query = self._queries(query)
+        signal_key, noise_key = key[:, :values], key[:, -values:]
+        gamma, integral = self._gamma(lambda_), None
+        if gamma is not None and self.config.integral == "causal":
+            past_sums = None
+            if layer is not None and layer.column_sums is not None:
+                past_sums = layer.column_sums[..., :past]
+            signal, sums = causal_integral(
+                signal_query, signal_key, value, gamma, scaling, past, real, past_sums
+            )
+            if layer is not None:
+                layer.add_rows(sums, signal_query, values, real, scaling)
+        else:
+            signal = attend(signal_query, signal_key)
+            if gamma is not None:
+                mean = column_mean(signal_query, signal_key, scaling, real)
+                integral = gamma * values_of(mean[:, :, None], value)
+        noise = None if noise_query is None else attend(noise_query, noise_key)
+        return combine(signal, noise, lambda_, integral)
+
+    def _paged(
+        self, cache: Any, key: Tensor, value: Tensor, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of all that came before, from the cache of continuous batching.
+
+        It has as much room for values as for keys, and does not mind how they are shared out.
+        """
+        room = key.shape[1] * key.shape[3]
+        flat = value.transpose(1, 2).flatten(2)  # [1, rows, room]
+        width = flat.shape[2]
+        flat = functional.pad(flat, (0, room - width))
+        key, flat = cache.update(
+            key_states=key,
+            value_states=flat.unflatten(2, (key.shape[1], -1)).transpose(1, 2),
+            layer_idx=self.layer_idx,
+            kwargs=kwargs,
+        )
+        flat = flat.transpose(1, 2).flatten(2)[..., :width]
+        return key, flat.unflatten(2, value.shape[1::2]).transpose(1, 2)
+
+    def _lambda(self, hidden_states: Tensor) -> Tensor | None:
+        """λ as [1, 1, 1, 1], or [batch, signal, rows, 1]; None without noise heads."""
+        if not self.config.num_noise_heads:
+            return None
         if self.config.lambda_type == "projected":
             return wide(self.lambda_proj(hidden_states)).sigmoid().transpose(1, 2)[..., None]
         assert self.config.lambda_init is not None
         return lambda_of_vectors(
-            *(self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2),
+            self.lambda_q1,
+            self.lambda_k1,
+            self.lambda_q2,
+            self.lambda_k2,
             self.config.lambda_init[self.layer_idx],
         ).view(1, 1, 1, 1)
+
+    def _gamma(self, lambda_: Tensor | None) -> Tensor | None:
+        """γ, like λ; None without an integral."""
+        if self.config.integral == "none" or lambda_ is None:
+            return None
+        return lambda_ * wide(self.gamma_gate) if self.config.gamma == "gated" else lambda_
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
@@ -309,11 +426,11 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer):
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         cache: Any = None,
-        seen: Seen = Seen(),  # noqa: B008
+        **kwargs: Any,
     ) -> Tensor:
         """[batch, rows, hidden] to the same; see the attention for the arguments."""
         attended, _ = self.self_attn(
-            self.input_layernorm(hidden_states), position_embeddings, cache, seen
+            self.input_layernorm(hidden_states), position_embeddings, cache, **kwargs
         )
         hidden_states = hidden_states + _times(attended, self.residual_multiplier)
         added = self.mlp(self.post_attention_layernorm(hidden_states))
@@ -329,8 +446,10 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["DiffTransformerDecoderLayer"]  # noqa: RUF012
     _skip_keys_device_placement = ["cache"]  # noqa: RUF012
     _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
     _can_compile_fullgraph = True
-    _can_set_attn_implementation_cached_value = True
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": DiffTransformerDecoderLayer,
         "attentions": DiffTransformerAttention,
@@ -339,15 +458,21 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
     def get_correct_attn_implementation(
         self, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
-        """As in transformers, whose other implementations know no noise heads.
+        """As in transformers; refused where an implementation has no room for this attention.
 
         Raises:
             ValueError: it cannot run this model.
         """
         found: str = super().get_correct_attn_implementation(requested_attention, is_init_check)
-        if found not in ("sdpa", "eager"):
+        if found in OWN:
+            return found
+        runs = [each for each in OWN if each]
+        runs += [*OTHERS, *(f"paged|{each}" for each in ("sdpa", *OTHERS))]
+        if self.config.integral != "none" or found not in runs:
+            why = "has no integral" if found in runs else "is not known to fit its heads"
             raise ValueError(
-                f"attn_implementation is {found!r}; a DIFF Transformer runs with 'sdpa' or 'eager'"
+                f"attn_implementation is {found!r}, which {why}; this model runs with 'sdpa' or "
+                "'eager'"
             )
         return found
 
@@ -405,12 +530,12 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             attention_mask: [batch, columns], 0 for padding; or [batch or 1, 1, rows, columns], true
                 or 0 for what is seen, false or far below 0 for what is not.
             position_ids: [batch or 1, rows]; None to count from what is cached.
-            cache: a dynamic or a static cache.
+            cache: a dynamic or a static cache, or that of continuous batching.
             inputs_embeds: [batch, rows, hidden], instead of ``input_ids``.
             use_cache: whether to return a cache.
             **kwargs: ``output_hidden_states`` for those of every layer, ``output_attentions`` for
                 the maps A₁ - λ A₂ + γ H of every layer, [batch, signal heads, rows, columns], whose
-                rows do not sum to one.
+                rows do not sum to one; the rest for the implementation of attention.
 
         Raises:
             ValueError: the inputs contradict each other, or the cache cannot be used.
@@ -420,24 +545,45 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         hidden_states = _times(hidden_states, self.config.embedding_multiplier)
         config, rows = self.config, hidden_states.shape[1]
+        paged = cache is not None and not isinstance(cache, Cache)
         packed: tuple[Any, ...] = ()
-        if position_ids is not None and attention_mask is None and not is_tracing():
+        if position_ids is not None and attention_mask is None and not paged and not is_tracing():
             cached = bool(use_cache or cache is not None)
             packed = packed_texts(position_ids, len(hidden_states), cached=cached)
             use_cache = False if packed else use_cache
-        cache = self._cache(cache, use_cache)
-        past = cache.get_seq_length() if cache is not None else 0
-        in_full = kwargs.get("output_attentions", config.output_attentions)
-        seen = seen_tokens(
-            *(hidden_states, attention_mask, position_ids, cache, packed),
-            averaged=config.integral != "none",
-            eager=bool(in_full) or config._attn_implementation == "eager",
-        )
+        if not paged:
+            cache = self._cache(cache, use_cache)
+        past = cache.get_seq_length() if isinstance(cache, Cache) else 0
+        own = config._attn_implementation in OWN
+        if own:
+            seen = seen_tokens(
+                *(hidden_states, attention_mask, position_ids, None if paged else cache, packed),
+                paged=paged,
+                averaged=config.integral != "none",
+                eager=bool(kwargs.get("output_attentions", config.output_attentions))
+                or config._attn_implementation in ("eager", "paged|eager"),
+            )
         if position_ids is None:
             position_ids = (torch.arange(rows, device=hidden_states.device) + past)[None]
+        if not own:
+            mask = create_causal_mask(
+                config=config,
+                inputs_embeds=hidden_states,
+                attention_mask=attention_mask,
+                cache=cache,
+                position_ids=position_ids,
+            )
+            seen = Seen(mask=mask)
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, position_embeddings, cache, seen)
+            hidden_states = layer(
+                hidden_states,
+                position_embeddings=position_embeddings,
+                cache=cache,
+                seen=seen,
+                position_ids=position_ids,
+                **kwargs,
+            )
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states),
             cache=cache if use_cache is not False else None,
@@ -492,10 +638,19 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
         return super().generate(*args, **kwargs)
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse it: its pages belong to attention of transformers' own."""
-        raise ValueError(
-            "a DIFF Transformer has no continuous batching; use generate with a padded batch"
-        )
+        """As in transformers, whose pages have room for keys, and as much for values.
+
+        Raises:
+            ValueError: this model keeps more than that.
+        """
+        config = self.config
+        room = config.num_key_value_heads * config.head_dim
+        if config.integral != "none" or config.num_value_heads * config.value_head_dim > room:
+            kept = "the column sums of an integral" if config.integral != "none" else "its values"
+            raise ValueError(
+                f"continuous batching has no room for {kept}; use generate with a padded batch"
+            )
+        return super().init_continuous_batching(*args, **kwargs)
 
 
 class _Classifier(DiffTransformerPreTrainedModel):

@@ -7,7 +7,7 @@ are padding; a mask of queries × keys is made only for maps in full and for gra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,10 @@ class Texts(NamedTuple):
             return heads
         return heads.transpose(1, 2).flatten(0, 1)[self.places].transpose(1, 2)
 
+    def tokens(self, heads: Tensor) -> Tensor:
+        """[texts, heads, longest, width] to [tokens of all texts, heads, width]."""
+        return heads.transpose(1, 2)[self.real]
+
 
 class Seen(NamedTuple):
     """Which tokens see which, beyond that none sees later ones.
@@ -47,12 +51,14 @@ class Seen(NamedTuple):
         visible: [batch or 1, 1, rows, columns], true for visible, instead of the rest; None
             where it is not needed, since it grows with the square of the tokens.
         eager: whether attention maps are computed in full.
+        mask: instead of all this, what another implementation of attention is given.
     """
 
     real: Tensor | None = None
     packed: tuple[Texts, ...] = ()
     visible: Tensor | None = None
     eager: bool = False
+    mask: Any = None
 
 
 def packed_texts(position_ids: Tensor, batch: int, *, cached: bool) -> tuple[Texts, ...]:
@@ -94,12 +100,11 @@ def packed_texts(position_ids: Tensor, batch: int, *, cached: bool) -> tuple[Tex
     return tuple(packed)
 
 
-def unpacked(packed: Sequence[Texts], parts: Sequence[Tensor], batch: int) -> Tensor:
-    """Heads of every group, [texts, heads, longest, width], to [batch, heads, rows, width]."""
-    tokens = [part.transpose(1, 2)[texts.real] for texts, part in zip(packed, parts, strict=True)]
+def unpacked(packed: Sequence[Texts], tokens: Sequence[Any], batch: int) -> Tensor:
+    """Tokens of every group, [tokens, heads, width] each, to [batch, heads, rows, width]."""
     order = torch.cat([texts.places[texts.real] for texts in packed]).argsort()
-    heads = torch.cat(tokens)[order]
-    return heads.view(batch, -1, *heads.shape[1:]).transpose(1, 2)
+    heads: Tensor = torch.cat(list(tokens))[order].unflatten(0, (batch, -1)).transpose(1, 2)
+    return heads
 
 
 def seen_tokens(
@@ -109,6 +114,7 @@ def seen_tokens(
     cache: Cache | None,
     packed: tuple[Texts, ...],
     *,
+    paged: bool,
     averaged: bool,
     eager: bool,
 ) -> Seen:
@@ -120,6 +126,7 @@ def seen_tokens(
         position_ids: as they were given.
         cache: what came before; None if nothing did.
         packed: see ``Seen``.
+        paged: whether a mask has columns of all that continuous batching holds.
         averaged: whether maps are averaged over rows, which padding must not take part in.
         eager: whether maps are wanted in full.
 
@@ -133,6 +140,7 @@ def seen_tokens(
     real = None
     if masked := attention_mask is not None and attention_mask.dim() == 4:
         assert attention_mask is not None
+        columns = attention_mask.shape[3] if paged else columns
         visible = _visible_of(attention_mask, batch, rows, columns)
     else:
         unknown = isinstance(past, Tensor) and is_tracing()
