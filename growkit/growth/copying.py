@@ -21,7 +21,7 @@ from growkit.algebra.law import Rows
 from growkit.algebra.splits import LEAST_SNR_DB, Shares
 from growkit.base.errors import InputError
 from growkit.base.lazy import Tensor, torch
-from growkit.base.tensors import Config, TensorInfo, Weights
+from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, stored_family
 from growkit.families.sizes import MOST_SIZE
 from growkit.growth.expanding import expand, placed_copies
@@ -34,29 +34,17 @@ from growkit.planning.operation import (
     Switch,
     Value,
     check_whole,
+    is_within,
     size_factor,
 )
-from growkit.planning.plan import Plan, Planned, Rule, taken_over, unused_tensors
-from growkit.planning.transforms import Kept, Mapped, Slices, row_maps
+from growkit.planning.plan import Plan, Planned, unused_tensors
+from growkit.planning.transforms import Kept, Mapped, Slices, Transform, row_maps
 
 AT_A_TIME = 1024
 """Rows that are added up at a time; another number may give other last bits."""
 
 DEFAULT_SNR_DB = 10.0
 MOST_SNR_DB = 300
-
-
-def _is_snr(text: str) -> bool:
-    try:
-        snr_db = float(text)
-    except ValueError:
-        raise InputError(f"snr_db {text!r} is not a number of decibels") from None
-    if not LEAST_SNR_DB <= snr_db <= MOST_SNR_DB:
-        raise InputError(
-            f"snr_db {text} is out of range; exact splits exist from 4.78 dB upwards, "
-            f"and beyond {MOST_SNR_DB} dB there is no noise left"
-        )
-    return True
 
 
 SYMMETRY = Option(
@@ -87,13 +75,11 @@ PROMISE = Option(
 )
 SNR_DB = Option(
     "snr_db",
-    "how even random splits are, as a signal-to-noise ratio in dB: the higher, the more alike the "
-    f"parts; {DEFAULT_SNR_DB:g} by default",
+    "how even random splits are, as a signal-to-noise ratio of 4.78 to 300 dB: the higher, the "
+    f"more alike the parts; {DEFAULT_SNR_DB:g} by default",
     form="DB",
-    accepts=_is_snr,
+    accepts=partial(is_within, least=LEAST_SNR_DB, most=MOST_SNR_DB),
 )
-
-
 VOCAB = SizeOption("vocab", "vocabulary; logits of the old tokens stay the same", axes=("vocab",))
 NEW_TOKENS = Option(
     "new_tokens",
@@ -168,13 +154,11 @@ class CopyMethod(Operation):
             "new_tokens": options["new_tokens"] if "vocab" in options else None,
         }
         plans: list[Plan] = []
-        lost: list[str] = []
         for prepare in (_untied, _with_vocabulary):
-            plan = prepare(source, options)
-            if plan:
-                lost += [plan.lost] if plan.lost else []
+            if plan := prepare(source, options):
                 plans.append(plan)
                 source = Planned(source, plan)
+        lost = [plan.lost for plan in plans if plan.lost]
         family = stored_family(source)
         old = family.sizes(source.config)
         for axis in self.needs:
@@ -189,8 +173,7 @@ class CopyMethod(Operation):
             copies = partial(placed_copies, family, source.config, old, grown, whole_groups=whole)
             plan = expand(source, family, grown, copies, shares, rounding=rounding, resets=resets)
             plans.append(plan)
-            rounded = list(plan.recomputed_sources)
-            if rounded:
+            if rounded := list(plan.recomputed_sources):
                 tensors = f"{len(rounded)} tensors" if len(rounded) > 1 else "a tensor"
                 lost.append(f"one rounding of every element of {tensors} (first {rounded[0]})")
                 return Change(plans, "bounded", "; ".join(lost), settled, by_rounding=True)
@@ -266,15 +249,9 @@ def _untied(source: Weights, options: Mapping[str, str]) -> Plan | None:
     before = family.patterns(source.config)
     config = {**source.config, "tie_word_embeddings": False}
     (embedding,) = (name for name, each in before.items() if "vocab" in each.axes(Role.READ))
-    rules = []
-    for name, pattern in family.patterns(config).items():
-        if name in before:
-            rules.append(taken_over(name, source.tensors[name]))
-        else:
-            shape = pattern.shape(family.sizes(config))
-            info = TensorInfo(shape, source.tensors[embedding].dtype)
-            rules.append(Rule(name, info, Kept(embedding, why="the embedding, as it is")))
-    return Plan.checked(source, family, config, rules, unused=unused)
+    separate = Kept(embedding, why="the embedding, as it is")
+    made = {name: Kept(name) if name in before else separate for name in family.patterns(config)}
+    return Plan.made(source, family, config, made, unused=unused)
 
 
 def _with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None:
@@ -290,32 +267,29 @@ def _with_vocabulary(source: Weights, options: Mapping[str, str]) -> Plan | None
     old = sizes["vocab"]
     size = old * size_factor("vocab", options["vocab"], old)
     check_whole("vocab", options["vocab"], {"vocab": size})
+    if size > MOST_SIZE:
+        raise InputError(f"vocab {int(size):,} is more than {MOST_SIZE:,}; choose a smaller size")
     new = int(size)
-    if new > MOST_SIZE:
-        raise InputError(f"vocab {new:,} is more than {MOST_SIZE:,}; choose a smaller size")
     if new == old:
         return None
     rows = (*range(old), *[NOTHING] * (new - old))
     unused = unused_tensors(source, family)
-    grown = {**sizes, "vocab": new}
     mean = options["new_tokens"] == "mean"
     why = f"{new - old} new tokens, at {'the mean' if mean else 'zero'}"
-    rules = []
+    made: dict[str, Transform] = {}
     for name, tensor, _ in family.members(source.config):
-        pattern, info = Pattern.parse(tensor.pattern), source.tensors[name]
-        if not any("vocab" in each.axes for each in pattern.dimensions):
-            rules.append(taken_over(name, info))
-            continue
-        assert pattern.dimensions[0].axes == {"vocab"}, "a row is a token"
-        maps = partial(row_maps, info.shape, rows, pattern.dimensions[0].role)
-        made = MoreRows(name, maps, why, mean=mean)
-        rules.append(Rule(name, TensorInfo(pattern.shape(grown), info.dtype), made))
+        first, *others = Pattern.parse(tensor.pattern).dimensions
+        assert all("vocab" not in each.axes for each in others), "a row is a token"
+        made[name] = Kept(name)
+        if "vocab" in first.axes:
+            maps = partial(row_maps, source.tensors[name].shape, rows, first.role)
+            made[name] = MoreRows(name, maps, why, mean=mean)
     lost = (
         f"{new - old} new tokens share the softmax: logits of the {old} old ones stay, their "
         "probabilities do not"
     )
-    config = family.resized(source.config, grown)
-    return Plan.checked(source, family, config, rules, unused=unused, lost=lost)
+    config = family.resized(source.config, {**sizes, "vocab": new})
+    return Plan.made(source, family, config, made, unused=unused, lost=lost)
 
 
 @dataclass(frozen=True, eq=False)

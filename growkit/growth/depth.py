@@ -17,11 +17,12 @@ from fractions import Fraction
 
 from growkit.base.errors import InputError
 from growkit.base.tensors import Config, Weights
+from growkit.families.description import Tensor
 from growkit.families.family import Family, stored_family
 from growkit.families.sizes import MOST_LAYERS
 from growkit.planning.operation import Change, Operation, Option, SizeOption, parse_size
-from growkit.planning.plan import Plan, Rule, unused_tensors
-from growkit.planning.transforms import Constant, Kept
+from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.transforms import Constant, Kept, Transform
 
 PLACES = ("even", "end")
 
@@ -95,9 +96,9 @@ class Depth(Operation):
         _check(family, family.complete(source.config), order, source.where())
         config = family.relayered(source.config, [layer.of for layer in order], source.where())
         family.check_bounds(config, "the deeper model")
-        rules = _rules(family, source, config, order)
+        made = _transforms(family, source, config, order)
         layers = tuple(None if layer.idle else layer.of for layer in order)
-        plan = Plan.checked(source, family, config, rules, unused=unused, layers=layers)
+        plan = Plan.made(source, family, config, made, unused=unused, layers=layers)
         settled = {"blocks": options["blocks"]}
         if options["blocks"] in ("identity", "interpose"):
             settled["place"] = options.get("place", PLACES[0])
@@ -218,7 +219,9 @@ def _check(family: Family, complete: Config, order: Sequence[Layer], where: str)
             )
 
 
-def _rules(family: Family, source: Weights, config: Config, order: Sequence[Layer]) -> list[Rule]:
+def _transforms(
+    family: Family, source: Weights, config: Config, order: Sequence[Layer]
+) -> dict[str, Transform]:
     """How every tensor is made.
 
     Raises:
@@ -232,36 +235,31 @@ def _rules(family: Family, source: Weights, config: Config, order: Sequence[Laye
                 f"config of a {family.name} model can make it of the same kind; "
                 "choose --blocks identity or interpose"
             )
-    sources = {
-        name: before[order[place].of][inside]
-        for place, names in after.items()
-        for inside, name in names.items()
-    }
     writing = family.writers(source.config)
-    rules = []
-    for name, described, number in family.members(config):
-        of = sources.get(name, name)
-        info = source.tensors[of]
-        if number is None:
-            made: Constant | Kept = Kept(of)
-        elif not order[number].idle:
-            made = Kept(of, why=f"layer {order[number].of} as it is")
-        elif described.name in writing:
-            why = "zero, so that the new layer hands on what it is given"
-            made = Constant(info, 0.0 - described.offset, why)
-        else:
-            made = Kept(of, why=f"in a new layer, as in layer {order[number].of}", new=True)
-        rules.append(Rule(name, info, made))
-    return rules
+    made: dict[str, Transform] = {
+        name: Kept(name) for name, _, number in family.members(config) if number is None
+    }
+    for place, layer in enumerate(order):
+        for inside, (name, described) in after[place].items():
+            of = before[layer.of][inside][0]
+            if not layer.idle:
+                made[name] = Kept(of, why=f"layer {layer.of} as it is")
+            elif described.name in writing:
+                why = "zero, so that the new layer hands on what it is given"
+                made[name] = Constant(source.tensors[of], 0.0 - described.offset, why)
+            else:
+                made[name] = Kept(of, why=f"in a new layer, as in layer {layer.of}", new=True)
+    return {name: made[name] for name in family.patterns(config)}
 
 
-def _by_layer(family: Family, config: Config) -> dict[int, dict[str, str]]:
-    """The names of the tensors of every layer, by their names within the layer."""
-    found: dict[int, dict[str, str]] = {}
+def _by_layer(family: Family, config: Config) -> dict[int, dict[str, tuple[str, Tensor]]]:
+    """Name and description of the tensors of every layer, by their names within the layer."""
+    found: dict[int, dict[str, tuple[str, Tensor]]] = {}
     for name, described, layer in family.members(config):
         if layer is not None:
             before = described.name.partition("{layer}")[0]
-            found.setdefault(layer, {})[name[len(before) + len(str(layer)) :]] = name
+            inside = name[len(before) + len(str(layer)) :]
+            found.setdefault(layer, {})[inside] = name, described
     return found
 
 

@@ -41,11 +41,11 @@ from growkit.algebra.expansion import (
 from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
 from growkit.base.lazy import np
-from growkit.base.tensors import Config, TensorInfo, Weights
+from growkit.base.tensors import Config, Weights
 from growkit.families.description import Norm, Tensor
 from growkit.families.family import Family
-from growkit.planning.plan import Plan, Rule, unused_tensors
-from growkit.planning.transforms import Kept, Mapped, Rounded
+from growkit.planning.plan import Plan, unused_tensors
+from growkit.planning.transforms import Kept, Mapped, Rounded, Transform
 
 BOUNDED = "--promise bounded"
 """The option that allows tensors to be rounded once."""
@@ -89,12 +89,12 @@ def expand(
     growth = _Growth(family, old, new, made, shares, rounding, resets)
     apart = growth.check_groups()
     config = growth.config(source.config, config)
-    rules = [
-        growth.rule(name, of, tensor, source.tensors[of].dtype)
+    transforms = {
+        name: growth.transform(name, of, tensor)
         for name, of, tensor in growth.members(source.config, config)
-    ]
+    }
     copies = {axis: int(each.counts.max(initial=0)) for axis, each in made.items()}
-    return Plan.checked(source, family, config, rules, unused=unused, copies=copies, apart=apart)
+    return Plan.made(source, family, config, transforms, unused=unused, copies=copies, apart=apart)
 
 
 @dataclass(frozen=True)
@@ -138,38 +138,24 @@ class _Growth:
             yield name, before[tensor.name, layer][number], tensor
 
     def check_groups(self) -> str:
-        """Why copies of what serves groups train apart, since they serve different members; or "".
-
-        Raises:
-            InputError: copies of members would be served by copies of what did not serve them.
-        """
-        apart = ""
+        """Why copies of what serves groups train apart: they serve different members; else ""."""
         for axis, serving in _pairs(self.family, self.old):
             if not self.made.keys() & {axis, serving}:
                 continue
             members, groups = (
                 self.made.get(name) or in_blocks(self.old[name], 1) for name in (axis, serving)
             )
-            each = len(members.source) // len(groups.source)
-            if each * len(groups.source) != len(members.source):
-                raise InputError(_no_multiple(axis, len(members.source), serving, groups))
-            before = self.old[axis] // self.old[serving]
-            served = groups.source.repeat(each)
-            wrong = (members.source // before != served) & (members.source != NOTHING)
-            for place in wrong.nonzero()[0][:1].tolist():
-                copied = int(members.source[place])
-                raise InputError(
-                    f"number {place} of the grown {axis} is a copy of {copied}, which number "
-                    f"{copied // before} of {serving} serves, but would be served by a copy of "
-                    f"{served[place]}; place copies next to what serves them"
-                )
+            by_copy = members.source.reshape(len(groups.source), -1)
+            served = by_copy // (self.old[axis] // self.old[serving])
+            right = (served == groups.source[:, None]) | (by_copy == NOTHING)
+            assert right.all(), f"copies of {axis} are not next to what serves them"
             if serving in self.made:
-                by_copy = np.sort(members.source.reshape(-1, each), axis=1)
-                first = np.zeros((groups.size, each), np.int64)
+                by_copy = np.sort(by_copy, axis=1)
+                first = np.zeros((groups.size, by_copy.shape[1]), np.int64)
                 first[groups.source] = by_copy  # of any copy
                 if not (first[groups.source] == by_copy).all():
-                    apart = apart or f"copies of {serving} serve different {axis}"
-        return apart
+                    return f"copies of {serving} serve different {axis}"
+        return ""
 
     def config(self, source: Config, config: Config) -> Config:
         """The target's config with what its norms add to the means.
@@ -209,13 +195,12 @@ class _Growth:
         derived = {k: before[k] for k in self.family.defaults if before[k] != after[k]}
         return config | {k: value for k, value in derived.items() if k not in config}
 
-    def rule(self, name: str, of: str, tensor: Tensor, dtype: str) -> Rule:
+    def transform(self, name: str, of: str, tensor: Tensor) -> Transform:
         """How a tensor is made of another."""
         factor, rounds = self._factor(tensor)
         pattern = Pattern.parse(tensor.pattern)
-        info = TensorInfo(pattern.shape(self.new), dtype)
         if not rounds and all(each.axes.isdisjoint(self.made) for each in pattern.dimensions):
-            return Rule(name, info, Kept(of, factor))
+            return Kept(of, factor)
         why = ", ".join(
             f"{verb} {axis} {self._growth(axis)}"
             for role, verb in ((Role.WRITTEN, "repeat"), (Role.READ, "split"))
@@ -227,7 +212,7 @@ class _Growth:
         if wholes is None and (factor != 1 or rounds):
             why += f", times {factor:.6g}" if factor != 1 else ""
             why += ", rounded once" if rounds else ""
-        made = (Rounded if rounds else Mapped)(
+        return (Rounded if rounds else Mapped)(
             of,
             partial(self._maps, tensor, wholes),
             why,
@@ -237,7 +222,6 @@ class _Growth:
             offset=tensor.offset,
             resets=self.resets,
         )
-        return Rule(name, info, made)
 
     def _factor(self, tensor: Tensor) -> tuple[float, bool]:
         """What a tensor is multiplied by, and whether that rounds.
@@ -255,22 +239,16 @@ class _Growth:
         if self.rounding or (by_two and fits):
             return factor, not (by_two and fits)
         grows = " and ".join(sorted(axis for axis in self.made if axis in tensor.pattern))
-        what = f"{tensor.name} of a {self.family.name} model"
-        if by_two:
-            raise InputError(
-                f"{what}, to which its class adds {tensor.offset:g}, would be multiplied by "
-                f"{factor:g}, which rounds; {grows} can grow by whole copies, or as asked with "
-                f"{BOUNDED}"
-            )
-        axis = tensor.norm.over if tensor.norm else ""
-        old, new = self.old.get(axis, 1), self.new.get(axis, 1)
-        least = new // old * old
-        near = " or ".join(str(size) for size in (least, least + old) if size > old)
-        multiples = f" (to {near})" if new > least else ""
-        whole = "" if tensor.scale else f", by whole copies{multiples}"
+        adds = f", to which its class adds {tensor.offset:g}," if by_two else ""
+        how = "whole copies" if by_two else "powers of four"
+        if not by_two and not tensor.scale:
+            axis = tensor.norm.over if tensor.norm else ""
+            old, new = self.old[axis], self.new[axis]
+            near = [str(size) for size in (new // old * old, (new // old + 1) * old) if size > old]
+            how += f", by whole copies (to {' or '.join(near)})"
         raise InputError(
-            f"{what} would be multiplied by {factor:.6g}, which rounds; {grows} can grow by "
-            f"powers of four{whole}, or as asked with {BOUNDED}"
+            f"{tensor.name} of a {self.family.name} model{adds} would be multiplied by "
+            f"{factor:.6g}, which rounds; {grows} can grow by {how}, or as asked with {BOUNDED}"
         )
 
     def _mean(self, norm: Norm) -> float:
@@ -413,10 +391,7 @@ def _beside(
     old: Mapping[str, int], axis: str, size: int, servant: str, groups: Expansion
 ) -> Expansion:
     """Copies of the members of groups next to copies of what serves them; see ``placed_copies``."""
-    if size % len(groups.source):
-        raise InputError(_no_multiple(axis, size, servant, groups))
-    members = old[axis] // old[servant]
-    places = size // len(groups.source)
+    members, places = old[axis] // old[servant], size // len(groups.source)
     if places * int(groups.counts.min()) < members:
         raise InputError(
             f"{axis} cannot become {size} with {len(groups.source)} {servant}: a group of them has "
@@ -424,10 +399,3 @@ def _beside(
             f"choose at least {len(groups.source) * members} {axis}, or fewer {servant}"
         )
     return following(groups, old[axis], size)
-
-
-def _no_multiple(axis: str, size: int, serving: str, groups: Expansion) -> str:
-    return (
-        f"{axis} {size} is no multiple of {serving} {len(groups.source)}, but each of these "
-        "serves a whole group; choose a multiple"
-    )

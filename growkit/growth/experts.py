@@ -26,7 +26,7 @@ from functools import partial
 from growkit.algebra.axes import Pattern, Role
 from growkit.algebra.splits import Shares
 from growkit.base.errors import InputError
-from growkit.base.tensors import Config, TensorInfo, Weights
+from growkit.base.tensors import Config, Weights
 from growkit.families.description import Tensor
 from growkit.families.family import Family, stored_family
 from growkit.families.sizes import MOST_EXPERTS
@@ -40,7 +40,7 @@ from growkit.planning.operation import (
     check_whole,
     parse_size,
 )
-from growkit.planning.plan import Plan, Rule, unused_tensors
+from growkit.planning.plan import Plan, unused_tensors
 from growkit.planning.transforms import Kept, Mapped, Section, Transform, row_maps
 
 EXPERTS = "experts"
@@ -94,17 +94,13 @@ class MoreExperts(Operation):
             )
         config, follows = _config(source, family, copies, options.get("top_k"))
         unused = unused_tensors(source, family)
-        sizes = family.sizes(config)
         found = list(places(family, config))
         if not any(each.expert is not None or EXPERTS in each.tensor.pattern for each in found):
             raise InputError(f"no layer of {source.where()} has experts to copy")
-        rules = []
-        for place in found:
-            transform = _copied(source, place, present[EXPERTS], copies, shares)
-            info = source.tensors[transform.sources[0]]
-            info = TensorInfo(place.pattern.shape(sizes), info.dtype)
-            rules.append(Rule(place.name, info, transform))
-        plan = Plan.checked(source, family, config, rules, unused=unused, copies={EXPERTS: copies})
+        made = {
+            each.name: _copied(source, each, present[EXPERTS], copies, shares) for each in found
+        }
+        plan = Plan.made(source, family, config, made, unused=unused, copies={EXPERTS: copies})
         settled: dict[str, Value | None] = {
             "symmetry": options["symmetry"],
             "snr_db": shares.snr_db,

@@ -33,7 +33,7 @@ from growkit.base.tensors import (
     parts,
 )
 from growkit.families.family import Family
-from growkit.planning.transforms import Kept, Mapped, Transform
+from growkit.planning.transforms import Constant, Kept, Mapped, Transform
 
 if TYPE_CHECKING:
     from growkit.results.proof import Spectrum
@@ -149,6 +149,23 @@ class Plan:
             for name, why in self.dropped.items()
             if name not in self.duplicates and why != RECOMPUTED
         ]
+
+    @classmethod
+    def made(
+        cls,
+        source: Weights,
+        family: Family,
+        config: Config,
+        transforms: Mapping[str, Transform],
+        **more: Any,
+    ) -> Plan:
+        """See ``checked``; every target has the dtype of what it is made from."""
+        patterns, sizes = family.patterns(config), family.sizes(config)
+        rules = []
+        for name, each in transforms.items():
+            like = each.info if isinstance(each, Constant) else source.tensors[each.sources[0]]
+            rules.append(Rule(name, TensorInfo(patterns[name].shape(sizes), like.dtype), each))
+        return cls.checked(source, family, config, rules, **more)
 
     @classmethod
     def checked(
