@@ -17,9 +17,10 @@ from growkit.base.errors import InputError
 from growkit.checkpoint.reading import Checkpoint
 from growkit.modeling import register
 from growkit.planning.layouts import as_diff_transformer
+from growkit.planning.operation import operations
 from growkit.proof.config import different_settings
 from growkit.recipe.planner import plan_recipe
-from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step, operations
+from growkit.recipe.recipe import ConvertStep, GrowStep, Recipe, Step
 from tests.conftest import save_model, save_random, seeded
 from tests.sizes import KINDS
 

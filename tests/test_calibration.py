@@ -18,9 +18,9 @@ import growkit
 from growkit.base.errors import InputError
 from growkit.base.tensors import Weights
 from growkit.checkpoint.reading import Checkpoint
-from growkit.conversions.shared_diff import low_rank
-from growkit.conversions.shared_diff.low_rank import Shared, share, spread, truncated
-from growkit.conversions.shared_diff.search import Calibration, Heads
+from growkit.conversions import low_rank
+from growkit.conversions.low_rank import Heads, Shared, share, spread, truncated
+from growkit.conversions.shared_diff import Calibration
 from growkit.engine.strict import strict_float64
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Planned

@@ -12,8 +12,9 @@ import pytest
 import growkit.pipeline.catalogue
 from growkit.families.family import families
 from growkit.families.headers import example
+from growkit.planning.operation import operations
 from growkit.recipe.planner import change
-from growkit.recipe.recipe import GrowStep, operations
+from growkit.recipe.recipe import GrowStep
 from growkit.results.inspection import Abilities, Answer
 from tests.catalogue import FILE, as_markdown, keeps, outcome, random_model
 from tests.conftest import cli, edit_json, load_strict, save_model, seeded

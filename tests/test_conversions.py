@@ -14,9 +14,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, TrainerControl, T
 import growkit
 from growkit.base.errors import InputError
 from growkit.checkpoint.folder import read_json
-from growkit.conversions.shared_diff.low_rank import share
+from growkit.conversions.low_rank import share
 from growkit.engine.strict import strict_float64
-from growkit.recipe.recipe import ConvertStep, Recipe, operations
+from growkit.planning.operation import operations
+from growkit.recipe.recipe import ConvertStep, Recipe
 from growkit.training import GammaRamp
 from tests.conftest import edit_json, load_strict, relative_error, save_model, save_random, seeded
 from tests.families import coin, softmax

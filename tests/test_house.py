@@ -12,7 +12,7 @@ import growkit
 from growkit import conversions, families, growth
 from growkit.families.family import families as all_families
 from growkit.families.family import family_of
-from growkit.recipe.recipe import operations
+from growkit.planning.operation import operations
 from tests.conftest import cli, relative_error, save_model
 
 METHOD = """
@@ -92,7 +92,7 @@ def test_growth_and_families_are_data() -> None:
     code = (
         "import sys\n"
         "from growkit.families.family import families\n"
-        "from growkit.recipe.recipe import operations\n"
+        "from growkit.planning.operation import operations\n"
         "families(), operations('grow'), operations('convert')\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
     )

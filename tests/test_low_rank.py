@@ -8,9 +8,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from growkit.cli.demo import MODEL
-from growkit.conversions.shared_diff import low_rank
-from growkit.conversions.shared_diff.low_rank import share, truncated
-from growkit.conversions.shared_diff.search import Heads
+from growkit.conversions import low_rank
+from growkit.conversions.low_rank import Heads, share, truncated
 
 INPUTS, OUTPUTS = 300, 24
 EXACT = 1e-14

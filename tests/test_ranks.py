@@ -24,7 +24,7 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.folder import read_json
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.app import app
-from growkit.conversions.shared_diff.search import RANKS_PER_PASS, smallest_rank
+from growkit.conversions.shared_diff import RANKS_PER_PASS, smallest_rank
 from growkit.engine.prompts import make_prompts
 from growkit.engine.strict import strict_float64
 from growkit.modeling.configuration_diff_transformer import DiffTransformerConfig

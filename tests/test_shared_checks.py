@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from growkit.checkpoint.reading import Checkpoint
-from growkit.conversions.shared_diff.search import Heads
+from growkit.conversions.low_rank import Heads
 from growkit.families.diff_transformer import FAMILY as DIFF
 from growkit.planning.layouts import read_layout
 from growkit.planning.plan import Plan, Planned

@@ -20,8 +20,8 @@ from growkit.base.settings import Settings
 from growkit.checkpoint.folder import read_json
 from growkit.checkpoint.reading import Checkpoint
 from growkit.cli.demo import MODEL, held_out_text, training_text
-from growkit.conversions.shared_diff import search
-from growkit.conversions.shared_diff.search import SHRINKAGES, Calibration
+from growkit.conversions import shared_diff as search
+from growkit.conversions.shared_diff import SHRINKAGES, Calibration
 from growkit.engine import calls
 from growkit.engine.prompts import make_prompts
 from growkit.engine.texts import DOCUMENT_SEPARATOR

@@ -27,8 +27,7 @@ from growkit.base.errors import InputError, plain, reason
 from growkit.base.names import did_you_mean
 from growkit.cli.options import expanded, flag_of
 from growkit.cli.signals import INTERRUPTED, begin_command
-from growkit.planning.operation import config_key_aliases
-from growkit.recipe.recipe import operations
+from growkit.planning.operation import config_key_aliases, operations
 
 if TYPE_CHECKING:
     from growkit.report.view import Part

@@ -14,10 +14,10 @@ import typer
 from growkit.base.errors import InputError
 from growkit.base.settings import Settings, option
 from growkit.checkpoint.folder import check_name
-from growkit.planning.operation import SizeOption, Switch
+from growkit.planning.operation import SizeOption, Switch, operations
 from growkit.probing.settings import ProbeSettings
 from growkit.recipe.files import shipped_recipes
-from growkit.recipe.recipe import Recipe, operations
+from growkit.recipe.recipe import Recipe
 
 PATHS = ("SRC", "OUT", "FILE", "PATH", "FOLDER", "RECIPE", "RECIPE…")
 """Forms of values that are paths."""

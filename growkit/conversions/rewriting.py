@@ -96,10 +96,7 @@ class Storing(OnDiffTransformer):
         return Change([] if self.target is DIFF else [write_layout(source, self.target)])
 
 
-def storings() -> list[Storing]:
+def operations() -> list[Storing]:
     """A conversion into every layout."""
     known = layout_names().items()
     return [Storing(name, f"the layout of {family.name}", family) for name, family in known]
-
-
-OPERATIONS = storings

@@ -14,16 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from growkit.algebra.axes import Axis, Pattern
 from growkit.base.errors import InputError
-from growkit.base.registry import members
 from growkit.base.tensors import Config
 from growkit.checkpoint.folder import read_yaml
 from growkit.families.described import described
 from growkit.families.family import Family, knowing, own_families
-from growkit.planning.operation import Operation, SizeOption
+from growkit.planning.operation import SizeOption, operations
 
 VOCABULARY = "vocab_size"
 CONTEXT = "max_position_embeddings"
@@ -216,8 +215,7 @@ def _changes_shapes(key: str, config: Config, shapes: Shapes) -> bool:
 
 def _grown_axes() -> set[str]:
     """Axes that some method grows."""
-    methods = cast("list[Operation]", list(members("growkit.growth", "OPERATION").values()))
-    options = (each for method in methods for each in method.options)
+    options = (each for method in operations("grow").values() for each in method.options)
     return {axis for each in options if isinstance(each, SizeOption) for axis in each.axes}
 
 

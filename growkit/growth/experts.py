@@ -1,4 +1,6 @@
-"""More experts: those of a model with experts are copied, with their rows of the router.
+"""Experts: those of a model are copied, or made of the MLP of a dense model.
+
+More experts: those of a model with experts are copied, with their rows of the router.
 
 Every expert gets c copies, and a token goes through c times as many. Copies get the same number, so
 that the c·k largest belong to the k experts that were chosen before, each with all of its copies.
@@ -14,6 +16,25 @@ Together these weigh what the expert weighed:
 
 Copies that are the same stay the same. As they are chosen together with equal weights, their last
 matrices may be c times any parts that sum to the expert's: exact random splits let them part.
+
+Upcycling: the MLP of a dense model becomes experts, and a new router chooses among them.
+
+Komatsuzaki et al., "Sparse Upcycling: Training Mixture-of-Experts from Dense Checkpoints",
+arXiv 2212.05055. The weights of the chosen experts sum to one, Σ w_i = 1.
+
+- Experts that all are the dense MLP f compute Σ w_i f = f for any router, and nothing else does: if
+  any choice and any weights are to give the same, all experts are the same function. They diverge
+  because they see different tokens. Until then the router has no effect, and its gradient
+  is zero: it grows with the differences of the experts.
+- Finer experts hold one of G pieces of the hidden units, f = Σ_p f_p, each in several copies. They
+  are chosen in groups of one copy of every piece, since the router's rows are equal within a group
+  (He et al., "Upcycling Large Language Models into Mixture of Experts", arXiv 2410.07524, who call
+  G the granularity). Each has 1/G of the weight w_g of its group, so with the last matrix times G
+  the model computes Σ_g w_g Σ_p f_p = f. In a short format the numbers of two groups may be equal
+  where one of them just is chosen, and a token then gets pieces of both.
+- Where a class has shared experts next to the routed ones, each side computes half of the MLP.
+- Drop-Upcycling (Nakamura et al., arXiv 2502.19261) draws some hidden units of every expert anew:
+  here each number from those that were there, so that their distribution stays as it was.
 """
 
 from __future__ import annotations
@@ -22,13 +43,17 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import prod
+from typing import TYPE_CHECKING
 
 from growkit.algebra.axes import Pattern, Role
-from growkit.algebra.splits import Shares
+from growkit.algebra.splits import Shares, noise
 from growkit.base.errors import InputError
-from growkit.base.tensors import Config, Weights
-from growkit.families.description import Tensor
-from growkit.families.family import Family, stored_family
+from growkit.base.lazy import Tensor, np, torch
+from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype
+from growkit.families.description import NEW, Dense, Experts
+from growkit.families.description import Tensor as Described
+from growkit.families.family import Family, families, stored_family
 from growkit.families.sizes import MOST_EXPERTS
 from growkit.growth.copying import SNR_DB, SYMMETRY, shares_of
 from growkit.planning.operation import (
@@ -38,10 +63,23 @@ from growkit.planning.operation import (
     SizeOption,
     Value,
     check_whole,
+    is_within,
     parse_size,
 )
-from growkit.planning.plan import Plan, unused_tensors
-from growkit.planning.transforms import Kept, Mapped, Section, Transform, row_maps
+from growkit.planning.plan import Plan, Rule, taken_over, unused_tensors
+from growkit.planning.transforms import (
+    Computed,
+    Constant,
+    Kept,
+    Mapped,
+    Section,
+    Stacked,
+    Transform,
+    row_maps,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 EXPERTS = "experts"
 """The axis of experts."""
@@ -69,7 +107,7 @@ TOP_K = Option(
 
 
 class MoreExperts(Operation):
-    """See the module."""
+    """Copies experts."""
 
     name = "experts"
     paper = "https://arxiv.org/abs/2212.05055"
@@ -215,7 +253,7 @@ class ExpertTensor:
     """
 
     name: str
-    tensor: Tensor
+    tensor: Described
     layer: int | None
     expert: int | None
 
@@ -246,4 +284,303 @@ def places(family: Family, config: Config) -> Iterator[ExpertTensor]:
         yield ExpertTensor(name, tensor, layer, expert)
 
 
-OPERATION = MoreExperts()
+SPREAD = 0.02
+"""Standard deviation of a new router's numbers: what classes of transformers begin with."""
+
+SHORT = ("F16", "BF16")
+"""Dtypes in which the numbers of two experts are equal more often than by accident."""
+
+
+class Upcycle(Operation):
+    """Makes experts of an MLP."""
+
+    name = "upcycle"
+    paper = "https://arxiv.org/abs/2212.05055"
+    options = (
+        NUMBER,
+        TOP_K,
+        Option(
+            "granularity",
+            "pieces into which the MLP is cut, with a copy of each in every group of experts; 1 by "
+            "default, where every expert is the whole MLP",
+            form="N",
+            accepts=is_count,
+            kinds=(str, int),
+        ),
+        Option(
+            "drop",
+            "the part of the hidden units of every expert to draw anew (Drop-Upcycling), which "
+            "makes another function; 0.5 in the paper",
+            form="PART",
+            accepts=partial(is_within, above=0, most=1),
+        ),
+    )
+
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
+        family = stored_family(source)
+        target, experts, dense = _with_experts(family, source)
+        old = family.sizes(source.config)
+        cut = _cut(options, old["ffn"], old["layers"])
+        config = _upcycled_config(source, family, target, dense, cut)
+        upcycling = _Upcycling(source, target, experts, cut, options.get("drop"), seed)
+        plan = upcycling.plan(config, unused_tensors(source, family))
+        settled = {"top_k": cut.top_k}
+        if "drop" in options:
+            lost = f"{float(options['drop']):.0%} of the hidden units of every expert, drawn anew"
+            return Change([plan], "different", lost, settled)
+        dtype = main_dtype(source.tensors)
+        if cut.pieces > 1 and dtype in SHORT and not experts.float32:
+            lost = (
+                f"tokens for which two groups of experts get the same number in "
+                f"{TORCH_NAMES[dtype]} may get pieces of both; --dtype float32 makes it exact"
+            )
+            return Change([plan], "bounded", lost, settled)
+        return Change([plan], settled=settled)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a dense MLP becomes experts.
+
+    Attributes:
+        experts: number of experts.
+        top_k: number of experts that a token goes through.
+        pieces: number of experts that make up the MLP.
+        ffn: width of the MLP.
+        width: of an expert.
+    """
+
+    experts: int
+    top_k: int
+    pieces: int
+    ffn: int
+    width: int
+
+
+def _cut(options: Mapping[str, str], ffn: int, layers: int) -> _Cut:
+    """What was asked for.
+
+    Raises:
+        InputError: it cannot be exact, or cannot learn; names what would work.
+    """
+    experts = wanted_experts(options[EXPERTS], 1, layers)
+    pieces = int(options.get("granularity", 1))
+    top_k = int(options.get("top_k", 2 * pieces))
+    if pieces & (pieces - 1):
+        raise InputError(
+            f"granularity {pieces} would multiply weights by {pieces}, which rounds; choose a "
+            "power of two"
+        )
+    for name, number in (("the MLP's width", ffn), (EXPERTS, experts), ("top_k", top_k)):
+        if number % pieces:
+            raise InputError(
+                f"{name} {number} is no multiple of granularity {pieces}, so that the chosen "
+                "experts would not always make up the MLP; choose numbers that are"
+            )
+    if top_k > experts:
+        raise InputError(
+            f"top_k {top_k} of {experts} experts cannot be chosen; choose at most {experts}"
+        )
+    if top_k == 1:
+        raise InputError(
+            "with top_k 1 the weight of the chosen expert is 1 for any router, so that it could "
+            "never learn; choose at least 2"
+        )
+    return _Cut(experts, top_k, pieces, ffn, ffn // pieces)
+
+
+def _with_experts(family: Family, source: Weights) -> tuple[Family, Experts, Dense]:
+    """The family that models become, and what it declares about them.
+
+    Raises:
+        InputError: there is none.
+    """
+    kind = source.config["model_type"]
+    known = {
+        each: (target, target.experts, dense)
+        for target in families().values()
+        if target.experts
+        for each, dense in target.experts.dense.items()
+    }
+    found = known.get(kind)
+    if found and found[2].when(family.complete(source.config)):
+        return found
+    if family.experts:
+        raise InputError(
+            f"the {family.name} model in {source.where()} has experts already; "
+            "--method experts makes copies of them"
+        )
+    listed = ", ".join(f"{each} ({target.name})" for each, (target, *_) in sorted(known.items()))
+    raise InputError(
+        f"no class with experts computes what a {family.name} model does besides its MLP, so "
+        f"{source.where()} cannot be upcycled; these can: {listed}"
+    )
+
+
+def _upcycled_config(
+    source: Weights, family: Family, target: Family, dense: Dense, cut: _Cut
+) -> dict[str, object]:
+    """The config of the model with experts; what the dense class assumed is written out.
+
+    Raises:
+        InputError: the dense model has something that the class with experts lacks.
+    """
+    assert target.experts
+    given, complete = source.config, family.complete(source.config)
+    for key, values in dense.only.items():
+        if given.get(key, values[0]) not in values:
+            raise InputError(
+                f"config.json in {source.where()} has {key} {given[key]!r}, which a {target.name} "
+                f"model cannot have; only one with {' or '.join(map(repr, values))} can be upcycled"
+            )
+    config = {key: value for key, value in given.items() if key != "auto_map"}
+    rope = given.get("rope_parameters")
+    rope = rope if isinstance(rope, Mapping) else {}
+    config |= {k: v for k, v in dense.assumed.items() if k not in config and k not in rope}
+    config |= {key: complete[key] for key in target.defaults if key in family.defaults}
+    config |= dict(dense.ignored) | dict(target.experts.config)
+    config |= {"model_type": target.model_types[0], target.experts.top_k: cut.top_k}
+    sizes = family.sizes(given) | {EXPERTS: cut.experts}
+    sizes |= {**target.experts.sizes(cut.ffn, cut.pieces), target.experts.width: cut.width}
+    for key, axes in target.axes_of({**target.defaults, **config}).items():
+        config[key] = sum(sizes[axis] for axis in axes)
+    for key, other in target.aliases.items():
+        if key in config:
+            config.pop(other, None)
+    target.complete(config)
+    return config
+
+
+@dataclass(frozen=True)
+class _Upcycling:
+    """How the tensors of a model with experts are made; see ``Upcycle``."""
+
+    source: Weights
+    target: Family
+    experts: Experts
+    cut: _Cut
+    drop: str | None
+    seed: int
+
+    def plan(self, config: Config, unused: tuple[Mapping[str, str], Mapping[str, str]]) -> Plan:
+        """All rules.
+
+        Raises:
+            InputError: the class with experts has no place for a tensor.
+        """
+        sizes = self.target.sizes(config)
+        rules = [
+            self._rule(place, place.pattern.shape(sizes)) for place in places(self.target, config)
+        ]
+        used = {name for rule in rules for name in rule.sources}
+        for name in sorted(self.source.tensors.keys() - used - unused[0].keys()):
+            raise InputError(
+                f"a {self.target.name} model has no place for tensor {name} of "
+                f"{self.source.where(name)}, so it cannot be upcycled without changing what it "
+                "computes"
+            )
+        # While all experts are the same function, only rounding depends on a router.
+        same = self.cut.pieces == 1 and self.drop is None
+        routers = {rule.target for rule in rules if isinstance(rule.transform, Computed)}
+        return Plan.checked(
+            self.source,
+            self.target,
+            config,
+            rules,
+            unused=unused,
+            copies={EXPERTS: self.cut.experts // self.cut.pieces},
+            waits=routers if same else (),
+            apart="experts train on the tokens that a new router gives them",
+        )
+
+    def _rule(self, place: ExpertTensor, shape: tuple[int, ...]) -> Rule:
+        of = place.tensor.dense
+        if of == NEW:
+            info = TensorInfo(shape, main_dtype(self.source.tensors))
+            if place.pattern.dimensions[0].axes != {EXPERTS} or len(shape) == 1:
+                return Rule(place.name, info, Constant(info, 0.0, "new, zero"))
+            compute = partial(_router, f"{self.seed}:{place.name}", info, self.cut.pieces)
+            return Rule(place.name, info, Computed((), "new, small random numbers", compute))
+        names = [place.name] if of is None else [each.format(layer=place.layer) for each in of]
+        for name in names:
+            if name not in self.source.tensors:
+                raise InputError(
+                    f"a {self.target.name} model needs {place.name}, but there is no {name} in "
+                    f"{self.source.where()}; it cannot be upcycled"
+                )
+        info = TensorInfo(shape, self.source.tensors[names[0]].dtype)
+        if of is None:
+            return taken_over(place.name, info)
+        if len(shape) == 2:
+            return Rule(place.name, info, self._copied(names[0], place, place.expert))
+        rows = shape[1] // len(names)
+        stacked = [
+            [(self._copied(name, place, expert), rows) for name in names]
+            for expert in range(self.cut.experts)
+        ]
+        return Rule(place.name, info, Stacked(stacked, "the dense MLP for every expert"))
+
+    def _copied(self, name: str, place: ExpertTensor, expert: int | None) -> Transform:
+        """The part of the dense MLP's tensor in an expert, or in shared experts (None)."""
+        last = place.is_last
+        times = 1.0
+        if last:
+            shared = expert is None
+            times = self.experts.beside if shared else self.experts.part * self.cut.pieces
+        scaled = f", times {times:g}" if times != 1 else ""
+        whole: Transform = Kept(name, times, f"the dense MLP{scaled}")
+        if self.drop is not None and expert is not None:
+            units = f"{self.seed}:{place.layer}:{expert}"
+            dimension = 1 if last else 0
+            drawn = partial(_dropped, float(self.drop), units, name, dimension, times)
+            whole = Computed((name,), f"the dense MLP{scaled}, units drawn anew", drawn)
+        if expert is None or self.cut.pieces == 1:
+            return whole
+        number = expert % self.cut.pieces
+        begin = number * self.cut.width
+        why = f"piece {number + 1} of {self.cut.pieces} of {whole.why}"
+        return Section(whole, (0, begin) if last else (begin, 0), why)
+
+
+def _router(key: str, info: TensorInfo, pieces: int) -> Tensor:
+    """New rows, [experts, hidden]."""
+    experts, hidden = info.shape
+    numbers = noise(key, np.arange(experts // pieces), hidden).astype(np.float64) + 0.5
+    rows = torch.from_numpy(numbers * (SPREAD * 12**0.5 / 2**16))
+    return rows.repeat_interleave(pieces, 0).to(info.torch_dtype)
+
+
+def _dropped(
+    part: float, units: str, name: str, dimension: int, times: float, weight: Tensor
+) -> Tensor:
+    """A matrix of an expert, some of whose hidden units are drawn anew.
+
+    Args:
+        part: of the hidden units.
+        units: seeds their choice, which is the same for all matrices of an expert.
+        name: seeds what is drawn.
+        dimension: of the hidden units.
+        times: factor of the matrix.
+        weight: of the dense MLP.
+    """
+    count = weight.shape[dimension]
+    order = np.argsort(_numbers(units, (count,)), kind="stable")
+    chosen = torch.from_numpy(np.sort(order[: max(1, round(part * count))]))
+    gone = weight.index_select(dimension, chosen).contiguous()
+    drawn = torch.from_numpy(_numbers(f"{units}:{name}", gone.shape) % gone.numel())
+    anew = gone.flatten()[drawn.flatten()].view(gone.shape)
+    made = weight.index_copy(dimension, chosen, anew)
+    return made if times == 1 else (made.double() * times).to(made.dtype)
+
+
+def _numbers(key: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Whole numbers from 0 to 2⁴⁸ - 1, by counter."""
+    rows = np.arange(prod(shape[:-1]))
+    parts = noise(key, rows, 3 * shape[-1]).astype(np.int64).reshape(*shape, 3) + 2**15
+    return np.asarray(parts @ np.array([2**32, 2**16, 1]), np.int64)
+
+
+def operations() -> list[Operation]:
+    """Both methods."""
+    return [MoreExperts(), Upcycle()]

@@ -14,9 +14,9 @@ from growkit.base.names import did_you_mean
 from growkit.base.tensors import Weights
 from growkit.families.family import Family, families, family_of
 from growkit.families.headers import Headers, example
-from growkit.planning.operation import PROMISES, Operation, SizeOption, Value
+from growkit.planning.operation import PROMISES, Operation, SizeOption, Value, operations
 from growkit.recipe.planner import change
-from growkit.recipe.recipe import STEPS, operations
+from growkit.recipe.recipe import STEPS
 from growkit.results.inspection import Abilities, Answer
 
 FACTORS = ("x3/2", "x2", "x4")

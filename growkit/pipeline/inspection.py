@@ -27,8 +27,9 @@ from growkit.planning.layouts import (
     is_differential,
     lambda_value,
 )
+from growkit.planning.operation import operations
 from growkit.planning.plan import unused_tensors
-from growkit.recipe.recipe import DEFAULT_METHOD, operations
+from growkit.recipe.recipe import DEFAULT_METHOD
 from growkit.results.inspection import Answer, Attention, Inspection, Possible
 from growkit.sources import Source, find
 

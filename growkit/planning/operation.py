@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import cast
 
 from growkit.base.errors import InputError
 from growkit.base.names import perhaps
+from growkit.base.registry import members
 from growkit.base.tensors import Config, Weights
 from growkit.families.family import Family, families
 from growkit.planning.plan import Plan
@@ -160,7 +162,6 @@ class Change:
         lost: what is lost, in one line; empty if nothing is.
         settled: options that were found out or left to their defaults, as they would be given to
             get the same again; None for those that have served.
-        kl_by_rank: what ranks cost that were tried on the way, nats per token.
         by_rounding: whether nothing but rounding is lost, so that the target is held to what
             rounding does to the source itself.
         ranks: the ranks that were tried, and what they cost, where one was searched for.
@@ -171,7 +172,6 @@ class Change:
     promise: str = "exact"
     lost: str = ""
     settled: Mapping[str, Value | None] = field(default_factory=dict)
-    kl_by_rank: Mapping[int, float] = field(default_factory=dict)
     by_rounding: bool = False
     ranks: Sequence[RankTried] = ()
     warnings: Sequence[str] = ()
@@ -226,6 +226,21 @@ class Operation(ABC):
         Raises:
             InputError: it cannot be done, and why.
         """
+
+
+PACKAGES = {"grow": "growkit.growth", "convert": "growkit.conversions"}
+"""The package of each verb's operations."""
+
+
+def operations(verb: str) -> dict[str, Operation]:
+    """The operations of a verb, by their name on the command line.
+
+    A module defines ``OPERATION``, or a function ``operations`` that gives several.
+    """
+    found = cast("list[Operation]", list(members(PACKAGES[verb], "OPERATION").values()))
+    for several in members(PACKAGES[verb], "operations").values():
+        found += cast("Callable[[], list[Operation]]", several)()
+    return {operation.name: operation for operation in found}
 
 
 def config_key_aliases(options: Iterable[Option]) -> dict[str, str]:

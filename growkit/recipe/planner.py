@@ -21,10 +21,10 @@ from growkit.checkpoint.reading import Widened, rounded
 from growkit.families.description import EAGER_EXPERTS
 from growkit.families.family import family_of, stored_family
 from growkit.planning.layouts import read_layout
-from growkit.planning.operation import PROMISES, Change, complete
+from growkit.planning.operation import PROMISES, Change, complete, operations
 from growkit.planning.plan import Lineage, Plan, Planned
 from growkit.planning.transforms import AS_IT_IS
-from growkit.recipe.recipe import Recipe, Step, operations
+from growkit.recipe.recipe import Recipe, Step
 from growkit.results.operation import ConfigChange, GrowResult, PlannedTensor, RankTried
 
 
@@ -35,7 +35,6 @@ class Prepared:
     Attributes:
         lineage: from the source in the dtype of the output to the output as it will be.
         steps: the steps, with the options that planning settled.
-        kl_by_rank: cost of every rank that was tried, in nats per token.
         ranks: every rank that was tried, where one was searched for.
         warnings: for users of the output.
         eager_experts: whether transformers refuses to multiply with all experts at once.
@@ -43,10 +42,15 @@ class Prepared:
 
     lineage: Lineage
     steps: tuple[Step, ...]
-    kl_by_rank: Mapping[int, float]
     ranks: Sequence[RankTried] = ()
     warnings: Sequence[str] = ()
     eager_experts: bool = False
+
+    @property
+    def kl_by_rank(self) -> Mapping[int, float]:
+        """Cost of every rank that was tried, in nats per token."""
+        costs = ((each["rank"], each["kl_nats_per_token"]) for each in self.ranks)
+        return {rank: cost for rank, cost in costs if cost is not None}
 
 
 ROW_OF_EXPERTS = 16
@@ -93,7 +97,6 @@ def plan_recipe(recipe: Recipe, source: Weights) -> Prepared:
     return Prepared(
         lineage,
         tuple(steps),
-        next((each.kl_by_rank for each in reversed(changes) if each.kl_by_rank), {}),
         [rank for each in changes for rank in each.ranks],
         warnings,
         eager_experts=bool(ragged),

@@ -6,10 +6,10 @@ Growths are the modules of ``growkit.growth``, conversions those of ``growkit.co
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from growkit.base.errors import InputError
 from growkit.base.names import did_you_mean, name_of, nearest
@@ -19,21 +19,17 @@ from growkit.base.tensors import TORCH_NAMES
 from growkit.checkpoint.folder import check_name
 from growkit.checkpoint.model_files import HUB_NAME, STORE, address_in
 from growkit.checkpoint.publishing import Inputs
-from growkit.planning.operation import Operation, Value, complete, config_key_aliases
+from growkit.planning.operation import (
+    PACKAGES,
+    Operation,
+    Value,
+    complete,
+    config_key_aliases,
+    operations,
+)
 
 DEFAULT_METHOD = "hypercloning"
 """The growth method that ``growkit grow`` uses unless another is named."""
-
-PACKAGES = {"grow": "growkit.growth", "convert": "growkit.conversions"}
-"""The package of each verb's operations."""
-
-
-def operations(verb: str) -> dict[str, Operation]:
-    """The operations of a verb, by their name on the command line."""
-    found = cast("list[Operation]", list(members(PACKAGES[verb], "OPERATION").values()))
-    for each in members(PACKAGES[verb], "OPERATIONS").values():
-        found += cast("Callable[[], list[Operation]]", each)()
-    return {operation.name: operation for operation in found}
 
 
 def suggest_operation(option: str, known: Collection[str]) -> str:

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import reduce
+from operator import add
 
 from growkit.base.lazy import Tensor, torch
 from growkit.planning.plan import Judged
 from growkit.results.proof import MOST_VALUES, Spectrum
-
-if TYPE_CHECKING:
-    from growkit.conversions.shared_diff.search import Heads
 
 MOST_STEPS = 5000
 CONVERGED = 1e-10
@@ -219,6 +217,115 @@ def _whitened(rests: Tensor, moment: Tensor | None) -> tuple[Tensor, Tensor]:
 def _size(rest: Tensor, moment: Tensor | None) -> Tensor:
     """Weighted squares of a rest, [...] for [..., inputs, outputs]."""
     return (rest * (rest if moment is None else moment @ rest)).sum((-1, -2))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of a projection, signal heads first, and which of them share a base.
+
+    The scope is ``head``, a noise head with the signal heads of its group; ``layer``, all signal
+    heads together with all noise heads together; or ``all_heads``, every head of a layer with every
+    other. Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
+
+    Attributes:
+        signal: number of signal heads.
+        noise: number of noise heads.
+        scope: ``head``, ``layer`` or ``all_heads``.
+    """
+
+    signal: int
+    noise: int
+    scope: str
+
+    def members(self, weight: Tensor) -> Tensor:
+        """Matrices by the base they share: [groups, members, hidden, outputs].
+
+        Args:
+            weight: [(signal + noise) · head_dim, hidden].
+        """
+        hidden = weight.shape[1]
+        if self.scope == "layer":
+            return weight.view(1, 2, -1, hidden).transpose(-1, -2)
+        heads = weight.view(self.signal + self.noise, -1, hidden).transpose(1, 2)
+        if self.scope == "all_heads":
+            return heads[None]
+        ratio = self.signal // self.noise
+        groups = heads[: self.signal].unflatten(0, (self.noise, ratio))
+        return torch.cat([groups, heads[self.signal :, None]], dim=1)
+
+    def full_rank(self, shape: Sequence[int]) -> int:
+        """The rank of updates that hold any matrices.
+
+        Args:
+            shape: of the projection, [(signal + noise) · head_dim, hidden].
+        """
+        rows, inputs = shape
+        heads = self.signal + self.noise
+        pairs = self.scope == "layer" or (self.scope == "head" and self.signal == self.noise)
+        most = min(inputs, rows // 2 if self.scope == "layer" else rows // heads)
+        return (most + 1) // 2 if pairs else most
+
+    def factorise(
+        self, weight: Tensor, rank: int, moment: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best parts of a projection: base, down and up, as ``growkit.modeling`` stores them.
+
+        Args:
+            weight: [(signal + noise) · head_dim, hidden], in float64.
+            rank: of the updates.
+            moment: second moment of the inputs, [hidden, hidden]; None to weigh all inputs equally.
+            dtype: of the rounded parts; the base is that of the rounded updates.
+        """
+        found = share(self.members(weight), rank, moment)
+        down = self._by_head(found.down).transpose(-1, -2).reshape(-1, weight.shape[1]).to(dtype)
+        up = self._by_head(found.up).reshape(-1, rank).to(dtype)
+        return self.best_base(weight, down.double(), up.double()).to(dtype), down, up
+
+    def best_base(self, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """The mean of what updates leave over; all in float64, the same bits on every machine.
+
+        Args:
+            weight: the projection, [(signal + noise) · head_dim, hidden].
+            down: of all updates, as stored.
+            up: of all updates, as stored.
+        """
+        rests = self.members(self._updated(weight, down, -up))
+        mean = reduce(add, rests.unbind(1)) / rests.shape[1]
+        return mean.transpose(-1, -2).reshape(-1, weight.shape[1])
+
+    def multiplied_out(self, base: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """The projection that parts represent, [(signal + noise) · head_dim, hidden].
+
+        All in float64, the same bits on every machine.
+        """
+        hidden = base.shape[1]
+        bases = base.view(-1, up.shape[0] // (self.signal + self.noise), hidden)
+        counts = (self.signal, self.noise)
+        repeated = torch.cat([bases.repeat_interleave(n // len(bases), 0) for n in counts])
+        return self._updated(repeated.reshape(-1, hidden), down, up)
+
+    def _updated(self, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """The projection plus the updates.
+
+        Products are rounded, then added in the order of the rank. A product of matrices would be
+        summed in another order, with other last bits, by every library and number of threads.
+        """
+        updated = weight.clone()
+        heads = updated.view(self.signal + self.noise, -1, weight.shape[1])
+        ups = up.view(len(heads), -1, up.shape[1])
+        downs = down.view(-1, up.shape[1], weight.shape[1])
+        if self.scope == "layer":
+            downs = downs.repeat_interleave(torch.tensor([self.signal, self.noise]), 0)
+        for head, tall, wide in zip(heads, ups, downs, strict=True):
+            for column, row in zip(tall.unbind(1), wide, strict=True):
+                head += column[:, None] * row
+        return updated
+
+    def _by_head(self, parts: Tensor) -> Tensor:
+        """[groups, members, …] to [heads, …], signal heads first."""
+        if self.scope != "head":
+            return parts[0]
+        return torch.cat([parts[:, :-1].flatten(0, 1), parts[:, -1]])
 
 
 def judge_parts(

@@ -1,0 +1,567 @@
+"""DIFF to Shared DIFF: queries and keys as shared bases with low-rank updates.
+
+The base and updates are the best ones for the weights alone (``low_rank``), or for the inputs that
+a text gives them; computed in float64. Ranks are those that are asked for, or the smallest that
+keep a promise: what a model's attention reads on real text, and what changed projections cost, come
+from streaming the model out of its files (``growkit.engine.layerwise``), so that it may be larger
+than memory.
+
+Cang et al., "Shared DIFF Transformer", equations 3 and 4 and section 2.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from growkit.base.errors import InputError
+from growkit.base.lazy import Tensor, torch
+from growkit.base.limits import within
+from growkit.base.progress import Advance, current, nothing
+from growkit.base.settings import Settings
+from growkit.base.tensors import TORCH_NAMES, Config, TensorInfo, Weights, main_dtype, total_bytes
+from growkit.conversions.low_rank import Heads, judge_parts, share, spread
+from growkit.conversions.rewriting import OnDiffTransformer, Special, refuse, rewrite
+from growkit.families.diff_transformer import FAMILY as DIFF
+from growkit.families.diff_transformer import shared_keys, shared_queries
+from growkit.families.llama import ATTENTION
+from growkit.planning.operation import Change, Option, Row, Value, is_within
+from growkit.planning.plan import Check, Plan, Rule, taken_over, unused_tensors
+from growkit.planning.transforms import Computed
+from growkit.results.operation import RankTried
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from growkit.engine.calls import Spool
+    from growkit.engine.layerwise import Layerwise
+
+PARTS = ("base.weight", "down.weight", "up.weight")
+
+
+def _is_rank(text: str) -> bool:
+    return text == "auto" or all(each.isdecimal() and int(each) > 0 for each in text.split(","))
+
+
+class SharedDiff(OnDiffTransformer):
+    """See the module."""
+
+    name = "shared-diff"
+    paper = "Cang et al., Shared DIFF Transformer, ICML 2025"
+    options = (
+        Option("scope", "which heads share a base and an update", ("head", "layer", "all_heads")),
+        Option(
+            "rank",
+            "a whole number from 1 upwards as the rank of the updates, one for each layer, or auto",
+            form="N|N,N,…|auto",
+            accepts=_is_rank,
+            needed=True,
+            kinds=(str, int, list),
+        ),
+        Option(
+            "tolerance",
+            "what rank auto may cost, as KL in nats per token",
+            form="NATS",
+            accepts=partial(is_within, above=0),
+        ),
+        Option(
+            "energy",
+            "the share of the squared differences between heads with one base that rank auto keeps "
+            "in every layer, e.g. 0.99",
+            form="SHARE",
+            accepts=partial(is_within, above=0, most=1),
+        ),
+        Option(
+            "calibration",
+            "a UTF-8 text; inputs then count as often as they occur in it, and rank auto is tried "
+            "on it",
+            form="TEXT",
+            kinds=(str,),
+        ),
+        Option(
+            "shrinkage",
+            "how little to trust the calibration text, from 0 (inputs count as often as they occur "
+            "in it) to 1 (all count alike); by default, what costs least on the text",
+            form="SHARE",
+            accepts=partial(is_within, least=0, most=1),
+        ),
+    )
+    rows = (
+        Row(
+            "DIFF, grouped DIFF",
+            "Shared DIFF",
+            "bounded; exact but for rounding once 2r reaches the rank of the difference",
+            "singular value decomposition of the difference of signal and noise projections",
+        ),
+    )
+
+    def plan(self, source: Weights, options: Mapping[str, str], seed: int) -> Change:
+        """See ``growkit.planning.operation.Operation``."""
+        diff = self.with_noise_heads(source, "there are no noise heads to share with")
+        if shared_queries(diff):
+            raise refuse(self.name, diff, "its projections are shared already")
+        paired = diff["num_attention_heads"] == 2 * diff["num_noise_heads"]
+        if options["scope"] == "layer" and not paired:
+            raise refuse(
+                self.name, diff, "scope layer pairs signal with noise heads; choose scope head"
+            )
+        unused_tensors(source, DIFF)  # refuses what is no such model, before ranks are tried on it
+        search = Search(source, diff | {"qk_projection": "shared"}, options)
+        way, tried = search.settle()
+        distinct = sorted(set(way.ranks))
+        config = diff | {
+            "qk_projection": "shared",
+            "shared_scope": options["scope"],
+            "shared_rank": distinct[0] if len(distinct) == 1 else list(way.ranks),
+        }
+        plan = rewrite(source, config, _special(search, way), _checks(search, way))
+        some = " or ".join(map(str, distinct))
+        lost = f"what rank {some} cannot hold of the difference between heads that share a base"
+        settled: dict[str, Value | None] = {"scope": options["scope"]}
+        settled |= dict.fromkeys(("tolerance", "energy"))
+        settled["rank"] = ",".join(map(str, distinct if len(distinct) == 1 else way.ranks))
+        if "calibration" in options:
+            settled["shrinkage"] = str(way.shrinkage)
+        warnings = _larger_than_source(source, plan, way)
+        return Change([plan], "bounded", lost, settled, ranks=tried, warnings=warnings)
+
+
+def _special(search: Search, way: Way) -> Special:
+    """The rules of the parts."""
+    factors: dict[str, Callable[[int, TensorInfo, Tensor], Tensor]] = {}
+
+    def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+        module, part, heads = _shared(name, search.projections)
+        if heads and part in PARTS:
+            assert layer is not None
+            of, rank = f"{module}.weight", way.ranks[layer]
+            moment = partial(search.moment, layer, way.shrinkage)
+            made = factors.setdefault(of, _factors(heads, rank, moment))
+            compute = partial(made, PARTS.index(part), info)
+            why = f"best base and rank-{rank} updates, scope {heads.scope}"
+            return Rule(name, info, Computed((of,), why, compute, repeatable=False))
+        return taken_over(name, info, f"{module}.bias") if part == "up.bias" else None
+
+    return special
+
+
+def _shared(name: str, shared: Mapping[str, Heads]) -> tuple[str, str, Heads | None]:
+    """The module of a shared projection's tensor, the rest of its name, and the heads."""
+    for projection, heads in shared.items():
+        before, found, part = name.partition(f"{projection}.")
+        if found:
+            return before + projection, part, heads
+    return "", "", None
+
+
+def _checks(search: Search, way: Way) -> list[Check]:
+    """What must hold of the parts."""
+    found = []
+    for layer in range(search.layers):
+        for projection, heads in search.projections.items():
+            weight = weight_of(projection, layer)
+            module = weight.removesuffix(".weight")
+            targets = tuple(f"{module}.{part}" for part in PARTS)
+            judged = partial(judge_parts, module, heads, way.shrinkage < 1)
+            found.append(Check((weight,), targets, judged))
+    return found
+
+
+def _larger_than_source(source: Weights, plan: Plan, way: Way) -> list[str]:
+    """A warning where the parts have more parameters than the projections that they replace."""
+    before = bases = of_each_rank = after = 0
+    for check in plan.checks:
+        before += sum(source.tensors[name].elements for name in check.sources)
+        base, *updates = (plan.by_target[name].info.elements for name in check.targets)
+        bases += base
+        of_each_rank += sum(updates) // plan.by_target[check.targets[-1]].info.shape[1]
+        after += base + sum(updates)
+    if after <= before:
+        return []
+    most = (before - bases - 1) // of_each_rank
+    return [
+        f"rank {' or '.join(map(str, sorted(set(way.ranks))))} makes the model larger: "
+        f"{after:,} parameters in the place of {before:,} of the source's own projections; "
+        + (f"ranks up to {most} hold fewer" if most > 0 else "no rank holds fewer")
+    ]
+
+
+def _factors(
+    heads: Heads, rank: int, moment: Callable[[], Tensor | None]
+) -> Callable[[int, TensorInfo, Tensor], Tensor]:
+    """Makes the three parts of one projection; computed once, kept until each was taken.
+
+    The function takes an index into ``PARTS``, shape and dtype of the part (all three have the same
+    dtype), and the full projection, [(signal + noise) · head_dim, hidden].
+    """
+    lock, kept = Lock(), dict[int, Tensor]()
+
+    def part(which: int, info: TensorInfo, weight: Tensor) -> Tensor:
+        with lock:
+            if which not in kept:
+                parts = heads.factorise(weight.double(), rank, moment(), info.torch_dtype)
+                kept.update(enumerate(parts))
+            return kept.pop(which).contiguous()
+
+    return part
+
+
+def multiplied_out(config: Config) -> Special:
+    """Rules for a model with full projections, from a Shared DIFF model of this config."""
+    shared = projections(config)
+
+    def special(name: str, info: TensorInfo, layer: int | None) -> Rule | None:
+        module, part, heads = _shared(name, shared)
+        if heads and part == "weight":
+            sources = tuple(f"{module}.{each}" for each in PARTS)
+            compute = partial(_product, info, heads)
+            return Rule(name, info, Computed(sources, "multiplied out", compute))
+        return taken_over(name, info, f"{module}.up.bias") if part == "bias" else None
+
+    return special
+
+
+def _product(info: TensorInfo, heads: Heads, base: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    weight = heads.multiplied_out(base.double(), down.double(), up.double())
+    return weight.to(info.torch_dtype)
+
+
+WINDOWS = 64
+"""Windows of the text from which second moments are taken: 32,768 tokens of 512 each."""
+
+RANKS_PER_PASS = 8
+"""Ranks that are tried in one pass over the model."""
+
+SHRINKAGES = (0.0, 0.3, 0.6, 0.9, 0.97, 1.0)
+"""From the text alone to all inputs alike."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to share.
+
+    Attributes:
+        ranks: of the updates, layer by layer.
+        shrinkage: see ``Calibration``; 1 where all inputs weigh the same.
+    """
+
+    ranks: tuple[int, ...]
+    shrinkage: float
+
+
+def smallest_rank(
+    most: int, costs: Callable[[Sequence[int]], Mapping[int, float]], tolerance: float
+) -> tuple[int, dict[int, float]]:
+    """The rank that keeps a tolerance, where the one below does not.
+
+    Costs fall as ranks rise, but for noise: ranks are tried in a geometric ladder, then between the
+    last one that fails and the first one that keeps it, until these are neighbours.
+
+    Args:
+        most: the largest rank that makes sense.
+        costs: takes ranks, gives the cost of each.
+        tolerance: the most that a rank may cost.
+
+    Returns:
+        The rank, and the cost of every rank that was tried.
+
+    Raises:
+        InputError: no rank keeps the tolerance.
+    """
+    tried: dict[int, float] = {}
+    below, above = 0, most + 1
+    while above - below > 1:
+        between = range(below + 1, above)
+        ranks = list(between[:: -(-len(between) // RANKS_PER_PASS)])
+        if above > most:  # the first time: from one end to the other
+            steps = {round(most ** (i / (RANKS_PER_PASS - 1))) for i in range(RANKS_PER_PASS)}
+            ranks = sorted(steps | {1, most})
+        tried |= costs(ranks)
+        kept = [rank for rank, cost in tried.items() if within(cost, tolerance)]
+        if not kept:
+            raise InputError(
+                f"no rank keeps a tolerance of {tolerance:g}: rank {most} still costs "
+                f"{tried[most]:.3g}; pass a wider --dtype or a larger tolerance"
+            )
+        above = min(kept)
+        below = max((rank for rank in tried if rank < above), default=0)
+    return above, dict(sorted(tried.items()))
+
+
+def weight_of(projection: str, layer: int) -> str:
+    """The name of a projection's weight."""
+    return f"{ATTENTION.format(layer=layer)}{projection}.weight"
+
+
+def projections(config: Config) -> dict[str, Heads]:
+    """The projections that a model shares, each with its heads."""
+    sizes, scope = DIFF.sizes(config | {"qk_projection": "full"}), config["shared_scope"]
+    found = {"q_proj": Heads(sizes["signal_heads"], sizes["noise_heads"], scope)}
+    if shared_keys(config):
+        found["k_proj"] = Heads(sizes["kv_heads"], sizes["kv_heads"], scope)
+    return found
+
+
+class Search:
+    """How the projections of one model are shared: as asked for, or as searched for.
+
+    Attributes:
+        layers: number of layers.
+        projections: the heads of every projection that is shared.
+    """
+
+    def __init__(self, source: Weights, config: Config, options: Mapping[str, str]) -> None:
+        self._source, self._options = source, options
+        self.layers: int = config["num_hidden_layers"]
+        self.projections = projections(config | {"shared_scope": options["scope"]})
+        self._full_rank = max(
+            heads.full_rank(source.tensors[weight_of(name, 0)].shape)
+            for name, heads in self.projections.items()
+        )
+        self._shrinkages: Sequence[float] = (1.0,)
+        if "calibration" in options:
+            given = options.get("shrinkage")
+            self._shrinkages = SHRINKAGES if given is None else (float(given),)
+
+    def _windows(self, count: int | None = None) -> Sequence[Tensor]:
+        from growkit.engine.prompts import make_prompts
+
+        text = Settings(self._options.get("calibration"), count)
+        return make_prompts(text, Path(self._source.where()), self._source.config).windows
+
+    @cached_property
+    def _calibration(self) -> Calibration:
+        return Calibration(self._source, self._windows(WINDOWS))
+
+    def moment(self, layer: int, shrinkage: float) -> Tensor | None:
+        """The second moment of a layer's inputs; None if all inputs weigh the same."""
+        return self._calibration.moment(layer, shrinkage) if shrinkage < 1 else None
+
+    def settle(self) -> tuple[Way, list[RankTried]]:
+        """The way to share, and all ranks that were tried.
+
+        Raises:
+            InputError: the options contradict each other, or no rank keeps the tolerance.
+        """
+        options = self._options
+        goals = [name for name in ("tolerance", "energy") if name in options]
+        if "shrinkage" in options and "calibration" not in options:
+            raise InputError("shrinkage goes with a calibration text; leave it out, or give one")
+        if options["rank"] != "auto":
+            if goals:
+                raise InputError(f"{goals[0]} goes with rank auto; leave it out, or choose auto")
+            return self._with_ranks(tuple(map(int, options["rank"].split(",")))), []
+        if len(goals) != 1:
+            raise InputError("rank auto needs either a tolerance or an energy to keep; give one")
+        if goals == ["energy"]:
+            return self._with_energy(float(options["energy"]))
+        return self._within_tolerance(float(options["tolerance"]))
+
+    def _with_ranks(self, ranks: tuple[int, ...]) -> Way:
+        if len(ranks) not in (1, self.layers):
+            raise InputError(f"{len(ranks)} ranks were given; the model has {self.layers} layers")
+        if max(ranks) > max(1, self._full_rank):  # there is none below 1
+            raise InputError(
+                f"rank {max(ranks)} is of no use: updates of rank {self._full_rank} hold any "
+                f"difference between these heads exactly; choose at most {self._full_rank}"
+            )
+        ranks *= self.layers // len(ranks)
+        ways = [Way(ranks, shrinkage) for shrinkage in self._shrinkages]
+        costs = self._costs(ways) if len(ways) > 1 else {ways[0]: 0.0}
+        return min(ways, key=costs.__getitem__)
+
+    def _within_tolerance(self, tolerance: float) -> tuple[Way, list[RankTried]]:
+        tried: dict[Way, float] = {}
+
+        def cheapest(rank: int) -> Way:
+            return min((way for way in tried if way.ranks[0] == rank), key=tried.__getitem__)
+
+        def costs(ranks: Sequence[int]) -> Mapping[int, float]:
+            for shrinkage in self._shrinkages:  # all at once would hold that many hidden states
+                tried.update(self._costs([Way((r,) * self.layers, shrinkage) for r in ranks]))
+            return {rank: tried[cheapest(rank)] for rank in ranks}
+
+        found, kl_by_rank = smallest_rank(self._full_rank, costs, tolerance)
+        return cheapest(found), [
+            RankTried(layer=None, rank=n, kl_nats_per_token=kl, energy=None, chosen=n == found)
+            for n, kl in kl_by_rank.items()
+        ]
+
+    def _costs(self, ways: Sequence[Way]) -> Mapping[Way, float]:
+        """The cost of ways on the text, in nats per token."""
+        tensors = self._source.tensors
+        dtype = getattr(torch, TORCH_NAMES[main_dtype(tensors)])  # of the parts
+
+        def rewritten(projection: str, layer: int, weight: Tensor, way: Way) -> Tensor:
+            heads, moment = self.projections[projection], self.moment(layer, way.shrinkage)
+            parts = heads.factorise(weight.double(), way.ranks[layer], moment, dtype)
+            return heads.multiplied_out(*(part.double() for part in parts))
+
+        ranks = sorted({rank for way in ways for rank in way.ranks})
+        title = f"trying rank {', '.join(map(str, ranks))}"
+        with current().bytes(title, total_bytes(tensors)) as advance:
+            return divergences(
+                self._source, self._windows(), list(self.projections), rewritten, ways, advance
+            )
+
+    def _with_energy(self, energy: float) -> tuple[Way, list[RankTried]]:
+        shrinkage = self._shrinkages[0]  # the energy is that of the text as it is
+        tried: list[RankTried] = []
+        total = total_bytes(self._source.tensors)
+        with current().bytes("looking for ranks, layer by layer", total) as advance:
+            for layer in range(self.layers):
+                tried += self._energies(layer, energy, self.moment(layer, shrinkage))
+                advance(total // self.layers)
+        return Way(tuple(each["rank"] for each in tried if each["chosen"]), shrinkage), tried
+
+    def _energies(self, layer: int, energy: float, moment: Tensor | None) -> list[RankTried]:
+        """The ranks that are tried for a layer."""
+        members = [
+            heads.members(self._source.read(weight_of(name, layer)).double())
+            for name, heads in self.projections.items()
+        ]
+        whole = sum(float(spread(each, moment).sum()) for each in members)
+
+        def costs(ranks: Sequence[int]) -> dict[int, float]:
+            return {
+                rank: sum(float(share(each, rank, moment).residual.sum()) for each in members)
+                for rank in ranks
+            }
+
+        # What is computed is never exact: the last bits are no energy.
+        found, tried = smallest_rank(self._full_rank, costs, (1 - energy + 1e-12) * whole)
+        kept = {rank: max(0.0, 1 - cost / whole) if whole else 1.0 for rank, cost in tried.items()}
+        return [
+            RankTried(layer=layer, rank=n, kl_nats_per_token=None, energy=e, chosen=n == found)
+            for n, e in kept.items()
+        ]
+
+
+class Calibration:
+    """Second moments of the inputs of every layer's attention, on a text.
+
+    The model runs once, when the first moment is needed. Moments of all layers together are as
+    large as a part of the model, so they wait in a folder for temporary files, which goes when the
+    object goes.
+
+    Args:
+        source: a DIFF Transformer.
+        windows: token ids, each [tokens].
+    """
+
+    def __init__(self, source: Weights, windows: Sequence[Tensor]) -> None:
+        self._source, self._windows = source, windows
+        self._lock = Lock()
+        self._moments: Spool | None = None
+
+    def moment(self, layer: int, shrinkage: float = 0.0) -> Tensor:
+        """Σ x xᵀ over all tokens, where x is what queries and keys read: [hidden, hidden], float64.
+
+        Args:
+            layer: its index.
+            shrinkage: the part of the moment that is spread evenly over all directions. Rare
+                directions of a text differ in another text (Ledoit and Wolf, "A
+                well-conditioned estimator for large-dimensional covariance matrices", 2004).
+
+        Raises:
+            InputError: the model cannot be run, or there is no room for temporary files.
+        """
+        with self._lock:
+            self._moments = self._moments or _run(self._source, self._windows)
+        moment = self._moments[layer]
+        even = torch.eye(len(moment), dtype=moment.dtype) * moment.trace() / len(moment)
+        return moment.lerp(even, shrinkage)
+
+
+def _run(source: Weights, windows: Sequence[Tensor]) -> Spool:
+    """Run a model, and keep the moment of every layer."""
+    from growkit.engine.calls import Call, Spool
+
+    model, moments = _layerwise(source), Spool()
+    hidden = source.config["hidden_size"]
+    moment = torch.zeros(hidden, hidden, dtype=torch.float64, device=model.device)
+
+    def look(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        read = args[0].flatten(0, -2).double()
+        moment.addmm_(read.T, read)
+
+    for module in model.model.modules():
+        if hasattr(module, "q_proj"):
+            module.q_proj.register_forward_pre_hook(look)
+    for stage in model.stages([Call(window) for window in windows]):
+        if stage.layer is not None:
+            moments.append(moment)
+            moment.zero_()
+    return moments
+
+
+def divergences(
+    source: Weights,
+    windows: Sequence[Tensor],
+    projections: Sequence[str],
+    rewritten: Callable[[str, int, Tensor, Way], Tensor],
+    ways: Sequence[Way],
+    advance: Advance = nothing,
+) -> dict[Way, float]:
+    """The cost of other projections: KL(source ‖ source with rewritten ones), all in one pass.
+
+    Args:
+        source: a DIFF Transformer.
+        windows: token ids, each [tokens].
+        projections: names within a layer's attention, e.g. ``q_proj``.
+        rewritten: from a projection's name, its layer, its weight and a way to its new weight.
+        ways: those to try, e.g. ranks.
+        advance: called with the number of bytes done, of those of the source.
+
+    Returns:
+        For every way, nats per token.
+    """
+    from growkit.engine.calls import Call
+    from growkit.engine.metrics import distance_of
+
+    model = _layerwise(source)
+    states: dict[Way, list[Tensor]] = {}
+    for stage in model.stages([Call(window) for window in windows]):
+        if stage.layer is None:
+            states = {way: list(stage.after) for way in ways}
+            continue
+        advance(total_bytes(source.tensors) // source.config["num_hidden_layers"])
+        attention = next(m for m in stage.module.modules() if hasattr(m, "q_proj"))
+        modules = {name: getattr(attention, name) for name in projections}
+        weights = {name: source.read(weight_of(name, stage.layer)) for name in projections}
+        for way in ways:
+            new = {n: rewritten(n, stage.layer, weight, way) for n, weight in weights.items()}
+            with _replaced(modules, new):
+                states[way] = [stage.again(i, state) for i, state in enumerate(states[way])]
+    with model.head() as head:
+        clean = head, stage.after
+        return {way: distance_of(clean, (head, states[way]), windows).kl_per_token for way in ways}
+
+
+@contextmanager
+def _replaced(modules: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Iterator[None]:
+    linear = torch.nn.functional.linear
+    for name, module in modules.items():
+        weight = weights[name].to(dict(module.named_parameters())["weight"])
+        module.forward = partial(linear, weight=weight, bias=module.bias)
+    try:
+        yield
+    finally:
+        for module in modules.values():
+            del module.forward
+
+
+def _layerwise(source: Weights) -> Layerwise:
+    from growkit.engine.layerwise import Layerwise
+
+    dtype = torch.float64 if main_dtype(source.tensors) == "F64" else torch.float32
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Layerwise(source, dtype, device, None)
+
+
+OPERATION = SharedDiff()
